@@ -1,0 +1,67 @@
+"""What a backend is: one method that runs operations, and the ways to end it.
+
+A backend belongs to one group on one kind of device. The registry maps names to factories, so
+that a user's own backend is as good as a built-in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nc10d.ops import Op
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+class Backend(Protocol):
+    """Runs operations for one group on one kind of device."""
+
+    name: str
+    device_type: str
+    rank: int
+    size: int
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops` in order, as one submission; more than one is one fused or grouped launch.
+
+        The operations have been validated. `timeout` (seconds, math.inf for none) runs from this
+        call. Without `async_op` the call blocks until all are done and returns None, or raises
+        what made it fail; with it the Work completes when all are done. Any thread may call;
+        the order of launch is the order of execution, except that point-to-point operations
+        have links of their own and overtake.
+        """
+        ...
+
+    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> Backend:
+        """Make the backend of a group of some of my ranks; only they call, all of them."""
+        ...
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail every pending and later operation with `reason`, here and on every peer.
+
+        Any thread, any time; never blocks. The first reason in the group wins.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back; idempotent. Operations still in flight fail with GroupClosed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSetup:
+    """What a backend is made from: its place in the group, and where to meet the others."""
+
+    group_name: str
+    rank: int
+    size: int
+    store: Store
+    timeout: float
+    options: Any = None
+
+
+Factory = Callable[[BackendSetup], Backend]

@@ -1,0 +1,51 @@
+"""A point in time by which a call must have ended; handed down unchanged through every layer.
+
+The public API takes timeouts (seconds or timedelta, relative); everything below takes a Deadline
+(absolute, on the monotonic clock), so that a call made of several waits still ends on time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+Timeout = float | int | timedelta | None
+
+
+def seconds(timeout: Timeout) -> float:
+    """Return `timeout` in seconds; None means for ever. Negative or NaN is a ValueError."""
+    if timeout is None:
+        return math.inf
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not value >= 0:
+        raise ValueError(f"timeout must be >= 0 seconds, got {timeout!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """An absolute time, in seconds of time.monotonic(); math.inf means never."""
+
+    at: float
+
+    @classmethod
+    def after(cls, timeout: Timeout) -> Deadline:
+        """Make the deadline that lies `timeout` from now."""
+        return cls(time.monotonic() + seconds(timeout))
+
+    def remaining(self) -> float:
+        """Return the seconds left, never below 0; math.inf when there is no limit."""
+        return max(0.0, self.at - time.monotonic())
+
+    def expired(self) -> bool:
+        """Say whether the time is over."""
+        return time.monotonic() >= self.at
+
+    def slice(self, longest: float) -> float:
+        """Return the seconds left, but at most `longest`: for waits that look up in between."""
+        return min(longest, self.remaining())
+
+
+NEVER = Deadline(math.inf)

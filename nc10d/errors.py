@@ -1,0 +1,86 @@
+"""Everything that can go wrong, as types: who failed, in which call, and why.
+
+A caller's mistake is a ValueError or TypeError, raised before anything is sent. What is here is
+the other kind: a peer, the network or the clock failed. Every class survives pickling with its
+attributes, because test kits and launchers carry errors between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DistError(RuntimeError):
+    """A peer, a store or the network failed; attributes say who, where and in which call.
+
+    Attributes that are unknown are None: `rank` (the failed rank in its group), `host`, `pid`,
+    `group` (its name), `op` (operation name), `seq` (its sequence number in the group).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        pid: int | None = None,
+        group: str | None = None,
+        op: str | None = None,
+        seq: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.group = group
+        self.op = op
+        self.seq = seq
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+def _rebuild(kind: type[DistError], message: str, attributes: dict[str, Any]) -> DistError:
+    error = kind(message)
+    error.__dict__.update(attributes)
+    return error
+
+
+class PeerLost(DistError):
+    """A rank died or left while others still needed it."""
+
+
+class CollectiveTimeout(DistError, TimeoutError):
+    """An operation did not end within its deadline."""
+
+
+class CollectiveMismatch(DistError):
+    """Ranks of one group made different calls at the same place in their sequence."""
+
+
+class Aborted(DistError):
+    """The group was aborted on purpose; the message carries the reason that was given."""
+
+
+class GroupClosed(DistError):
+    """The group has been destroyed on this rank."""
+
+
+class ForkedGroupError(DistError):
+    """A forked child used a group that belongs to its parent."""
+
+
+class StoreError(DistError):
+    """The key-value store refused a request or could not be reached."""
+
+
+class StoreTimeout(StoreError, TimeoutError):
+    """A store call did not end within its timeout; the message names the store and the keys."""
+
+
+class RendezvousError(DistError):
+    """The ranks could not find each other (bad address, missing variable, wrong world size)."""
+
+
+class UnsupportedPlatform(DistError):
+    """This machine lacks something that the engine needs; the message says what."""

@@ -1,0 +1,218 @@
+"""Operations as data: what a rank asks of its group, before anything is sent.
+
+A collective is one small slotted object. The API makes it, the group launches it, a backend runs
+it; tracing, fingerprints, coalescing and tests all look at the same object. Arrays are carried
+as the user gave them; a backend resolves them to memory once, when it runs the operation.
+
+An `Arrays` field is either one flat array (equal chunks, rank after rank) or a list with one
+array per rank (sizes may differ). `root` and `peer` are ranks in the group.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Array = Any
+Arrays = Any
+
+
+class RedOp(enum.IntEnum):
+    """The kinds of reduction; the numbers are c10d's."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
+
+
+class ReduceOp:
+    """How two elements become one: a kind and, for PREMUL_SUM, the factor.
+
+    Compare with ==; hashable. `ReduceOp.SUM` and the module constants are the shared instances.
+    """
+
+    __slots__ = ("factor", "kind")
+    SUM: ReduceOp
+    AVG: ReduceOp
+    PRODUCT: ReduceOp
+    MIN: ReduceOp
+    MAX: ReduceOp
+    BAND: ReduceOp
+    BOR: ReduceOp
+    BXOR: ReduceOp
+
+    def __init__(self, kind: RedOp, factor: float | None = None) -> None:
+        if (kind is RedOp.PREMUL_SUM) != (factor is not None):
+            raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
+        self.kind = kind
+        self.factor = factor
+
+    @property
+    def name(self) -> str:
+        """The kind's name, as c10d spells it."""
+        return self.kind.name
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ReduceOp):
+            return NotImplemented
+        return self.kind is other.kind and self.factor == other.factor
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.factor))
+
+    def __repr__(self) -> str:
+        inner = self.name if self.factor is None else f"{self.name}, factor={self.factor}"
+        return f"ReduceOp({inner})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReduceOp, (self.kind, self.factor)
+
+
+SUM = ReduceOp.SUM = ReduceOp(RedOp.SUM)
+AVG = ReduceOp.AVG = ReduceOp(RedOp.AVG)
+PRODUCT = ReduceOp.PRODUCT = ReduceOp(RedOp.PRODUCT)
+MIN = ReduceOp.MIN = ReduceOp(RedOp.MIN)
+MAX = ReduceOp.MAX = ReduceOp(RedOp.MAX)
+BAND = ReduceOp.BAND = ReduceOp(RedOp.BAND)
+BOR = ReduceOp.BOR = ReduceOp(RedOp.BOR)
+BXOR = ReduceOp.BXOR = ReduceOp(RedOp.BXOR)
+
+
+def premul_sum(factor: float) -> ReduceOp:
+    """Return the reduction that multiplies every contribution by `factor` before summing."""
+    return ReduceOp(RedOp.PREMUL_SUM, factor)
+
+
+@dataclass(slots=True, eq=False)
+class AllReduce:
+    """x := op over ranks of x, on every rank."""
+
+    x: Array
+    op: ReduceOp = SUM
+
+
+@dataclass(slots=True, eq=False)
+class Reduce:
+    """x := op over ranks of x, on the root; other ranks' x keeps its values."""
+
+    x: Array
+    root: int
+    op: ReduceOp = SUM
+
+
+@dataclass(slots=True, eq=False)
+class Broadcast:
+    """x := the root's x."""
+
+    x: Array
+    root: int
+
+
+@dataclass(slots=True, eq=False)
+class AllGather:
+    """out[r] := rank r's inp, on every rank. `out` is flat or a list of `size` arrays."""
+
+    out: Arrays
+    inp: Array
+
+
+@dataclass(slots=True, eq=False)
+class ReduceScatter:
+    """out := op over ranks of their inp[my rank]. `inp` is flat or a list of `size` arrays."""
+
+    out: Array
+    inp: Arrays
+    op: ReduceOp = SUM
+
+
+@dataclass(slots=True, eq=False)
+class AllToAll:
+    """out[r] := rank r's inp[my rank].
+
+    Both are lists of `size` arrays, or both flat; flat arrays are cut along dimension 0 by the
+    splits (one int per rank), or evenly where a split is None.
+    """
+
+    out: Arrays
+    inp: Arrays
+    out_splits: Sequence[int] | None = None
+    in_splits: Sequence[int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Gather:
+    """On the root: out[r] := rank r's inp. `out` is a list (or flat) there and None elsewhere."""
+
+    out: Arrays | None
+    inp: Array
+    root: int
+
+
+@dataclass(slots=True, eq=False)
+class Scatter:
+    """out := the root's inp[my rank]. `inp` is a list (or flat) on the root, None elsewhere."""
+
+    out: Array
+    inp: Arrays | None
+    root: int
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """Send x to `peer`; messages of one tag arrive in the order of launch."""
+
+    x: Array
+    peer: int
+    tag: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Recv:
+    """Receive x from `peer` (None: from anyone)."""
+
+    x: Array
+    peer: int | None
+    tag: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """Nobody leaves before everybody has come."""
+
+
+Op = (
+    AllReduce
+    | Reduce
+    | Broadcast
+    | AllGather
+    | ReduceScatter
+    | AllToAll
+    | Gather
+    | Scatter
+    | Send
+    | Recv
+    | Barrier
+)
+
+OP_NAMES: dict[type[Any], str] = {
+    AllReduce: "all_reduce",
+    Reduce: "reduce",
+    Broadcast: "broadcast",
+    AllGather: "all_gather",
+    ReduceScatter: "reduce_scatter",
+    AllToAll: "all_to_all",
+    Gather: "gather",
+    Scatter: "scatter",
+    Send: "send",
+    Recv: "recv",
+    Barrier: "barrier",
+}
+"""What each operation is called in errors, traces and records."""
