@@ -1,0 +1,1 @@
+"""Compiled code that works on raw addresses, and where it is kept between processes."""

@@ -1,0 +1,153 @@
+"""Compile a function once per machine and load it everywhere else.
+
+Contract: `compiled` makes an entry point that Python calls, `compiled_callback` a C function that
+compiled code calls by its address. Each has exactly one signature and a name of its own, and
+lies in one file that carries its own key and checksum and is replaced whole. So a process loads
+the function that it asked for or compiles it; it never loads another one, whoever else writes.
+
+Numba's own on-disk cache is not used: its index and data files are written one after the other,
+and two writers can leave an index entry that points at another function's code. NUMBA_CACHE_DIR
+and the user's own Numba functions are untouched.
+
+Rule for callers: a function reaches only module-level functions and constants of `kernels/` and
+`backend/cpu/` (the sources that the cache folder is named after), and the names of helpers that
+are compiled into it are unique in the package: object files loaded side by side share one
+table of symbols.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import platform
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core import config, sigutils
+from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
+
+from nc10d.kernels.folder import code_folder, exclusive
+
+FORMAT = 1
+_names: set[str] = set()
+_compiling = threading.RLock()
+
+
+def compiled(signature: str) -> Callable[[FunctionType], Any]:
+    """Compile the decorated function for `signature` now, without the GIL while it runs.
+
+    Returns a Numba dispatcher; Python calls `entry_point(dispatcher)`, other compiled functions
+    the dispatcher itself. Blocks while another process compiles the same function.
+    """
+
+    def decorate(function: FunctionType) -> Any:
+        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher._cache = _OneFile(function, signature)
+        _compile(dispatcher._cache, lambda: dispatcher.compile(signature))
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return decorate
+
+
+def entry_point(dispatcher: Any) -> Callable[..., Any]:
+    """Return the cheapest way from Python into a `compiled` function (positional arguments)."""
+    (result,) = dispatcher.overloads.values()
+    entry: Callable[..., Any] = result.entry_point
+    return entry
+
+
+def compiled_callback(signature: str) -> Callable[[FunctionType], Any]:
+    """Compile the decorated function as a C function; its `.address` is valid while it lives.
+
+    Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
+    """
+
+    def decorate(function: FunctionType) -> Any:
+        types = sigutils.normalize_signature(signature)
+        callback: Any = CFunc(function, types, locals={}, options={"nopython": True})
+        callback._cache = _OneFile(function, signature)
+        _compile(callback._cache, callback.compile)
+        return callback
+
+    return decorate
+
+
+def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
+    """Run a compilation: by one thread here, and one process on this machine, at a time."""
+    if config.DISABLE_JIT:
+        raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
+    with _compiling:
+        assert cache.name not in _names, f"{cache.name} is compiled twice"
+        _names.add(cache.name)
+        if cache.path.exists():  # loading needs no lock: files are replaced whole
+            run()
+            return
+        with exclusive(cache.path.with_suffix(".lock")):
+            run()
+
+
+class _OneFile:
+    """What Numba calls to load and save the one overload of one function."""
+
+    def __init__(self, function: FunctionType, signature: str) -> None:
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        code = function.__code__
+        constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
+        self._key = (FORMAT, self.name, signature, code.co_code, code.co_names, repr(constants))
+        digest = hashlib.sha256(repr(self._key).encode()).hexdigest()[:16]
+        self.path = _folder() / f"{self.name}-{digest}.code"
+
+    def load_overload(self, _signature: object, target: Any) -> Any:
+        """Return the compiled function, or None if it is not there (or damaged)."""
+        target.refresh()
+        try:
+            blob = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        checksum, data = blob[:32], blob[32:]
+        if hashlib.sha256(data).digest() != checksum:
+            return None
+        key, payload = pickle.loads(data)
+        return CompileResult._rebuild(target, *payload) if key == self._key else None
+
+    def save_overload(self, _signature: object, result: Any) -> None:
+        """Put the compiled function on disk; without room or rights it only lives in memory."""
+        assert not result.lifted, f"{self.name} can't be kept"
+        assert not result.library.has_dynamic_globals, f"{self.name} holds a process's addresses"
+        data = dumps((self._key, result._reduce()))
+        with contextlib.suppress(OSError):
+            _replace(self.path, hashlib.sha256(data).digest() + data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`, in one step for whoever reads it."""
+    fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
+
+
+@functools.cache
+def _folder() -> Path:
+    """Return the folder for this package, these compilers, this CPU and these settings."""
+    versions = (FORMAT, platform.python_version(), numba.__version__, llvmlite.__version__)
+    settings = (config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT, config.LOOP_VECTORIZE)
+    machine = cpu_target.target_context.codegen().magic_tuple()
+    return code_folder((*versions, *map(str, settings), *machine))
