@@ -1,0 +1,229 @@
+"""The launcher's command line: torchrun's options, where they mean something here.
+
+Reading options is pure (`read`: words -> Request); `main` acts on the request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nc10d.run.environment import Job
+from nc10d.run.plumbing import OutputPlan
+
+DEFAULT_PORT = 29500
+DEFAULT_GRACE = 5.0
+NOT_RUNNABLE = 127
+BROKEN_PIPE = 141
+
+_DESCRIPTION = "Start N ranks of a script on this machine and watch over them."
+_EPILOG = """
+On a terminal rank 0 passes through unprefixed, so that its progress bar looks right; every
+other line is prefixed by "[rank N]". The exit code is that of the first rank that failed
+(128 + the number for a signal), 130 after Ctrl-C. Ranks read no input, except that the first
+one inherits an input that is not a terminal. Options may be spelled with underscores too.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. A port of 0 means any free one."""
+
+    job: Job
+    command: tuple[str, ...]
+    output: OutputPlan
+    grace: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher with the words `argv` (default: the process's own); return its exit code.
+
+    Blocks until every rank has ended. Wrong options end the process with code 2.
+    """
+    from nc10d.run import agent
+    from nc10d.run.hosting import hosted_store
+
+    request = read(sys.argv[1:] if argv is None else argv)
+    job = request.job
+    try:
+        with hosted_store(job) as port:
+            job = replace(job, master_port=port)
+            return agent.run(job, request.command, request.output, request.grace)
+    except BrokenPipeError:
+        # Whoever read our output has left. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return BROKEN_PIPE
+    except OSError as error:
+        agent.tell(f"nc10d-run: cannot start the ranks: {error}\n")
+        return NOT_RUNNABLE
+
+
+def read(argv: Sequence[str]) -> Request:
+    """Return what the words `argv` ask for; SystemExit with usage if they make no sense."""
+    options = parser()
+    args = options.parse_args(argv)
+    try:
+        return Request(_job(args), command(args), _output(args), args.grace_period)
+    except ValueError as error:
+        options.error(str(error))
+
+
+def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
+    """Cut "host", "host:port", "[v6]:port" or a bare IPv6 address into host and port."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") > 1:
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    number = int(port) if port.isdecimal() else default_port
+    if not host or (port and not port.isdecimal()) or number > 65535:
+        raise ValueError(f"not an address of the form host:port: {text!r}")
+    return host, number
+
+
+def command(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the words that start one rank. Python runs unbuffered, so that output is timely."""
+    if args.no_python and args.module:
+        raise ValueError("--no-python and --module exclude each other")
+    python = () if args.no_python else (sys.executable, "-u")
+    return (*python, *(["-m"] if args.module else []), args.script, *args.arguments)
+
+
+def _job(args: argparse.Namespace) -> Job:
+    several = args.nnodes > 1
+    if several and args.standalone:
+        raise ValueError("--standalone is for one node")
+    if several and args.node_rank is None:
+        raise ValueError("several nodes need --node-rank on each of them")
+    host, port = _meeting_point(args, DEFAULT_PORT if several else 0)
+    if several and host is None:
+        raise ValueError("several nodes need --rdzv-endpoint, an address of node 0")
+    return Job(
+        nproc=args.nproc_per_node,
+        nnodes=args.nnodes,
+        node_rank=args.node_rank or 0,
+        master_addr=host or "127.0.0.1",
+        master_port=port,
+        run_id=args.rdzv_id or ("none" if several else _new_run_id()),
+        role=args.role,
+        max_restarts=args.max_restarts,
+    )
+
+
+def _new_run_id() -> str:
+    # One node can make up a name; several would each make up another.
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _meeting_point(args: argparse.Namespace, default_port: int) -> tuple[str | None, int]:
+    if args.standalone:
+        return None, 0
+    port = default_port if args.master_port is None else args.master_port
+    if args.rdzv_endpoint:
+        return parse_endpoint(args.rdzv_endpoint, port)
+    return args.master_addr, port
+
+
+def _output(args: argparse.Namespace) -> OutputPlan:
+    if args.redirects and args.log_dir is None:
+        raise ValueError("--redirects needs --log-dir")
+    file_only = (bool(args.redirects & 1), bool(args.redirects & 2))
+    return OutputPlan(args.prefix, args.log_dir, file_only)
+
+
+def _nproc(text: str) -> int:
+    return len(os.sched_getaffinity(0)) if text in ("auto", "cpu") else int(text)
+
+
+def _nnodes(text: str) -> int:
+    lowest, _, highest = text.partition(":")
+    if highest and highest != lowest:
+        raise argparse.ArgumentTypeError("a range of nodes (an elastic job) is not supported")
+    return int(lowest)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the launcher's parser."""
+    result = argparse.ArgumentParser(
+        "nc10d-run", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    for title, options in OPTIONS.items():
+        group = result.add_argument_group(title)
+        for name, how in options.items():
+            group.add_argument(*_spellings(name), **how)
+    result.add_argument("script", help="what every rank runs")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is given")
+    return result
+
+
+def _spellings(names: str) -> list[str]:
+    """Return the option's names, each with dashes and with underscores."""
+    both = ((name, name[:2] + name[2:].replace("-", "_")) for name in names.split())
+    return list(dict.fromkeys(x for pair in both for x in pair))
+
+
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "the job": {
+        "--nproc-per-node": {
+            "metavar": "N",
+            "type": _nproc,
+            "default": 1,
+            "help": "ranks on each node (default 1); auto or cpu: one per usable core",
+        },
+        "--nnodes": {"metavar": "N", "type": _nnodes, "default": 1, "help": "nodes (default 1)"},
+        "--node-rank": {"metavar": "K", "type": int, "help": "which node this is, from 0"},
+        "--rdzv-endpoint": {"metavar": "HOST:PORT", "help": "where ranks meet: on node 0"},
+        "--master-addr": {"metavar": "HOST", "help": "the same, in two options"},
+        "--master-port": {
+            "metavar": "PORT",
+            "type": int,
+            "help": f"default: any free port; {DEFAULT_PORT} with several nodes",
+        },
+        "--standalone": {"action": "store_true", "help": "one node, free port (the default)"},
+        "--max-restarts": {
+            "metavar": "N",
+            "type": int,
+            "default": 0,
+            "help": "how often this node's ranks are restarted after a failure (default 0)",
+        },
+        "--rdzv-id": {"metavar": "NAME", "help": "the job's name; also its folder of logs"},
+        "--rdzv-backend": {"metavar": "ANY", "help": "accepted, as in torchrun; there is one way"},
+        "--role": {"metavar": "NAME", "default": "default", "help": "value of ROLE_NAME"},
+        "--grace-period": {
+            "metavar": "SECONDS",
+            "type": float,
+            "default": DEFAULT_GRACE,
+            "help": f"from SIGTERM to SIGKILL (default {DEFAULT_GRACE:g})",
+        },
+    },
+    "output": {
+        "--prefix": {
+            "action": argparse.BooleanOptionalAction,
+            "help": "prefix every line, or none (default: all but rank 0's on a terminal)",
+        },
+        "--log-dir": {
+            "metavar": "DIR",
+            "type": Path,
+            "help": "keep output in DIR/NAME/attempt_A/rank_R/{stdout,stderr}.log as well",
+        },
+        "-r --redirects": {
+            "metavar": "0-3",
+            "type": int,
+            "choices": range(4),
+            "default": 0,
+            "help": "with --log-dir, into the files only: 1 stdout, 2 stderr, 3 both",
+        },
+    },
+    "what to run": {
+        "-m --module": {"action": "store_true", "help": "the script is a module's name"},
+        "--no-python": {"action": "store_true", "help": "the script is a program of its own"},
+    },
+}

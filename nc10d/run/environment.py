@@ -1,0 +1,81 @@
+"""What each rank finds in its environment: pure, from the job's description to a dict.
+
+The names and their meanings are torchrun's, so that a script cannot tell the two launchers
+apart; NC10D_RESTART_COUNT says the same as TORCHELASTIC_RESTART_COUNT under a name of our own.
+Every node runs the same number of ranks, node after node: rank = node_rank * nproc + local_rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as seen from one node; `nproc` is the number of ranks on each node."""
+
+    nproc: int
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    run_id: str = "none"
+    role: str = "default"
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nproc < 1:
+            raise ValueError(f"a node runs at least 1 rank, not {self.nproc}")
+        if self.nnodes < 1:
+            raise ValueError(f"a job has at least 1 node, not {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"node rank {self.node_rank} is outside 0..{self.nnodes - 1}")
+        if self.max_restarts < 0:
+            raise ValueError(f"max restarts must be >= 0, not {self.max_restarts}")
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks on all nodes together."""
+        return self.nnodes * self.nproc
+
+    def global_rank(self, local_rank: int) -> int:
+        """Return the rank in the job of this node's `local_rank`."""
+        return self.node_rank * self.nproc + local_rank
+
+
+def rank_variables(job: Job, local_rank: int, restart: int) -> dict[str, str]:
+    """Return the variables that tell a rank its place; `restart` counts from 0."""
+    rank = job.global_rank(local_rank)
+    values: dict[str, object] = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": job.world_size,
+        "LOCAL_WORLD_SIZE": job.nproc,
+        "MASTER_ADDR": job.master_addr,
+        "MASTER_PORT": job.master_port,
+        "GROUP_RANK": job.node_rank,
+        "GROUP_WORLD_SIZE": job.nnodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": job.world_size,
+        "ROLE_NAME": job.role,
+        "TORCHELASTIC_RESTART_COUNT": restart,
+        "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        # The launcher of node 0 hosts the store, so every rank is a client, rank 0 too.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "NC10D_RESTART_COUNT": restart,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def rank_environment(
+    job: Job, local_rank: int, restart: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a rank's whole environment: `inherited`, then the job's variables on top.
+
+    Several ranks on a node get OMP_NUM_THREADS=1 unless the user chose another number: N ranks
+    that each start a thread per core would fight over the cores.
+    """
+    defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
+    return {**defaults, **inherited, **rank_variables(job, local_rank, restart)}

@@ -1,0 +1,163 @@
+"""What ranks print, on its way to the user: whole lines, prefixed, stdout and stderr apart.
+
+A `Stream` carries one rank's stdout or stderr. Lines go out whole, each with its rank in front,
+so that lines of several ranks never mix. A raw stream (rank 0 on a terminal) passes bytes as they
+are: a progress bar moves the cursor, and a prefix would break it. Files get the bytes unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+READ_BYTES = 1 << 16
+LONGEST_LINE = 1 << 16
+TAIL_LINES = 20
+
+
+class LineSplitter:
+    """Cuts bytes into lines: `feed` returns the complete ones, `flush` the rest.
+
+    A line ends with a newline; one longer than LONGEST_LINE is cut, so that a rank that never
+    writes a newline cannot fill the launcher's memory.
+    """
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take `data`; return the lines that it completes, without their newlines."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > LONGEST_LINE:
+            lines.append(self.rest)
+            self.rest = b""
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """Return the last line where it had no newline."""
+        rest, self.rest = self.rest, b""
+        return [rest] if rest else []
+
+
+def visible(line: bytes) -> bytes:
+    """Return what a terminal would show of `line`: the text after the last carriage return.
+
+    A progress bar in a pipe redraws itself with carriage returns; only its last state is news.
+    """
+    return line.removesuffix(b"\r").rpartition(b"\r")[2]
+
+
+def prefix(rank: int) -> bytes:
+    """Return what stands in front of each line of `rank`."""
+    return f"[rank {rank}] ".encode()
+
+
+class Screen:
+    """Where the cursor of a terminal stands, so that a line never runs into a progress bar."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+
+    def left_at(self, unfinished: bytes) -> None:
+        """Note what a raw stream has written since its last newline."""
+        self._unfinished = unfinished
+
+    def lead(self) -> bytes:
+        """Return what brings the cursor to the start of an empty line."""
+        before, self._unfinished = self._unfinished, b""
+        if b"\r" in before or b"\x1b" in before:
+            return b"\r\x1b[K"  # a bar, which will be drawn again: wipe it
+        return b"\n" if before else b""  # text, which won't: leave it
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where lines go: a descriptor, and the screen behind it (shared by stdout and stderr)."""
+
+    fd: int
+    screen: Screen
+
+    def lines(self, lines: list[bytes], mark: bytes) -> None:
+        """Write whole lines, each behind `mark`."""
+        write_all(self.fd, self.screen.lead() + b"".join(mark + x + b"\n" for x in lines))
+
+    def raw(self, data: bytes, unfinished: bytes) -> None:
+        """Write bytes as they are; `unfinished` is what follows the last newline so far."""
+        write_all(self.fd, data)
+        self.screen.left_at(unfinished)
+
+
+class Stream:
+    """One rank's stdout or stderr: read from `source`, shown on `sink`, kept in `file`.
+
+    Without a `sink` nothing is shown; `mark` is put before each line, None passes the bytes as
+    they come. `close` is idempotent.
+    """
+
+    def __init__(
+        self, source: int, sink: Sink | None, mark: bytes | None, file: Path | None = None
+    ) -> None:
+        os.set_blocking(source, False)
+        self.source = source
+        self.open = True
+        self._sink = sink
+        self._mark = mark
+        self._splitter = LineSplitter()
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._file: BinaryIO | None = file.open("wb", buffering=0) if file else None
+
+    def pump(self) -> bool:
+        """Carry on what has come; return False when there is no more for now, or ever."""
+        try:
+            data = os.read(self.source, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # a pseudo-terminal says EIO where a pipe says end of file
+        if not data:
+            self.close()
+            return False
+        self._carry(data)
+        return True
+
+    def drain(self) -> None:
+        """Carry on everything that has been written so far; never blocks on the rank."""
+        while self.open and self.pump():
+            pass
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last TAIL_LINES lines, for a report."""
+        return tuple(line.decode(errors="replace") for line in self._tail)
+
+    def close(self) -> None:
+        """Show the unfinished last line, then give the descriptors back."""
+        if self.open:
+            self.open = False
+            self._show(self._splitter.flush())
+            os.close(self.source)
+            if self._file:
+                self._file.close()
+
+    def _carry(self, data: bytes) -> None:
+        if self._file:
+            self._file.write(data)
+        lines = self._splitter.feed(data)
+        if self._mark is None and self._sink is not None:
+            self._sink.raw(data, self._splitter.rest)
+        self._show(lines)
+
+    def _show(self, lines: list[bytes]) -> None:
+        shown = [visible(line) for line in lines]
+        self._tail.extend(shown)
+        if shown and self._mark is not None and self._sink is not None:
+            self._sink.lines(shown, self._mark)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`; blocks as long as the reader of `fd` does."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
