@@ -1,0 +1,157 @@
+"""Element types, and which reductions they allow: the one table that everybody asks.
+
+The rules, for every algorithm and backend:
+
+- ints wrap around; AVG of ints truncates toward zero;
+- bool: SUM, MAX and BOR are "or", PRODUCT, MIN and BAND are "and"; AVG and PREMUL_SUM are refused;
+- float16, bfloat16 and the 8-bit floats are widened to float32 for each `a op b` and rounded once,
+  to the nearest even; so is AVG's final division;
+- MIN and MAX give NaN when either side is NaN, and are refused for complex;
+- the product of complex numbers is (ac - bd, ad + bc), each operation rounded by itself;
+- bitwise operations are for ints and bool;
+- PREMUL_SUM multiplies each contribution, in the array's dtype, before it is summed. The factor is
+  rounded to the array's dtype (by way of float32 for the narrow floats) and is real: a complex
+  number has both parts multiplied. For ints it must be a whole number of at most 2**53 in size,
+  taken modulo 2**bits.
+
+ml_dtypes is not imported here: its dtypes are recognised by name when one is first seen.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+
+from nc10d.ops import RedOp, ReduceOp
+
+
+class Family(enum.Enum):
+    """What the elements are, whatever their width."""
+
+    BOOL = "bool"
+    UINT = "unsigned int"
+    INT = "int"
+    FLOAT = "float"
+    COMPLEX = "complex"
+
+
+class DType(enum.Enum):
+    """An element type: `label` (its NumPy or ml_dtypes name), `itemsize` in bytes, `family`.
+
+    `code` is a small number that stands for it in fingerprints; it never changes.
+    """
+
+    BOOL = (0, "bool", 1, Family.BOOL)
+    UINT8 = (1, "uint8", 1, Family.UINT)
+    INT8 = (2, "int8", 1, Family.INT)
+    UINT16 = (3, "uint16", 2, Family.UINT)
+    INT16 = (4, "int16", 2, Family.INT)
+    UINT32 = (5, "uint32", 4, Family.UINT)
+    INT32 = (6, "int32", 4, Family.INT)
+    UINT64 = (7, "uint64", 8, Family.UINT)
+    INT64 = (8, "int64", 8, Family.INT)
+    FLOAT16 = (9, "float16", 2, Family.FLOAT)
+    BFLOAT16 = (10, "bfloat16", 2, Family.FLOAT)
+    FLOAT8_E4M3FN = (11, "float8_e4m3fn", 1, Family.FLOAT)
+    FLOAT8_E5M2 = (12, "float8_e5m2", 1, Family.FLOAT)
+    FLOAT32 = (13, "float32", 4, Family.FLOAT)
+    FLOAT64 = (14, "float64", 8, Family.FLOAT)
+    COMPLEX64 = (15, "complex64", 8, Family.COMPLEX)
+    COMPLEX128 = (16, "complex128", 16, Family.COMPLEX)
+
+    code: int
+    label: str
+    itemsize: int
+    family: Family
+
+    def __init__(self, code: int, label: str, itemsize: int, family: Family) -> None:
+        self.code = code
+        self.label = label
+        self.itemsize = itemsize
+        self.family = family
+
+    __hash__ = object.__hash__  # Enum's own is Python code, and members are keys on the fast path
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype; imports ml_dtypes for the types that NumPy lacks."""
+        if self in _FROM_ML_DTYPES:
+            import ml_dtypes
+
+            extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.label))
+            return extended
+        return np.dtype(self.label)
+
+
+_FROM_ML_DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
+_EXTENDED = {d.label: d for d in _FROM_ML_DTYPES}
+_KNOWN: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FROM_ML_DTYPES}
+
+
+def dtype_of(dtype: np.dtype[Any]) -> DType:
+    """Return the element type of `dtype`; a TypeError names why there is none."""
+    return _KNOWN.get(dtype) or _recognise(dtype)
+
+
+def _recognise(dtype: np.dtype[Any]) -> DType:
+    """Remember a dtype of ml_dtypes, which NumPy knows only by its scalar type; or refuse."""
+    found = _EXTENDED.get(dtype.name)
+    if found is None or dtype.type.__module__.partition(".")[0] != "ml_dtypes":
+        raise TypeError(f"arrays of dtype {dtype} can't be communicated: {_why_not(dtype)}")
+    _KNOWN[dtype] = found
+    return found
+
+
+_REASONS = {
+    "g": "long double has no fixed format; use float64",
+    "G": "complex long double has no fixed format; use complex128",
+    "O": "it holds references to Python objects; use the object collectives",
+    "S": "it holds text; send its bytes as uint8",
+    "U": "it holds text; send its bytes as uint8",
+    "M": "it holds dates; view it as int64",
+    "m": "it holds time differences; view it as int64",
+}
+
+
+def _why_not(dtype: np.dtype[Any]) -> str:
+    if dtype.names is not None:
+        return "it is structured; send its fields one by one"
+    if not dtype.isnative:
+        return "it is not in this machine's byte order; use newbyteorder('=')"
+    return _REASONS.get(dtype.char, "nc10d has no such element type")
+
+
+_BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})
+_REFUSED: dict[Family, dict[RedOp, str]] = {
+    Family.BOOL: {
+        RedOp.AVG: "the average of truth values is not one",
+        RedOp.PREMUL_SUM: "a truth value can't be scaled",
+    },
+    Family.UINT: {},
+    Family.INT: {},
+    Family.FLOAT: dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
+    Family.COMPLEX: {
+        **dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
+        **dict.fromkeys((RedOp.MIN, RedOp.MAX), "complex numbers have no order"),
+    },
+}
+_LARGEST_FACTOR = 2**53
+
+
+def check_reduce(dtype: DType, op: ReduceOp) -> None:
+    """Raise the TypeError that says why `op` is not for arrays of `dtype`, if it is not."""
+    reason = _REFUSED[dtype.family].get(op.kind)
+    if reason is not None:
+        raise TypeError(f"{op.name} of {dtype.label}: {reason}")
+    if op.factor is not None and dtype.family in (Family.INT, Family.UINT):
+        _check_whole(dtype, op.factor)
+
+
+def _check_whole(dtype: DType, factor: float) -> None:
+    if not (float(factor).is_integer() and abs(factor) <= _LARGEST_FACTOR):
+        raise TypeError(
+            f"PREMUL_SUM of {dtype.label}: the factor must be a whole number "
+            f"of at most 2**53 in size, not {factor!r}"
+        )
