@@ -1,0 +1,54 @@
+# Two commands: `make demo` and `make test`. Each does all its own set-up, in .venv.
+.POSIX:
+.SUFFIXES:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+BIN := .venv/bin
+RANKS ?= 4
+CODE := nc10d tests examples
+
+# One job at a time: the stamps build on each other, and tests must not compete for cores.
+.NOTPARALLEL:
+.PHONY: demo test test-long lint typecheck warm unit clean
+
+demo: .venv/demo.stamp
+	@$(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
+
+test: lint typecheck warm unit
+
+lint: .venv/test.stamp
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+typecheck: .venv/test.stamp
+	$(BIN)/mypy
+
+# Kernels are compiled once and kept; timed apart, so that the suite's time is the suite's.
+warm: .venv/test.stamp
+	@echo "warming the kernel cache"
+	@time $(BIN)/python -m nc10d.warmup
+
+unit: .venv/test.stamp
+	$(BIN)/pytest
+
+test-long: .venv/test.stamp
+	@mkdir -p docs/logs
+	$(BIN)/pytest -m long --timeout 3600 2>&1 | tee docs/logs/test-long-$$(date +%Y-%m-%d).log
+
+.venv/python.stamp:
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/demo.stamp: .venv/python.stamp pyproject.toml
+	$(BIN)/python -m pip install -q -e ".[demo]"
+	@touch $@
+
+.venv/test.stamp: .venv/python.stamp pyproject.toml
+	$(BIN)/python -m pip install -q -e ".[test,demo]"
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
