@@ -1,7 +1,7 @@
 """Where compiled code lives on disk, and the lock that lets one process compile for all.
 
-Contract: `code_folder(parts)` returns an existing folder that only this user can enter, named by
-a hash of the package's sources and of `parts`; what lies in it was written by this user for
+Contract: `code_folder` returns an existing folder that only this user can enter, named by
+a hash of the package's sources and of what else shapes the code; what lies in it was written by this user for
 exactly these sources. The files are pickles, hence the care about who may write there.
 Standard library only.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -23,25 +24,30 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # What can change the machine code: kernels, the engine, and the dtype table they are built from.
-SOURCES = ("dtypes.py", "kernels/*.py", "backend/cpu/*.py")
+SOURCES = ("dtypes.py", "kernels/*.py", "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0
 
 
-def code_folder(parts: tuple[object, ...]) -> Path:
-    """Return the folder for these sources and `parts` (versions, CPU); made if missing."""
-    folder = _root() / _digest(parts)
+def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
+    """Return the folder for these sources (patterns) and `parts` (versions, CPU); made if missing.
+
+    NC10D_CACHE_DIR, else nc10d in the user's cache folder, holds it; where that is not private or
+    not writable, a folder of this user in the temporary one, at worst for this process alone.
+    """
+    folder = _root() / _digest(sources, parts)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
-def _digest(parts: tuple[object, ...]) -> str:
-    """Hash the package's sources and `parts`."""
+def _digest(sources: tuple[str, ...], parts: tuple[object, ...]) -> str:
+    """Hash the contents of the package's `sources`, and `parts`."""
     total = hashlib.sha256(repr(parts).encode())
-    for path in sorted(path for pattern in SOURCES for path in PACKAGE.glob(pattern)):
+    for path in sorted(path for pattern in sources for path in PACKAGE.glob(pattern)):
         total.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return total.hexdigest()[:20]
 
 
+@functools.cache
 def _root() -> Path:
     """Return the first private folder of: the one asked for, the user's, one in /tmp."""
     asked = os.environ.get("NC10D_CACHE_DIR")

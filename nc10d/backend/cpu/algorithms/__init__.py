@@ -1,0 +1,1 @@
+"""Collectives of one host as pure functions: (call, layout) -> Program of one rank."""

@@ -1,0 +1,37 @@
+"""What an algorithm knows of the group: its size, my rank, and how much a board half holds.
+
+Everything here is alike on all ranks except `rank`; that is what lets every rank choose the same
+algorithm without asking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LINE = 64
+"""Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A group's shape: `half` bytes of board for one round, `small` the one-shot limit."""
+
+    size: int
+    rank: int
+    half: int
+    small: int
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, beginning with my right neighbour: nobody starts at the same one."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+
+def line_up(nbytes: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-nbytes // LINE) * LINE
+
+
+def line_down(nbytes: int) -> int:
+    """Round down to whole cache lines."""
+    return nbytes // LINE * LINE

@@ -1,0 +1,1 @@
+"""The compiled part of the CPU backend: machine words in, machine words changed."""

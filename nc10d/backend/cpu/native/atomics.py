@@ -1,0 +1,252 @@
+"""Raw memory, atomics and system calls for Numba code: addresses in, integers out.
+
+Loads that look at what others write acquire; stores that show something to others release;
+read-modify-writes are sequentially consistent. C functions are called by name, which the loader
+resolves, so that compiled code can be kept on disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import NativeValue, intrinsic, register_model, unbox
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+SYS_FUTEX = 202 if X86 else 98
+SYS_WRITE = 1 if X86 else 64
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+@intrinsic  # type: ignore[misc]
+def load(typingctx: Any, address: Any) -> Any:
+    """Return the int64 at `address`, in memory that nobody else writes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], I64.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Set the int64 at `address`, in memory that nobody else reads."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], I64.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def load_acquire(typingctx: Any, address: Any) -> Any:
+    """Return the int64 at `address`; what its writer wrote before is visible afterwards."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def load_acquire_32(typingctx: Any, address: Any) -> Any:
+    """Return the int32 at `address` (a futex word), acquiring."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], I32.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 4)
+
+    return types.int32(types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def store_release(typingctx: Any, address: Any, value: Any) -> Any:
+    """Set the int64 at `address`; what I wrote before becomes visible with it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], I64.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _rmw(operation: str, int_type: Any, bits: int) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def change(typingctx: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
+            return builder.atomic_rmw(operation, pointer, args[1], "seq_cst")
+
+        return int_type(types.int64, int_type), generate
+
+    return change
+
+
+exchange = _rmw("xchg", types.int64, 64)
+add = _rmw("add", types.int64, 64)
+add_32 = _rmw("add", types.int32, 32)
+set_bits = _rmw("or", types.int64, 64)
+
+
+@intrinsic  # type: ignore[misc]
+def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Set the int64 at `address` to `value` if it is `expected`; return what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        pair = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "acquire")
+        return builder.extract_value(pair, 0)
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def pause(typingctx: Any) -> Any:
+    """Tell the core that it is spinning."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = "llvm.x86.sse2.pause" if X86 else "llvm.aarch64.isb"
+        operands = [] if X86 else [I32(15)]
+        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic  # type: ignore[misc]
+def move(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+    """dst[:nbytes] = src[:nbytes], by the C library's memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to = builder.inttoptr(args[0], I8.as_pointer())
+        cgutils.raw_memcpy(builder, to, builder.inttoptr(args[1], I8.as_pointer()), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def call_kernel(typingctx: Any, kernel: Any, dst: Any, a: Any, b: Any, nbytes: Any) -> Any:
+    """Call the C function at address `kernel` with four integers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@intrinsic  # type: ignore[misc]
+def call_engine(typingctx: Any, function: Any, channel: Any) -> Any:
+    """Call the C function at address `function` with one integer; return its answer."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(I64, [I64])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[misc]
+def scratch(typingctx: Any) -> Any:
+    """Return the address of 16 bytes on the stack."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        slot = cgutils.alloca_once(builder, ir.ArrayType(I64, 2), zfill=True)
+        return builder.ptrtoint(slot, I64)
+
+    return types.int64(), generate
+
+
+_L, _I = types.int64, types.int32
+_syscall = types.ExternalFunction("syscall", _L(_L, _L, _L, _L, _L, _L, _L))
+yield_core = types.ExternalFunction("sched_yield", _I())
+_clock_gettime = types.ExternalFunction("clock_gettime", _I(_I, _L))
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_now() -> int:
+    """Return the monotonic clock in ns (the clock of time.monotonic_ns())."""
+    spec = scratch()
+    _clock_gettime(np.int32(1), spec)
+    return load(spec) * 1000000000 + load(spec + 8)  # type: ignore[no-any-return]
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_futex_wait(address: int, expected: int, timeout_ns: int) -> None:
+    """Sleep until woken, unless the word has changed already; at most `timeout_ns`."""
+    spec = scratch()
+    store(spec, timeout_ns // 1000000000)
+    store(spec + 8, timeout_ns % 1000000000)
+    _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(expected), spec, 0, 0)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_futex_wake(address: int) -> None:
+    """Wake everybody who sleeps on the word."""
+    _syscall(SYS_FUTEX, address, FUTEX_WAKE, np.int64(0x7FFFFFFF), 0, 0, 0)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_write_event(fd: int) -> None:
+    """Add one to an eventfd."""
+    one = scratch()
+    store(one, 1)
+    _syscall(SYS_WRITE, fd, one, np.int64(8), 0, 0, 0)
+
+
+class ArrayAddressType(types.Type):  # type: ignore[misc]
+    """A NumPy array as Python hands it over; native code sees the address of its data.
+
+    The caller must have checked that the object is an ndarray: any other would give garbage.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="nc10d_array_address")
+
+
+array_address = ArrayAddressType()
+
+
+@register_model(ArrayAddressType)  # type: ignore[misc]
+class _ArrayAddressModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, I64)
+
+
+def _data_offset() -> int:
+    """Find where an ndarray object keeps the address of its data."""
+    probe = np.zeros(1)
+    words = (ctypes.c_int64 * 12).from_address(id(probe))
+    return 8 * next(i for i in range(1, 12) if words[i] == probe.ctypes.data)
+
+
+DATA_OFFSET = _data_offset()
+
+
+@unbox(ArrayAddressType)  # type: ignore[misc]
+def _unbox_address(kind: Any, value: Any, context: Any) -> Any:
+    builder = context.builder
+    place = builder.add(builder.ptrtoint(value, I64), I64(DATA_OFFSET))
+    return NativeValue(builder.load(builder.inttoptr(place, I64.as_pointer())))
+
+
+@intrinsic  # type: ignore[misc]
+def as_int(typingctx: Any, value: Any) -> Any:
+    """Return the address inside an `array_address`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return args[0]
+
+    return types.int64(value), generate

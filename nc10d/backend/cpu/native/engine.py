@@ -1,0 +1,337 @@
+"""The engine's entry points: run, drive, wait for a submission, the worker's loop.
+
+Whoever holds a channel's lock may advance it: the caller of a synchronous operation, a thread
+that waits for a submission, or the worker. A channel's submissions run in the order of its ring;
+a synchronous call on a free channel with an empty ring goes straight in.
+
+Waiting: spin, then yield the core, then sleep on the process's doorbell. Before sleeping, a
+thread sets its rank's bit at every counter that it waits for and looks again; who changes the
+counter rings. No entry blocks for longer than the slice it was given: deadlines, signals and the
+liveness of peers are looked at in between, by Python.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import (
+    add,
+    add_32,
+    array_address,
+    as_int,
+    call_engine,
+    load,
+    load_acquire,
+    load_acquire_32,
+    nc10d_futex_wait,
+    nc10d_futex_wake,
+    nc10d_now,
+    nc10d_write_event,
+    pause,
+    set_bits,
+    store,
+    store_release,
+    swap_if,
+    yield_core,
+)
+from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
+from nc10d.backend.cpu.native.layout import (
+    ABORTED,
+    AREA_ABORT,
+    BLOCKED,
+    BUSY,
+    C_ADVANCE,
+    C_AREA,
+    C_BELL_BIT,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_BROKEN,
+    C_DESCRIPTOR,
+    C_FLAGS,
+    C_HEAD,
+    C_KIND,
+    C_LOCK,
+    C_MESSAGE_BYTES,
+    C_MESSAGE_DTYPE,
+    C_MESSAGE_TAG,
+    C_OWN_USERS,
+    C_PC,
+    C_PEER,
+    C_PROCESS,
+    C_RING,
+    C_ROUND,
+    C_SEGMENT,
+    C_SEQ,
+    C_SPIN,
+    C_TAIL,
+    C_TRACE_ID,
+    C_UNMATCHED,
+    C_USERS,
+    C_YIELD,
+    D_BYTES,
+    D_DEADLINE,
+    D_DTYPE,
+    D_ENDED,
+    D_EVENT,
+    D_PROGRAM,
+    D_STARTED,
+    D_STATUS,
+    D_TAG,
+    D_USERS,
+    DONE,
+    FINISHED,
+    IDLE,
+    LATE,
+    LINE_SLEEPERS,
+    LINK_HEADER_BYTES,
+    LINK_TAG,
+    P_BELL,
+    P_CHANNELS,
+    P_COUNT,
+    P_EVENT_FD,
+    P_LATE,
+    P_ROUNDS,
+    P_SLEEPING,
+    P_STOP,
+    P_TRACE,
+    P_TRACE_NEXT,
+    P_TRACE_SIZE,
+    RECEIVER,
+    RING_SLOTS,
+    SIZES,
+    TRACE_BLOCKED,
+    TRACE_BYTES,
+    TRACE_DONE,
+    TRACE_START,
+    UNMATCHED,
+)
+from nc10d.kernels.cache import compiled, entry_point
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_trace(channel: int, event: int) -> None:
+    """Note an event of a channel, if a trace is wanted."""
+    process = load(channel + C_PROCESS)
+    buffer = load(process + P_TRACE)
+    if buffer != 0:
+        place = add(process + P_TRACE_NEXT, 1)
+        if place < load(process + P_TRACE_SIZE):
+            at = buffer + TRACE_BYTES * place
+            store(at, nc10d_now())
+            store(at + 8, load(channel + C_TRACE_ID))
+            store(at + 16, event)
+            store(at + 24, load(channel + C_DESCRIPTOR))
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_try_lock(channel: int) -> bool:
+    """Take the channel if nobody has it."""
+    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, 1) == 0
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_wake_own(process: int) -> None:
+    """Wake this rank's own sleepers: something changed inside the process."""
+    if load_acquire(process + P_SLEEPING) != 0:
+        bell = load(process + P_BELL)
+        add_32(bell, 1)
+        nc10d_futex_wake(bell)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_unlock(channel: int) -> None:
+    """Give the channel back; if submissions wait in it, tell the worker."""
+    swap_if(channel + C_LOCK, 1, 0)
+    if load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL):
+        nc10d_wake_own(load(channel + C_PROCESS))
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_begin(channel: int, program: int, users: int) -> None:
+    """Point the channel at a program."""
+    store(channel + C_PC, program)
+    store(channel + C_SEGMENT, 0)
+    store(channel + C_PEER, 0)
+    store(channel + C_USERS, users)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_match(channel: int) -> int:
+    """Find the posted receive for the message at the head of a link; make it first in the ring.
+
+    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
+    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
+    """
+    head = load(channel + C_HEAD)
+    tail = load_acquire(channel + C_TAIL)
+    sent = load(load(channel + C_FLAGS))
+    target = load(channel + C_SEQ) + 1
+    if load_acquire(sent) < target:
+        store(channel + C_BLOCKED_AT, sent)
+        store(channel + C_BLOCKED_FOR, target)
+        store(channel + C_BLOCKED_ON, 0)
+        return IDLE if head == tail else BLOCKED
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    tag = load(header)
+    store(channel + C_MESSAGE_TAG, tag)
+    store(channel + C_MESSAGE_BYTES, load(header + 8))
+    store(channel + C_MESSAGE_DTYPE, load(header + 16))
+    place = head
+    while place < tail:
+        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
+            break
+        place += 1
+    if place == tail:
+        store_release(channel + C_UNMATCHED, 1)
+        return UNMATCHED
+    store_release(channel + C_UNMATCHED, 0)
+    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
+    while place > head:  # the others keep their order behind it
+        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
+        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
+        place -= 1
+    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
+    same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
+    return DONE if same else SIZES
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_finish(channel: int, descriptor: int, status: int) -> None:
+    """Publish the end of a submission and tell those who wait for it."""
+    process = load(channel + C_PROCESS)
+    store(descriptor + D_ENDED, nc10d_now())
+    wanted = load_acquire(descriptor + D_EVENT)
+    store(channel + C_DESCRIPTOR, 0)
+    store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
+    # From here on the descriptor belongs to whoever waits for it.
+    swap_if(descriptor + D_STATUS, 0, status)
+    nc10d_wake_own(process)
+    if wanted != 0:
+        nc10d_write_event(load(process + P_EVENT_FD))
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_progress(channel: int) -> int:
+    """Run the ring's submissions as far as they go; the caller holds the lock.
+
+    IDLE when the ring is empty, else what the interpreter said (BLOCKED, a failure), or what
+    matching a message said.
+    """
+    while True:
+        if load(channel + C_BROKEN) != 0:
+            return ABORTED
+        descriptor = load(channel + C_DESCRIPTOR)
+        if descriptor == 0:
+            if load(channel + C_KIND) == RECEIVER:
+                answer = nc10d_match(channel)
+                if answer != DONE:
+                    return answer  # type: ignore[no-any-return]
+            elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
+                return IDLE
+            descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+            store(channel + C_DESCRIPTOR, descriptor)
+            store(descriptor + D_STARTED, nc10d_now())
+            nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
+            nc10d_trace(channel, TRACE_START)
+        answer = call_engine(load(channel + C_ADVANCE), channel)
+        if answer != DONE:
+            nc10d_trace(channel, TRACE_BLOCKED)
+            return answer  # type: ignore[no-any-return]
+        nc10d_trace(channel, TRACE_DONE)
+        nc10d_finish(channel, descriptor, FINISHED)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
+    """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
+    left = until - nc10d_now()
+    if left > 0:
+        nc10d_futex_wait(load(process + P_BELL), bell_value, left)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_await_flag(channel: int, until: int) -> int:
+    """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
+    flag = load(channel + C_BLOCKED_AT)
+    target = load(channel + C_BLOCKED_FOR)
+    for _ in range(load(channel + C_SPIN)):
+        if load_acquire(flag) >= target:
+            return DONE
+        pause()
+    for _ in range(load(channel + C_YIELD)):
+        if load_acquire(flag) >= target:
+            return DONE
+        yield_core()
+    process = load(channel + C_PROCESS)
+    abort = load(channel + C_AREA) + AREA_ABORT
+    add(process + P_SLEEPING, 1)
+    answer = BLOCKED
+    while answer == BLOCKED:
+        bell = load_acquire_32(load(process + P_BELL))
+        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+        if load_acquire(flag) >= target:
+            answer = DONE
+        elif load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
+            answer = ABORTED
+        elif nc10d_now() >= until:
+            break
+        else:
+            nc10d_sleep(process, bell, until)
+    add(process + P_SLEEPING, -1)
+    return answer
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_drive(channel: int, slice_ns: int) -> int:
+    """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
+    until = 0
+    while True:
+        answer = call_engine(load(channel + C_ADVANCE), channel)
+        if answer != BLOCKED:
+            return answer  # type: ignore[no-any-return]
+        # Most waits are short: the clock is read only when one was not.
+        flag = load(channel + C_BLOCKED_AT)
+        target = load(channel + C_BLOCKED_FOR)
+        for _ in range(load(channel + C_SPIN) >> 3):
+            if load_acquire(flag) >= target:
+                break
+            pause()
+        if load_acquire(flag) < target:
+            if until == 0:
+                until = nc10d_now() + slice_ns
+            answer = nc10d_await_flag(channel, until)
+            if answer != DONE:
+                return answer  # type: ignore[no-any-return]
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
+    """Run a program here and now if the channel is free; see `run`."""
+    if not nc10d_try_lock(channel):
+        return BUSY
+    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL) or load(channel + C_BROKEN) != 0:
+        nc10d_unlock(channel)
+        return BUSY
+    store(channel + C_OWN_USERS, x)
+    store(channel + C_OWN_USERS + 8, y)
+    nc10d_begin(channel, program, channel + C_OWN_USERS)
+    answer = nc10d_drive(channel, slice_ns)
+    if answer == DONE:
+        nc10d_unlock(channel)
+    return answer  # type: ignore[no-any-return]
+
+
+SLICE_NS = 50_000_000
+
+
+@compiled("int64(int64, int64, int64, int64)")
+def _run(channel: int, program: int, x: int, y: int) -> int:
+    return nc10d_run(channel, program, x, y, SLICE_NS)  # type: ignore[no-any-return]
+
+
+@compiled(  # an array is cheaper to hand over than its address
+    array_address_signature := "int64(int64, int64, nc10d_array_address, nc10d_array_address)"
+)
+def _run_arrays(channel: int, program: int, x: object, y: object) -> int:
+    return nc10d_run(channel, program, as_int(x), as_int(y), SLICE_NS)  # type: ignore[no-any-return]

@@ -1,0 +1,305 @@
+"""The interpreter: carries out a channel's program until it has to wait, and never blocks.
+
+`advance` is compiled once and called by address, so that each entry point stays small. A packed
+step is FIELDS integers (see program.py); operands are selector, offset, stride.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import (
+    add_32,
+    call_kernel,
+    exchange,
+    load,
+    load_acquire,
+    move,
+    nc10d_futex_wake,
+    nc10d_now,
+    store,
+)
+from nc10d.backend.cpu.native.layout import (
+    AREA_RECORDS,
+    BLOCKED,
+    C_AGREED,
+    C_AREA,
+    C_BELL_BIT,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_FLAGS,
+    C_FREE,
+    C_MET,
+    C_OPS,
+    C_PARITY,
+    C_PARITY_STEP,
+    C_PC,
+    C_PEER,
+    C_PROCESS,
+    C_RANK,
+    C_ROUND,
+    C_SEGMENT,
+    C_SELF,
+    C_SEQ,
+    C_SIZE,
+    C_TABLES,
+    C_USERS,
+    DONE,
+    LINE_SLEEPERS,
+    LINE_SLOTS,
+    MISMATCH,
+    P_BELLS,
+    RECORD_BYTES,
+    RECORD_RING,
+    SIZES,
+    SLOT_BYTES,
+)
+from nc10d.kernels.cache import compiled_callback
+
+# A step's fields, in bytes from its start (program.py packs them).
+STEP = 160
+NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
+KERNEL, LAST, ARG, TOTAL, EXTRA = 120, 128, 136, 144, 152
+END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
+ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED = 8, 9, 10, 11, 12, 13
+NO_OPERAND = 1 << 40
+# Folding in blocks keeps the result in the first cache while every rank's part is added.
+FOLD_BLOCK = 8192
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_ring(process: int, sleepers: int) -> None:
+    """Ring the doorbell of every rank whose bit is set."""
+    bells = load(process + P_BELLS)
+    rank = 0
+    while sleepers != 0:
+        if sleepers & 1:
+            bell = load(bells + 8 * rank)
+            add_32(bell, 1)
+            nc10d_futex_wake(bell)
+        sleepers = (sleepers >> 1) & 0x7FFFFFFFFFFFFFFF
+        rank += 1
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_post(channel: int, flag: int, value: int) -> None:
+    """Show a new counter value, and wake those who sleep on it.
+
+    The exchange is a full fence: either I see a sleeper's bit, or it sees my value.
+    """
+    exchange(flag, value)
+    if load_acquire(flag + LINE_SLEEPERS) != 0:
+        nc10d_ring(load(channel + C_PROCESS), exchange(flag + LINE_SLEEPERS, 0))
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """Return the address that an operand means now."""
+    selector = load(step)
+    base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
+    return base + load(step + 8) + segment * load(step + 16)  # type: ignore[no-any-return]
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_length(step: int, segment: int) -> int:
+    """Return the bytes of this segment: all, or what is left of the total."""
+    nbytes = load(step + NBYTES)
+    total = load(step + TOTAL)
+    if total != 0:
+        left = total - segment * nbytes
+        if left < nbytes:
+            return left if left > 0 else 0
+    return nbytes  # type: ignore[no-any-return]
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
+    """Note where to go on and which counter is waited for."""
+    store(channel + C_PC, step)
+    store(channel + C_SEGMENT, segment)
+    store(channel + C_BLOCKED_AT, flag)
+    store(channel + C_BLOCKED_FOR, target)
+    store(channel + C_BLOCKED_ON, peer)
+    return BLOCKED
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
+    """Return DONE when every peer's counter has come to `target`, else note whose has not."""
+    if load(channel + C_MET) >= target:
+        return DONE
+    size = load(channel + C_SIZE)
+    me = load(channel + C_RANK)
+    flags = load(channel + C_FLAGS)
+    peer = load(channel + C_PEER)
+    while peer < size:
+        if peer != me:
+            flag = load(flags + 8 * peer)
+            if load_acquire(flag) < target:
+                store(channel + C_PEER, peer)
+                return nc10d_block(channel, step, segment, flag, target, peer)  # type: ignore[no-any-return]
+        peer += 1
+    store(channel + C_PEER, 0)
+    store(channel + C_MET, target)
+    return DONE
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_compare(channel: int, first: int, last: int) -> int:
+    """Return DONE if peers first..last-1 show my fingerprint, else MISMATCH and name one."""
+    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
+    mine = load(load(channel + C_SELF) + slot)
+    flags = load(channel + C_FLAGS)
+    for peer in range(first, last):
+        if load(load(flags + 8 * peer) + slot) != mine:
+            store(channel + C_BLOCKED_ON, peer)
+            return MISMATCH
+    return DONE
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_enter(channel: int, step: int) -> None:
+    """Show the fingerprint of the operation, and write its record for whoever asks later."""
+    ops = load(channel + C_OPS) + 1
+    store(channel + C_OPS, ops)
+    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
+    store(load(channel + C_SELF) + slot, load(step + EXTRA))
+    record = load(channel + C_AREA) + AREA_RECORDS + RECORD_BYTES * (ops % RECORD_RING)
+    store(record, ops)
+    move(record + 16, load(step + KERNEL), RECORD_BYTES - 16)
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -> None:
+    """dst = contributions of all ranks folded in rank order, a block at a time."""
+    dst = nc10d_place(channel, users, step + DST, parity, segment)
+    own = nc10d_place(channel, users, step + OWN, parity, segment)
+    selector = load(step + SRC)
+    within = load(step + SRC + 8) + segment * load(step + SRC + 16)
+    twice = load(step + ALSO) != NO_OPERAND
+    also = nc10d_place(channel, users, step + ALSO, parity, segment) if twice else 0
+    nbytes = nc10d_length(step, segment)
+    kernel = load(step + KERNEL)
+    last = load(step + LAST)
+    arg = load(step + ARG)
+    size = load(channel + C_SIZE)
+    me = load(channel + C_RANK)
+    table = channel - selector + parity  # selector of rank 0; the others follow
+    block = nbytes if size == 2 and not twice and last == 0 else FOLD_BLOCK
+    done = 0
+    while done < nbytes:
+        count = min(block, nbytes - done)
+        a = own if me == 0 else load(table) + within
+        b = own if me == 1 else load(table + 8) + within
+        call_kernel(kernel, dst + done, a + done, b + done, count)
+        for rank in range(2, size):
+            part = own if me == rank else load(table + 8 * rank) + within
+            call_kernel(kernel, dst + done, dst + done, part + done, count)
+        if last != 0:
+            call_kernel(last, dst + done, dst + done, arg, count)
+        if twice:
+            move(also + done, dst + done, count)
+        done += count
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
+    """Compare announced sizes with those awaited; settle the number of rounds."""
+    size = load(channel + C_SIZE)
+    me = load(channel + C_RANK)
+    table = channel - load(step + SRC) + parity
+    expected = load(users + load(step + OWN))
+    largest = 0
+    for rank in range(size):
+        shown = load(table + 8 * rank)
+        if load(shown + 8 * me) != load(expected + 8 * rank):
+            store(channel + C_BLOCKED_ON, rank)
+            return SIZES
+        for peer in range(size):
+            largest = max(largest, load(shown + 8 * peer))
+    slot = load(step + ARG)
+    store(channel + C_AGREED, max(1, (largest + slot - 1) // slot))
+    return DONE
+
+
+@njit(nogil=True)  # type: ignore[misc]
+def nc10d_end_round(channel: int, step: int) -> None:
+    """Spend the round's ticks and turn to the other half."""
+    number = load(channel + C_ROUND)
+    seq = load(channel + C_SEQ)
+    store(channel + C_FREE + 8 * (number & 1), seq + load(step + LAST))
+    store(channel + C_SEQ, seq + load(step + TICK))
+    store(channel + C_ROUND, number + 1)
+    odd = (number + 1) & 1
+    store(channel + C_PARITY, load(channel + C_PARITY_STEP) if odd else 0)
+
+
+@compiled_callback("int64(int64)")
+def advance(channel: int) -> int:
+    """Run the channel's program as far as it goes: DONE, BLOCKED, MISMATCH or SIZES."""
+    step = load(channel + C_PC)
+    segment = load(channel + C_SEGMENT)
+    users = load(channel + C_USERS)
+    parity = load(channel + C_PARITY)
+    seq = load(channel + C_SEQ)
+    while True:
+        kind = load(step)
+        if kind == COPY:
+            dst = nc10d_place(channel, users, step + DST, parity, segment)
+            src = nc10d_place(channel, users, step + SRC, parity, segment)
+            if dst != src:
+                move(dst, src, nc10d_length(step, segment))
+        elif kind == SIGNAL:
+            nc10d_post(channel, load(channel + C_SELF), seq + load(step + TICK))
+        elif kind == WAIT or kind == MEET:
+            peer = load(step + EXTRA)
+            flag = load(load(channel + C_FLAGS) + 8 * peer)
+            target = seq + load(step + TICK)
+            if load_acquire(flag) < target:
+                return nc10d_block(channel, step, segment, flag, target, peer)  # type: ignore[no-any-return]
+            if kind == MEET and nc10d_compare(channel, peer, peer + 1) != DONE:
+                return MISMATCH
+        elif kind == WAITALL or kind == MEETALL:
+            if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
+                return BLOCKED
+            if kind == MEETALL and nc10d_compare(channel, 0, load(channel + C_SIZE)) != DONE:
+                return MISMATCH
+        elif kind == FREE:
+            half = load(channel + C_ROUND) & 1
+            target = load(channel + C_FREE + 8 * half)
+            if nc10d_everyone(channel, step, segment, target) != DONE:
+                return BLOCKED
+        elif kind == REDN:
+            nc10d_fold(channel, users, step, parity, segment)
+        elif kind == MAP:
+            dst = nc10d_place(channel, users, step + DST, parity, segment)
+            src = nc10d_place(channel, users, step + SRC, parity, segment)
+            nbytes = nc10d_length(step, segment)
+            call_kernel(load(step + KERNEL), dst, src, load(step + ARG), nbytes)
+        elif kind == ENTER:
+            nc10d_enter(channel, step)
+        elif kind == AGREE:
+            if nc10d_agree(channel, users, step, parity) != DONE:
+                return SIZES
+        elif kind == ROUND or kind == LOOP_AGREED:
+            nc10d_end_round(channel, step)
+            seq = load(channel + C_SEQ)
+            parity = load(channel + C_PARITY)
+            segment += 1
+            repeat = load(step + KERNEL) if kind == ROUND else load(channel + C_AGREED)
+            if segment < repeat:
+                step -= STEP * (load(step + EXTRA) + 1)
+            else:
+                segment = 0
+        else:
+            return DONE
+        step += STEP
+
+
+def advance_address() -> int:
+    """Return the address that a channel's C_ADVANCE holds."""
+    address: Any = advance.address
+    return int(address)

@@ -1,0 +1,128 @@
+"""Where things lie: shared memory that peers read, and the engine's private blocks.
+
+All numbers are byte offsets. Shared offsets are a contract between processes running the same
+version; private ones between Python and compiled code.
+"""
+
+from __future__ import annotations
+
+# -- one rank's part of a group, in its arena; peers map it ------------------------------------
+# One cache line: counter, mask of those who sleep on it, and twice (fingerprint, inline payload).
+LINE_COUNTER = 0
+LINE_SLEEPERS = 8
+LINE_SLOTS = 16
+SLOT_BYTES = 24
+SLOT_PAYLOAD = 8
+AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
+AREA_STATE = 72  # 0 forming, 1 open, 2 closed
+AREA_RECORDS = 128
+RECORD_RING = 16
+RECORD_BYTES = 128  # sequence number, start time in ns, text
+AREA_CAUSE = AREA_RECORDS + RECORD_RING * RECORD_BYTES
+CAUSE_BYTES = 1920
+AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link to it lies
+
+OPEN, CLOSED = 1, 2
+
+# -- a link (one direction between two ranks), in the sender's arena ----------------------------
+# Line 0 is the sender's counter with the message header, line 1 the receiver's counter.
+LINK_SENT = 0
+LINK_TAG = 16  # twice (tag, nbytes, dtype), by parity
+LINK_HEADER_BYTES = 24
+LINK_TAKEN = 64
+LINK_BOARD = 128
+
+# -- a channel: one FIFO of programs (a group's collectives, or one end of a link) ---------------
+(
+    C_LOCK,
+    C_KIND,
+    C_SIZE,
+    C_RANK,
+    C_SEQ,  # ticks spent
+    C_ROUND,
+    C_OPS,  # operations begun
+    C_MET,  # ticks that everyone is known to have reached
+    C_FREE,  # two words: the ticks that free each half
+    C_FREE_ODD,
+    C_AGREED,
+    C_PC,
+    C_SEGMENT,
+    C_PEER,  # where a wait for all goes on
+    C_BLOCKED_AT,  # address and value of the counter waited for, and whose it is
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_USERS,  # address of the table of users' addresses
+    C_DESCRIPTOR,  # the running descriptor, 0 for a program run in the caller
+    C_HEAD,
+    C_TAIL,
+    C_AREA,  # my own shared part
+    C_FLAGS,  # table of the addresses of all counters
+    C_SELF,  # address of my own counter
+    C_PARITY,  # bytes from the even table to the odd one, when the round is odd
+    C_PARITY_STEP,
+    C_BELL_BIT,
+    C_PROCESS,
+    C_ADVANCE,  # address of the compiled interpreter
+    C_BROKEN,
+    C_SPIN,
+    C_YIELD,
+    C_UNMATCHED,  # a link's message that nobody asked for yet: 1, its tag, its bytes, its dtype
+    C_MESSAGE_TAG,
+    C_MESSAGE_BYTES,
+    C_MESSAGE_DTYPE,
+    C_TRACE_ID,
+) = range(0, 37 * 8, 8)
+C_OWN_USERS = 37 * 8  # four addresses of a program run in the caller
+C_RING = C_OWN_USERS + 4 * 8
+RING_SLOTS = 512
+C_TABLES = C_RING + RING_SLOTS * 8  # boards, inline slots (even); the same (odd); counters
+
+COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
+
+
+def channel_bytes(size: int) -> int:
+    """Return the size of a channel's block for a group of `size`."""
+    return C_TABLES + 5 * size * 8
+
+
+# -- a descriptor: one submission that waits in a channel's ring --------------------------------
+(
+    D_STATUS,
+    D_PROGRAM,
+    D_USERS,
+    D_DEADLINE,  # ns of the monotonic clock, 0 for none
+    D_EVENT,  # 1: somebody wants to be told by the notifier
+    D_STARTED,
+    D_ENDED,
+    D_TAG,
+    D_BYTES,
+    D_DTYPE,
+    D_OWN_USERS,
+) = range(0, 11 * 8, 8)
+DESCRIPTOR_BYTES = 128
+
+# -- the process: what all channels of one rank share -------------------------------------------
+(
+    P_BELL,  # address of my own doorbell (a futex word)
+    P_BELLS,  # table of everyone's
+    P_SLEEPING,  # threads of mine that sleep on my bell
+    P_STOP,
+    P_COUNT,
+    P_CHANNELS,  # table of channels that the worker looks at
+    P_EVENT_FD,
+    P_TRACE,  # address of the trace buffer, 0 for none
+    P_TRACE_SIZE,
+    P_TRACE_NEXT,
+    P_LATE,  # a descriptor ran past its deadline: its channel
+    P_ROUNDS,
+) = range(0, 12 * 8, 8)
+PROCESS_BYTES = 128
+
+TRACE_BYTES = 32  # time in ns, channel, event, program counter
+TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
+
+# -- answers --------------------------------------------------------------------------------
+DONE, BLOCKED = 0, 1
+IDLE, BUSY, UNMATCHED = 2, 3, 4
+ABORTED, MISMATCH, SIZES, LATE = -1, -2, -3, -4
+PENDING, FINISHED = 0, 1

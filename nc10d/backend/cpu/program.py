@@ -1,0 +1,384 @@
+"""Programs: what one rank does in one collective, as a list of small steps.
+
+An algorithm is a pure function that returns steps; the simulator runs them in Python, the engine
+runs the same steps natively after `link` has packed them into integers. Nothing here touches
+shared memory.
+
+How ranks keep in step: every rank of a group has one counter that only grows. A round of a
+program spends `ticks`; every rank's version of a program spends the same ticks, so programs mix
+freely and need no protocol of their own. `signal(t)` sets my counter to (ticks spent so far + t);
+`wait(peer, t)` waits until the peer's counter has come there. Boards and inline slots exist twice
+and alternate from round to round; a round's `free` is the first tick (counted from its start) at
+which a peer has surely left it, and `free()` waits for that before the same half is used again.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Kind(enum.IntEnum):
+    """What a step does; the engine's switch has the same numbers."""
+
+    END = 0
+    COPY = 1
+    SIGNAL = 2
+    WAIT = 3
+    WAITALL = 4
+    FREE = 5
+    REDN = 6
+    MAP = 7
+    ROUND = 8
+    ENTER = 9
+    MEET = 10
+    MEETALL = 11
+    AGREE = 12
+    LOOP_AGREED = 13
+
+
+class Space(enum.IntEnum):
+    """Where an operand lies: an array of the user, or what a rank shows its peers."""
+
+    NONE = 0
+    USER = 1
+    BOARD = 2
+    INLINE = 3
+
+
+INLINE_BYTES = 16
+"""Payload that travels in the cache line of the counter itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """An address: (space, index) + offset + segment * stride, in bytes.
+
+    `index` is the number of the user's array, or the rank whose board it is.
+    """
+
+    space: Space
+    index: int
+    offset: int = 0
+    stride: int = 0
+
+
+NOWHERE = At(Space.NONE, 0)
+
+
+def user(index: int, offset: int = 0, stride: int = 0) -> At:
+    """Point into array number `index` of the call."""
+    return At(Space.USER, index, offset, stride)
+
+
+def board(rank: int, offset: int = 0, stride: int = 0) -> At:
+    """Point into the current half of a rank's board."""
+    return At(Space.BOARD, rank, offset, stride)
+
+
+def inline(rank: int) -> At:
+    """Point to the current inline slot of a rank."""
+    return At(Space.INLINE, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel by name: `link` turns it into an address, the simulator into NumPy.
+
+    `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count) or "SCALE" (by a float).
+    """
+
+    kind: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """How contributions become one: a pairwise kernel, and a last map for averages."""
+
+    pair: Kernel
+    last: Kernel | None = None
+    last_arg: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; which fields count depends on its kind (see the functions below)."""
+
+    kind: Kind
+    nbytes: int = 0
+    tick: int = 0
+    dst: At = NOWHERE
+    src: At = NOWHERE
+    own: At = NOWHERE
+    also: At = NOWHERE
+    kernel: Kernel | None = None
+    last: Kernel | None = None
+    arg: float = 0
+    total: int = 0
+    peer: int = 0
+    free: int = 0
+    back: int = 0
+    repeat: int = 0
+
+
+def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
+    """dst[:nbytes] = src[:nbytes]; with `total`, at most what is left of it in this segment."""
+    return Step(Kind.COPY, nbytes, dst=dst, src=src, total=total)
+
+
+def apply(
+    dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0
+) -> Step:
+    """dst = kernel(src, arg): a copy that scales or divides on the way."""
+    return Step(Kind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
+
+
+def reduce_ranks(
+    dst: At, src: At, own: At, nbytes: int, how: Combine, also: At = NOWHERE, total: int = 0
+) -> Step:
+    """dst = contributions of all ranks folded in rank order.
+
+    `src` says where in everyone's board (or inline slot) a contribution lies, `own` where mine
+    does; `also` is a second destination, written while the result is hot.
+    """
+    return Step(
+        Kind.REDN,
+        nbytes,
+        dst=dst,
+        src=src,
+        own=own,
+        also=also,
+        kernel=how.pair,
+        last=how.last,
+        arg=how.last_arg,
+        total=total,
+    )
+
+
+def signal(tick: int) -> Step:
+    """Set my counter to `tick` of this round, visible to everyone."""
+    return Step(Kind.SIGNAL, tick=tick)
+
+
+def wait(peer: int, tick: int) -> Step:
+    """Wait until a peer's counter has reached `tick` of this round."""
+    return Step(Kind.WAIT, tick=tick, peer=peer)
+
+
+def wait_all(tick: int) -> Step:
+    """Wait until every peer's counter has reached `tick` of this round."""
+    return Step(Kind.WAITALL, tick=tick)
+
+
+def free() -> Step:
+    """Wait until every peer has left the round that last used this half."""
+    return Step(Kind.FREE)
+
+
+def enter() -> Step:
+    """Begin an operation: show my fingerprint and record of it (after `free()`)."""
+    return Step(Kind.ENTER)
+
+
+def meet(peer: int) -> Step:
+    """Wait for a peer's tick 1 and compare its fingerprint with mine."""
+    return Step(Kind.MEET, tick=1, peer=peer)
+
+
+def meet_all() -> Step:
+    """Wait for everyone's tick 1 and compare fingerprints."""
+    return Step(Kind.MEETALL, tick=1)
+
+
+def agree(send: int, expect: int, slot: int) -> Step:
+    """Compare announced sizes with those expected; settle how many rounds the exchange takes.
+
+    Every board starts with one int64 per rank: the bytes that its owner sends there. User array
+    `expect` holds what I await from each, `slot` is how many bytes travel per pair and round.
+    """
+    return Step(Kind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
+
+
+def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
+    return Step(Kind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
+
+
+def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
+    """Like end_round, but repeats as often as the last `agree` settled."""
+    return Step(Kind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a program is for, in integers: what ranks compare, and what errors tell."""
+
+    op: str
+    dtype: str = "-"
+    count: int = 0
+    reduce: str = "-"
+    root: int = -1
+    detail: str = ""
+
+    def fingerprint(self) -> int:
+        """Return 63 bits that differ, in practice always, when calls differ."""
+        text = repr((self.op, self.dtype, self.count, self.reduce, self.root, self.detail))
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def describe(self) -> str:
+        """Return the call as an error message shows it."""
+        parts = [self.op, f"dtype={self.dtype}", f"count={self.count}"]
+        if self.reduce != "-":
+            parts.append(f"op={self.reduce}")
+        if self.root >= 0:
+            parts.append(f"root={self.root}")
+        if self.detail:
+            parts.append(self.detail)
+        return f"{parts[0]}({', '.join(parts[1:])})"
+
+
+RECORD_BYTES = 128
+"""One entry of the record ring that peers read when calls disagree: sequence number, text."""
+
+
+def record_bytes(call: Call) -> npt.NDArray[np.uint8]:
+    """Return the static part of a call's record: UTF-8 text, cut and padded."""
+    raw = call.describe().encode()[: RECORD_BYTES - 16]
+    return np.frombuffer(raw.ljust(RECORD_BYTES - 16, b"\0"), np.uint8).copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Steps of one rank, and the call that they carry out. `users` arrays come with each launch."""
+
+    call: Call
+    steps: tuple[Step, ...]
+    users: int
+
+
+def concatenate(call: Call, programs: Sequence[Program]) -> Program:
+    """Run programs one after another as one; their arrays are numbered through."""
+    steps: list[Step] = []
+    base = 0
+    for program in programs:
+        steps += [_shift(step, base) for step in program.steps]
+        base += program.users
+    return Program(call, tuple(steps), base)
+
+
+def _shift(step: Step, base: int) -> Step:
+    def moved(at: At) -> At:
+        if at.space is not Space.USER:
+            return at
+        return At(at.space, at.index + base, at.offset, at.stride)
+
+    return Step(
+        step.kind,
+        step.nbytes,
+        step.tick,
+        moved(step.dst),
+        moved(step.src),
+        moved(step.own),
+        moved(step.also),
+        step.kernel,
+        step.last,
+        step.arg,
+        step.total,
+        step.peer,
+        step.free,
+        step.back,
+        step.repeat,
+    )
+
+
+FIELDS = 20
+"""Integers of a packed step: kind, nbytes, tick, four operands of three, and five more."""
+KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
+
+
+@dataclass(slots=True)
+class Linked:
+    """A program the engine can run: packed steps, and what they point to, kept alive."""
+
+    program: Program
+    code: npt.NDArray[np.int64]
+    record: npt.NDArray[np.uint8]
+    factor: npt.NDArray[np.float64]
+    address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.address = self.code.ctypes.data
+
+
+def link(program: Program, size: int, table: int, kernel_address: Callable[[Kernel], int]) -> Linked:
+    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
+    check(program, size)
+    record = record_bytes(program.call)
+    factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
+    linked = Linked(
+        program,
+        np.zeros((len(program.steps) + 1, FIELDS), np.int64),
+        record,
+        np.array(factors, np.float64),
+    )
+    factor = linked.factor.ctypes.data
+    for row, step in zip(linked.code, program.steps, strict=False):
+        row[:] = _pack(step, program, record, size, table, kernel_address)
+        if isinstance(step.arg, float):
+            row[ARG] = factor
+            factor += 8
+    return linked
+
+
+def check(program: Program, size: int) -> None:
+    """Assert that no step points outside its tables: a wrong one would crash the process."""
+    for index, step in enumerate(program.steps):
+        assert 0 <= step.peer < size, (program.call, index, step)
+        assert step.nbytes >= 0, (program.call, index, step)
+        assert 0 <= step.back <= index, (program.call, index, step)
+        for at in (step.dst, step.src, step.own, step.also):
+            limit = {Space.NONE: 1, Space.USER: program.users}.get(at.space, size)
+            assert 0 <= at.index < limit, (program.call, index, step)
+            assert at.offset >= 0, (program.call, index, step)
+
+
+NO_OPERAND = 1 << 40
+
+
+def _selector(at: At, size: int, table: int) -> int:
+    # Users' arrays are found from the front of their table; shared places by negative numbers,
+    # from the channel's own, where boards come first and inline slots after them.
+    if at.space is Space.NONE:
+        return NO_OPERAND
+    if at.space is Space.USER:
+        return 8 * at.index
+    return -(table + 8 * (at.index + (size if at.space is Space.INLINE else 0)))
+
+
+def _pack(
+    step: Step,
+    program: Program,
+    record: npt.NDArray[np.uint8],
+    size: int,
+    table: int,
+    kernel_address: Callable[[Kernel], int],
+) -> list[int]:
+    row = [int(step.kind), step.nbytes, step.tick]
+    for at in (step.dst, step.src, step.own, step.also):
+        row += [_selector(at, size, table), at.offset, at.stride]
+    kernel = kernel_address(step.kernel) if step.kernel is not None else 0
+    last = kernel_address(step.last) if step.last is not None else 0
+    # What a step needs besides operands shares fields: no kind needs both meanings.
+    extra = step.peer
+    if step.kind is Kind.ENTER:
+        kernel, extra = record.ctypes.data, program.call.fingerprint()
+    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED):
+        last, extra, kernel = step.free, step.back, step.repeat
+    return [*row, kernel, last, int(step.arg), step.total, extra]

@@ -1,0 +1,191 @@
+"""Collectives as (programs of all ranks, their arrays, what each array must end as)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.algorithms import all_reduce as ar
+from nc10d.backend.cpu.algorithms import broadcast as bc
+from nc10d.backend.cpu.algorithms import exchange as ex
+from nc10d.backend.cpu.algorithms import gather as ga
+from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.layout import Layout, line_down
+from nc10d.backend.cpu.program import Call, Program, Step, user
+from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass
+class Case:
+    """One collective of a world: program, arrays and expected arrays of each rank."""
+
+    name: str
+    programs: list[Program]
+    arrays: list[list[Array]]
+    expected: list[list[Array]]
+
+
+def layouts(size: int, half: int, small: int) -> list[Layout]:
+    return [Layout(size, rank, half, small) for rank in range(size)]
+
+
+def data(seed: int, rank: int, count: int) -> Array:
+    return np.random.default_rng((seed, rank)).integers(-1000, 1000, count)
+
+
+def program(name: str, steps: list[Step], users: int, detail: str = "") -> Program:
+    return Program(Call(name, detail=detail), tuple(steps), users)
+
+
+def fold(arrays: list[Array], op: ReduceOp) -> Array:
+    if op == MAX:
+        return np.maximum.reduce(arrays)
+    total = np.sum(arrays, axis=0) if arrays[0].size else arrays[0].copy()
+    if op == AVG:
+        return np.trunc(total / len(arrays)).astype(np.int64)
+    return total * int(op.factor or 1)
+
+
+def reduction(op: ReduceOp, size: int) -> Reduction:
+    return Reduction(op, "int64", size)
+
+
+def all_reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Case:
+    size = len(world)
+    arrays = [data(seed, r, count) for r in range(size)]
+    how = reduction(op, size)
+    programs = [program("all_reduce", ar.all_reduce(w, 8 * count, how), 1) for w in world]
+    total = fold(arrays, op)
+    return Case("all_reduce", programs, [[a] for a in arrays], [[total]] * size)
+
+
+def reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Case:
+    size, root = len(world), seed % len(world)
+    arrays = [data(seed, r, count) for r in range(size)]
+    how = reduction(op, size)
+    programs = [program("reduce", ar.all_reduce(w, 8 * count, how, root), 1) for w in world]
+    expected = [[arrays[r].copy()] for r in range(size)]
+    expected[root] = [fold(arrays, op)]
+    return Case("reduce", programs, [[a] for a in arrays], expected)
+
+
+def fused(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    counts = [1 + (seed + i) % max(1, min(count, world[0].half // 256)) for i in range(3)]
+    arrays = [[data(seed + i, r, c) for i, c in enumerate(counts)] for r in range(size)]
+    parts = [ar.Part(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
+    programs = [program("fused", ar.fused(w, parts), len(parts)) for w in world]
+    total = [fold([arrays[r][i] for r in range(size)], SUM) for i in range(len(counts))]
+    return Case("fused", programs, arrays, [total] * size)
+
+
+def broadcast(world: list[Layout], count: int, seed: int) -> Case:
+    size, root = len(world), seed % len(world)
+    arrays = [data(seed, r, count) for r in range(size)]
+    programs = [program("broadcast", bc.broadcast(w, 8 * count, root), 1) for w in world]
+    want = arrays[root].copy()
+    return Case("broadcast", programs, [[a] for a in arrays], [[want]] * size)
+
+
+def barrier(world: list[Layout], count: int, seed: int) -> Case:
+    programs = [program("barrier", bc.barrier(w), 0) for w in world]
+    return Case("barrier", programs, [[] for _ in world], [[] for _ in world])
+
+
+def ragged(size: int, count: int, seed: int) -> list[int]:
+    return [(count * (r + seed) // 3) % (count + 1) for r in range(size)]
+
+
+def all_gather(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    counts = [count] * size if seed % 2 else ragged(size, count, seed)
+    arrays = [data(seed, r, c) for r, c in enumerate(counts)]
+    outs = [user(1 + r) for r in range(size)]
+    sizes = [8 * c for c in counts]
+    programs = [
+        program("all_gather", ga.all_gather(w, sizes, user(0), outs), 1 + size) for w in world
+    ]
+    empty = [np.full(c, -1) for c in counts]
+    users = [[arrays[r], *[e.copy() for e in empty]] for r in range(size)]
+    expected = [[arrays[r].copy(), *[a.copy() for a in arrays]] for r in range(size)]
+    return Case("all_gather", programs, users, expected)
+
+
+def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    counts = [count] * size if seed % 2 else ragged(size, count, seed)
+    starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
+    arrays = [data(seed, r, starts[-1]) for r in range(size)]
+    inps = [user(1, 8 * s) for s in starts[:-1]]
+    op = (SUM, AVG, MAX, premul_sum(3.0))[seed % 4]
+    how, sizes = reduction(op, size), [8 * c for c in counts]
+    programs = [
+        program("reduce_scatter", ga.reduce_scatter(w, sizes, user(0), inps, how), 2)
+        for w in world
+    ]
+    users = [[np.full(counts[r], -1), arrays[r]] for r in range(size)]
+    total = fold([a.copy() for a in arrays], op)
+    expected = [
+        [total[starts[r] : starts[r + 1]], arrays[r].copy()] for r in range(size)
+    ]
+    return Case("reduce_scatter", programs, users, expected)
+
+
+def even_all_to_all(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    arrays = [data(seed, r, count * size) for r in range(size)]
+    sends = [user(0, 8 * count * r) for r in range(size)]
+    recvs = [user(1, 8 * count * r) for r in range(size)]
+    programs = [
+        program("all_to_all", ex.even_all_to_all(w, 8 * count, sends, recvs), 2) for w in world
+    ]
+    users = [[a, np.full(count * size, -1)] for a in arrays]
+    cut = [a.reshape(size, count) for a in arrays]
+    expected = [
+        [arrays[r].copy(), np.concatenate([c[r] for c in cut])] for r in range(size)
+    ]
+    return Case("all_to_all", programs, users, expected)
+
+
+def uneven_exchange(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(0, count + 1, (size, size))
+    slot = line_down(world[0].half // size)
+    programs, users, expected = [], [], []
+    arrays = [[data(seed + d, r, int(matrix[r, d])) for d in range(size)] for r in range(size)]
+    for r, layout in enumerate(world):
+        send, recv = 8 * matrix[r], 8 * matrix[:, r]
+        sends = [user(2 + d) for d in range(size)]
+        recvs = [user(2 + size + s) for s in range(size)]
+        route = ex.Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
+        programs.append(program("exchange", ex.announced(layout, route, 0, 1), 2 + 2 * size))
+        blank = [np.full(int(c), -1) for c in matrix[:, r]]
+        head = [send.copy(), recv.copy(), *arrays[r]]
+        users.append([*head, *blank])
+        expected.append([a.copy() for a in [*head, *[arrays[s][r] for s in range(size)]]])
+    return Case("exchange", programs, users, expected)
+
+
+def reduced(op: ReduceOp) -> Callable[[list[Layout], int, int], Case]:
+    return lambda world, count, seed: all_reduce(world, count, seed, op)
+
+
+MAKERS: dict[str, Callable[[list[Layout], int, int], Case]] = {
+    "all_reduce": all_reduce,
+    "all_reduce_avg": reduced(AVG),
+    "all_reduce_premul": reduced(premul_sum(2.0)),
+    "reduce": reduce,
+    "fused": fused,
+    "broadcast": broadcast,
+    "barrier": barrier,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "even_all_to_all": even_all_to_all,
+    "uneven_exchange": uneven_exchange,
+}

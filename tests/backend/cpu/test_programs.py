@@ -1,0 +1,140 @@
+"""Every algorithm's program, run by the simulator: right, ordered, and no wait too many or few."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+import numpy as np
+import pytest
+from algorithm_cases import MAKERS, Case, all_gather, all_reduce, broadcast, layouts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.backend.cpu.program import Kind, Program, Step
+from nc10d.testing.simulator import Disagreement, World
+
+HALF, SMALL = 8192, 2048
+WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET, Kind.MEETALL}
+
+
+def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
+    """Run cases back to back on one world and hold every array against what it must be."""
+    world = World(size, half)
+    for case in cases:
+        for rank in range(size):
+            users = [a.view(np.uint8) for a in case.arrays[rank]]
+            world.submit(rank, case.programs[rank], users)
+    rng = random.Random(seed)
+    world.run(None if seed is None else rng.randrange)
+    for case in cases:
+        for got, want in zip(case.arrays, case.expected, strict=True):
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_array_equal(one, other, err_msg=case.name)
+
+
+@pytest.mark.parametrize("size", range(1, 66))
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
+    for seed, count in ((1, 0), (2, 1), (3, 37), (4, 3 * HALF // 8 // min(size, 8) + 5)):
+        if size > 12 and count > 1 and (size + len(name)) % 7:
+            continue
+        case = MAKERS[name](layouts(size, HALF, SMALL), count, seed)
+        play([case], size, HALF, seed if size < 12 else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(2, 5),
+    names=st.lists(st.sampled_from(sorted(MAKERS)), min_size=2, max_size=6),
+    counts=st.lists(st.sampled_from([0, 1, 2, 3, 200, 700, 1500]), min_size=6, max_size=6),
+    seed=st.integers(0, 2**31),
+)
+def test_programs_mix_back_to_back_in_any_interleaving(
+    size: int, names: list[str], counts: list[int], seed: int
+) -> None:
+    world = layouts(size, 4096, 1024)
+    cases = [
+        MAKERS[n](world, c, seed % 100 + i) for i, (n, c) in enumerate(zip(names, counts, strict=False))
+    ]
+    play(cases, size, 4096, seed)
+
+
+def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
+    world = layouts(3, 1024, 256)
+    cases = [broadcast(world, 100 + i, 0) for i in range(20)]
+    sim = World(3, 1024)
+    for case in cases:
+        for rank in range(3):
+            sim.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
+    # Reader 2 sleeps until nobody else can move; then it takes one step at a time.
+    while not all(rank.idle() for rank in sim.ranks):
+        moved = False
+        for rank in sim.ranks[:2]:
+            while not rank.idle() and rank.step():
+                moved = True
+        if not sim.ranks[2].idle():
+            moved = sim.ranks[2].step() or moved
+        assert moved
+    for case in cases:
+        np.testing.assert_array_equal(case.arrays[2][0], case.expected[2][0])
+
+
+def _without(program: Program, index: int) -> Program:
+    """The program with one wait that no longer waits (nor, for a meeting, compares)."""
+    steps = list(program.steps)
+    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    return Program(program.call, tuple(steps), program.users)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", [n for n in MAKERS if n != "barrier"])
+def test_removing_any_single_wait_is_caught(name: str, size: int) -> None:
+    world = layouts(size, 1024, 256)
+
+    def mix(victim: int, index: int | None) -> list[Case]:
+        # An all_gather whose slowest reader is still at it while others, after a broadcast from
+        # somebody else, are already two rounds on: what the first FREE of a program is for.
+        before = [all_gather(world, 20, 5), broadcast(world, 20, victim + 1)]
+        target = MAKERS[name](world, 750, 9)
+        if index is not None:
+            target.programs[victim] = _without(target.programs[victim], index)
+        after = [broadcast(world, 20, victim + 1), all_gather(world, 20, 7)]
+        return [*before, target, MAKERS[name](world, 750, 15), *after, all_reduce(world, 20, 8)]
+
+    play(mix(0, None), size, 1024, 1)
+    for victim in range(size):
+        steps = MAKERS[name](world, 750, 9).programs[victim].steps
+        for index, step in enumerate(steps):
+            if step.kind not in WAITS or (step.kind is Kind.FREE and size == 2 and index == 0):
+                continue  # two ranks meet in every call: the first FREE never has to wait
+            if name == "broadcast" and step.kind is Kind.MEETALL:
+                continue  # the root waits to compare calls, not for memory (see below)
+            caught = any(_caught(mix(victim, index), size, seed) for seed in range(12))
+            assert caught, (victim, index, step)
+
+
+def _caught(cases: list[Case], size: int, seed: int) -> bool:
+    try:
+        play(cases, size, 1024, seed)
+    except AssertionError:  # a race, a deadlock, a disagreement, or a wrong element
+        return True
+    return False
+
+
+def test_different_calls_are_noticed_on_entry() -> None:
+    world = layouts(2, HALF, SMALL)
+    one, other = all_reduce(world, 8, 1), broadcast(world, 8, 1)
+    mixed = Case("mixed", [one.programs[0], other.programs[1]], one.arrays, one.expected)
+    with pytest.raises(Disagreement):
+        play([mixed], 2, HALF, 1)
+
+
+def test_two_ranks_that_both_think_they_are_the_root_notice() -> None:
+    world = layouts(2, HALF, SMALL)
+    cases = [broadcast(world, 8, root) for root in (0, 1)]
+    for case, root in zip(cases, (0, 1), strict=True):
+        call = replace(case.programs[root].call, root=root)
+        case.programs[root] = replace(case.programs[root], call=call)
+    programs = [cases[0].programs[0], cases[1].programs[1]]
+    with pytest.raises(Disagreement):
+        play([Case("roots", programs, cases[0].arrays, cases[0].expected)], 2, HALF, 1)
