@@ -1,0 +1,225 @@
+"""c10d as a library of its own: collectives, stores, work and coalescing on raw arrays.
+
+    import nc10d as dist
+
+    dist.init_process_group()
+    dist.all_reduce(x)
+
+This module only says where each public name lives; the first use of a name imports it. Importing
+nc10d itself imports no other module of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nc10d.api import (
+        all_gather,
+        all_gather_into_tensor,
+        all_gather_single,
+        all_reduce,
+        all_to_all,
+        all_to_all_single,
+        barrier,
+        broadcast,
+        gather,
+        irecv,
+        isend,
+        recv,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_single,
+        reduce_scatter_tensor,
+        scatter,
+        send,
+    )
+    from nc10d.backend.config import BackendConfig
+    from nc10d.backend.registry import register_backend
+    from nc10d.buffer import Buffer, as_buffer
+    from nc10d.coalesce import CoalescingManager, _coalescing_manager, coalescing_manager
+    from nc10d.dtypes import DType
+    from nc10d.errors import (
+        Aborted,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        DistError,
+        ForkedGroupError,
+        GroupClosed,
+        PeerLost,
+        RendezvousError,
+        StoreError,
+        StoreTimeout,
+        UnsupportedPlatform,
+    )
+    from nc10d.group import ProcessGroup
+    from nc10d.ops import (
+        AVG,
+        BAND,
+        BOR,
+        BXOR,
+        MAX,
+        MIN,
+        PRODUCT,
+        SUM,
+        ReduceOp,
+        premul_sum,
+    )
+    from nc10d.p2p import P2POp, batch_isend_irecv
+    from nc10d.queries import (
+        get_backend,
+        get_backend_config,
+        get_global_rank,
+        get_group_rank,
+        get_node_local_rank,
+        get_process_group_ranks,
+        get_rank,
+        get_world_size,
+        is_available,
+        is_initialized,
+        is_torchelastic_launched,
+    )
+    from nc10d.rendezvous import rendezvous
+    from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+    from nc10d.subgroups import (
+        new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        split_group,
+    )
+    from nc10d.work import Future, Work, collect_all, wait_all
+    from nc10d.world import (
+        GroupMember,
+        abort_process_group,
+        destroy_process_group,
+        get_default_group,
+        init_process_group,
+    )
+
+_NAMES = {
+    "api": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
+        all_to_all_single barrier broadcast gather irecv isend recv reduce reduce_scatter
+        reduce_scatter_single reduce_scatter_tensor scatter send""",
+    "backend.config": "BackendConfig",
+    "backend.registry": "register_backend",
+    "buffer": "Buffer as_buffer",
+    "coalesce": "CoalescingManager _coalescing_manager coalescing_manager",
+    "dtypes": "DType",
+    "errors": """Aborted CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
+        GroupClosed PeerLost RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+    "group": "ProcessGroup",
+    "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
+    "p2p": "P2POp batch_isend_irecv",
+    "queries": """get_backend get_backend_config get_global_rank get_group_rank
+        get_node_local_rank get_process_group_ranks get_rank get_world_size is_available
+        is_initialized is_torchelastic_launched""",
+    "rendezvous": "rendezvous",
+    "store": "FileStore HashStore PrefixStore Store TCPStore",
+    "subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
+    "work": "Future Work collect_all wait_all",
+    "world": """GroupMember abort_process_group destroy_process_group get_default_group
+        init_process_group""",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__version__ = "0.1.0"
+__all__ = [
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "Aborted",
+    "BackendConfig",
+    "Buffer",
+    "CoalescingManager",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "DType",
+    "DistError",
+    "FileStore",
+    "ForkedGroupError",
+    "Future",
+    "GroupClosed",
+    "GroupMember",
+    "HashStore",
+    "P2POp",
+    "PeerLost",
+    "PrefixStore",
+    "ProcessGroup",
+    "ReduceOp",
+    "RendezvousError",
+    "Store",
+    "StoreError",
+    "StoreTimeout",
+    "TCPStore",
+    "UnsupportedPlatform",
+    "Work",
+    "_coalescing_manager",
+    "abort_process_group",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "as_buffer",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "coalescing_manager",
+    "collect_all",
+    "destroy_process_group",
+    "gather",
+    "get_backend",
+    "get_backend_config",
+    "get_default_group",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "is_torchelastic_launched",
+    "isend",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "premul_sum",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "register_backend",
+    "rendezvous",
+    "scatter",
+    "send",
+    "split_group",
+    "wait_all",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "group":
+        # c10d's `group.WORLD`: the module answers to that name, once there is a world.
+        importlib.import_module("nc10d.world")
+        return importlib.import_module("nc10d.group")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'nc10d' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"nc10d.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, "group"})

@@ -1,0 +1,1 @@
+"""What runs operations: the protocol, the registry of names, and the backends."""

@@ -1,0 +1,53 @@
+"""Which backend serves which kind of device: "cpu", "cpu:cpu,cuda:nccl", "gloo", or None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from nc10d.backend.registry import find_backend
+
+DEFAULT = "cpu:cpu,cuda:nccl"
+
+# c10d scripts ask for gloo where they mean "the one for the CPU, which also takes device arrays".
+_GLOO = {"cpu": "cpu", "cuda": "staged"}
+
+
+class BackendConfig:
+    """A table from device type to backend name, read from what a user asked for."""
+
+    __slots__ = ("asked", "devices")
+
+    def __init__(self, asked: str | None = None) -> None:
+        """Read `asked`; ValueError if it is malformed or names an unknown backend."""
+        self.asked = (asked or DEFAULT).lower()
+        self.devices: Mapping[str, str] = MappingProxyType(_parse(self.asked))
+
+    @property
+    def first(self) -> str:
+        """The device that serves operations without an array: the CPU if there is one."""
+        return "cpu" if "cpu" in self.devices else next(iter(self.devices))
+
+    def backend_for(self, device: str) -> str:
+        """Return the name of the backend for a device type; ValueError if there is none."""
+        name = self.devices.get(device)
+        if name is None:
+            raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
+        return name
+
+    def __repr__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.devices.items())
+
+
+def _parse(text: str) -> dict[str, str]:
+    if ":" not in text:
+        return dict(_GLOO) if text == "gloo" else dict.fromkeys(find_backend(text).devices, text)
+    devices: dict[str, str] = {}
+    for pair in text.split(","):
+        device, colon, name = (part.strip() for part in pair.partition(":"))
+        if not (device and colon and name) or ":" in name:
+            raise ValueError(f'backend {text!r}: expected "device:backend" pairs, got {pair!r}')
+        if device in devices:
+            raise ValueError(f"backend {text!r}: device {device!r} is given twice")
+        devices[device] = _GLOO.get(device, "cpu") if name == "gloo" else find_backend(name).name
+    return devices

@@ -1,0 +1,65 @@
+"""A backend that moves nothing: every operation is over at once, and no other rank is needed.
+
+For tracing, and for measuring what the layers above cost. Arrays keep their values. `launched`
+holds the operations of the latest launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nc10d.backend.base import BackendSetup
+from nc10d.errors import GroupClosed
+from nc10d.ops import Op, Recv
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+class FakeBackend:
+    """Completes at once; fails at once after `abort` or `close`."""
+
+    name = "fake"
+    device_type = "any"
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.launched: Sequence[Op] = ()
+        self._failure: BaseException | None = None
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Keep `ops` in `launched`, and be done."""
+        if self._failure is not None:
+            raise self._failure
+        self.launched = ops
+        if not async_op:
+            return None
+        work = Work(ops)
+        work._finish(None, self._sender(ops[-1]))
+        return work
+
+    def _sender(self, op: Op) -> int | None:
+        """Name the sender that a receive reports: the one asked for, else the next rank."""
+        if not isinstance(op, Recv):
+            return None
+        return (self.rank + 1) % self.size if op.peer is None else op.peer
+
+    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> FakeBackend:
+        """Make a fake for the group of `ranks`."""
+        return FakeBackend(ranks.index(self.rank), len(ranks))
+
+    def abort(self, reason: BaseException) -> None:
+        """Refuse everything from now on, with `reason`; the first reason stays."""
+        self._failure = self._failure or reason
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._failure = self._failure or GroupClosed("the fake backend is closed")
+
+
+def make(setup: BackendSetup) -> FakeBackend:
+    """Make the fake of one rank; meets nobody."""
+    return FakeBackend(setup.rank, setup.size)

@@ -1,0 +1,76 @@
+"""Names of backends: what `init_process_group("name")` can mean.
+
+A factory is a function from BackendSetup to Backend, or its address as "module:function", which
+is imported when the backend is first made. A user's own backend is registered in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from nc10d.backend.base import Factory
+from nc10d.errors import UnsupportedPlatform
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered backend: how to make it, and for which types of device by default."""
+
+    name: str
+    factory: Factory | str
+    devices: tuple[str, ...]
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register_backend(name: str, factory: Factory | str, devices: Sequence[str] = ("cpu",)) -> None:
+    """Make `name` known; `devices` are those it serves when it is asked for by name alone.
+
+    Raises ValueError if the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
+    """
+    name = name.lower()
+    if not name or set(name) & set(":, "):
+        raise ValueError(f"a backend's name must not be empty or contain ':' or ',', got {name!r}")
+    if name in _entries:
+        raise ValueError(f"a backend named {name!r} is registered already")
+    if isinstance(devices, str) or not devices:
+        raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
+    _entries[name] = Entry(name, factory, tuple(devices))
+
+
+def unregister_backend(name: str) -> None:
+    """Forget a name; groups that use the backend keep it. For tests and plug-ins that reload."""
+    _entries.pop(name.lower(), None)
+
+
+def find_backend(name: str) -> Entry:
+    """Return the entry called `name`; ValueError that lists the known names."""
+    entry = _entries.get(name.lower())
+    if entry is None:
+        known = ", ".join(sorted(_entries))
+        raise ValueError(f"unknown backend {name!r}; known are: {known}")
+    return entry
+
+
+def load_factory(entry: Entry) -> Factory:
+    """Return the entry's function, imported if need be; UnsupportedPlatform if it is not here."""
+    if not isinstance(entry.factory, str):
+        return entry.factory
+    module, _, attribute = entry.factory.partition(":")
+    try:
+        return cast(Factory, getattr(importlib.import_module(module), attribute))
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        message = f"the backend {entry.name!r} is not part of this installation of nc10d"
+        raise UnsupportedPlatform(message) from error
+
+
+register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"])
+register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"])
+register_backend("staged", "nc10d.backend.staged:make", ["cuda"])
+register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"])

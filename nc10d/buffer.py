@@ -1,0 +1,213 @@
+"""Arrays as memory: address, count, dtype, device, for whatever library made them.
+
+`as_buffer` looks the type up: NumPy arrays, then `__cuda_array_interface__`, then DLPack; a
+framework's adapter registers its own type. A Buffer keeps its owner alive and copies nothing;
+making one never waits for a device.
+
+Subclasses of ndarray are taken as the memory they are (np.matrix, np.memmap, np.recarray's plain
+cousins); masked arrays are refused, because the mask would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d.dtypes import DType, dtype_of
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An array's memory. `count` is in elements, `strides` in bytes; `address` is element 0's."""
+
+    address: int
+    count: int
+    dtype: DType
+    device: str
+    owner: Any
+    writable: bool
+    contiguous: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements, without what lies between them."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first address that belongs to an element, and the first behind all of them."""
+        if not self.count:
+            return self.address, self.address
+        steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
+        low = sum(step for step in steps if step < 0)
+        high = sum(step for step in steps if step > 0)
+        return self.address + low, self.address + high + self.dtype.itemsize
+
+    @property
+    def repeats(self) -> bool:
+        """Say whether several elements share an address, as in a broadcast view."""
+        if self.contiguous or not self.count:
+            return False
+        return any(n > 1 and step == 0 for n, step in zip(self.shape, self.strides, strict=True))
+
+
+Resolver = Callable[[Any], Buffer]
+_resolvers: dict[type, Resolver] = {}
+_devices: dict[type, Callable[[Any], str]] = {np.ndarray: lambda _: "cpu"}
+
+
+def register(kind: type, resolve: Resolver, device: Callable[[Any], str] | None = None) -> None:
+    """Resolve arrays of exactly the type `kind` by `resolve`.
+
+    `device(x)` answers with the device type ("cpu", "cuda") alone, cheaply; without it the Buffer
+    is asked.
+    """
+    _resolvers[kind] = resolve
+    _devices[kind] = device or (lambda x: resolve(x).device)
+
+
+def as_buffer(x: Any) -> Buffer:
+    """Return the memory of `x`; TypeError if it is no array, or of a dtype that can't be sent."""
+    resolve = _resolvers.get(type(x))
+    if resolve is None:
+        resolve = _resolver_for(x)
+    return resolve(x)
+
+
+def device_type(x: Any) -> str:
+    """Return the type of device ("cpu", "cuda") of an array, or of the first one of a list."""
+    find = _devices.get(type(x))
+    if find is not None:
+        return find(x)
+    if isinstance(x, (list, tuple)):
+        # An empty list or None is a mistake that the CPU's checks know how to name.
+        return device_type(x[0]) if x else "cpu"
+    return _guess_device(x)
+
+
+def _guess_device(x: Any) -> str:
+    if isinstance(x, np.ndarray):
+        return "cpu"
+    if hasattr(x, "__cuda_array_interface__"):
+        return "cuda"
+    if hasattr(x, "__dlpack_device__"):
+        return _DLPACK_DEVICES.get(int(x.__dlpack_device__()[0]), "unknown")
+    return "cpu"
+
+
+def _resolver_for(x: Any) -> Resolver:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
+    if isinstance(x, np.ndarray):
+        return _resolve_numpy
+    if hasattr(x, "__cuda_array_interface__"):
+        return _resolve_cuda
+    if hasattr(x, "__dlpack__"):
+        return _resolve_dlpack
+    raise TypeError(f"expected an array, got {_what_instead(x)}")
+
+
+def _what_instead(x: Any) -> str:
+    kind = type(x).__name__
+    if isinstance(x, np.generic):
+        return f"the NumPy scalar {x!r}: pass np.array(x), a 0-d array, so that it can be written"
+    if isinstance(x, (bool, int, float, complex)):
+        return f"the number {x!r}: pass np.array([{x!r}])"
+    if isinstance(x, (list, tuple)):
+        return f"a {kind}: pass np.array(...) of it"
+    return f"{kind}: pass a NumPy array, or one with __cuda_array_interface__ or __dlpack__"
+
+
+def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
+    dtype = dtype_of(x.dtype)
+    flags = x.flags
+    contiguous = flags.c_contiguous
+    return Buffer(
+        x.ctypes.data, x.size, dtype, "cpu", x, flags.writeable, contiguous, x.shape, x.strides
+    )
+
+
+def _resolve_cuda(x: Any) -> Buffer:
+    """Read `__cuda_array_interface__`, version 2 or 3 (Numba's specification)."""
+    interface = x.__cuda_array_interface__
+    dtype = dtype_of(np.dtype(interface["typestr"]))
+    shape = tuple(interface["shape"])
+    packed = _packed_strides(shape, dtype.itemsize)
+    strides = tuple(interface.get("strides") or packed)
+    address, read_only = interface["data"]
+    contiguous = _is_packed(shape, strides, packed)
+    return Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
+
+
+# The device types of the DLPack specification (dlpack.h) that name host or CUDA memory.
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+
+
+def _resolve_dlpack(x: Any) -> Buffer:
+    device = _guess_device(x)
+    if device != "cpu":
+        message = f"{type(x).__name__} on {device}: its library must have __cuda_array_interface__"
+        raise TypeError(message)
+    view = np.from_dlpack(x)
+    found = _resolve_numpy(view)
+    # The view keeps the memory alive, and the producer's object stays reachable with it.
+    return Buffer(
+        found.address,
+        found.count,
+        found.dtype,
+        "cpu",
+        (x, view),
+        found.writable,
+        found.contiguous,
+        found.shape,
+        found.strides,
+    )
+
+
+def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array."""
+    strides: list[int] = []
+    step = itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
+    """Say whether an array is C-contiguous: a dimension of length 1 may have any stride."""
+    if 0 in shape:
+        return True
+    return all(n == 1 or s == p for n, s, p in zip(shape, strides, packed, strict=True))
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    """Say whether two arrays share a byte.
+
+    Exact for NumPy arrays unless that is too hard to find out (np.shares_memory); where it is,
+    and for other arrays, spans that touch count as sharing.
+    """
+    if a.device != b.device or not (a.count and b.count):
+        return False
+    (a_low, a_high), (b_low, b_high) = a.span, b.span
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    if (a.contiguous and b.contiguous) or not _both_numpy(a.owner, b.owner):
+        return True
+    try:
+        return np.shares_memory(a.owner, b.owner, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _both_numpy(a: Any, b: Any) -> bool:
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+
+
+register(np.ndarray, _resolve_numpy, lambda _: "cpu")

@@ -1,0 +1,205 @@
+"""The operations as methods, for whoever has a `_run`: each makes its op and hands it on.
+
+Ranks here are ranks in the group. A tensor is any array that `as_buffer` takes. Every call blocks
+until this rank's part is done and returns None; with `async_op` it returns a Work at once.
+`timeout` (seconds or timedelta) replaces the group's for this call. Inside a coalescing block of
+the group, calls only join the block. A caller's mistake is a ValueError or TypeError before
+anything is sent; what peers or the network do wrong is a DistError out of the call or of `wait`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.deadline import Timeout
+from nc10d.ops import (
+    SUM,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+from nc10d.work import Work
+
+# A barrier has no array; it goes where NumPy's arrays go.
+_NO_ARRAY: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+
+
+def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Read an empty sequence as None: c10d's callers use both for "nothing"."""
+    return None if items is None or len(items) == 0 else items
+
+
+class Collectives:
+    """The operations of a group; a subclass says in `_run` what becomes of one."""
+
+    def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        """Launch `op`; `array` is one of its arrays, which tells the device."""
+        raise NotImplementedError
+
+    def all_reduce(
+        self,
+        tensor: Array,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce `tensor` over the group in place; every rank ends with the same result."""
+        return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
+
+    def reduce(
+        self,
+        tensor: Array,
+        dst: int,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce `tensor` over the group into rank `dst`'s; the others' keep their values."""
+        return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
+
+    def broadcast(
+        self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Copy rank `src`'s `tensor` into everybody's; same dtype and number of elements."""
+        return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Array],
+        tensor: Array,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy rank r's `tensor` into everybody's `tensor_list[r]`; sizes may differ by rank."""
+        return self._run(AllGather(tensor_list, tensor), tensor, async_op, timeout)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Array,
+        input_tensor: Array,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy every rank's `input_tensor`, rank after rank, into everybody's `output_tensor`."""
+        return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
+
+    def reduce_scatter(
+        self,
+        output: Array,
+        input_list: Sequence[Array],
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce everybody's `input_list[r]` into rank r's `output`; sizes may differ by rank."""
+        return self._run(ReduceScatter(output, input_list, op), output, async_op, timeout)
+
+    def reduce_scatter_tensor(
+        self,
+        output: Array,
+        input: Array,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce everybody's chunk r of `input` into rank r's `output`."""
+        return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Array],
+        input_tensor_list: Sequence[Array],
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy my `input_tensor_list[r]` into rank r's `output_tensor_list[my rank]`."""
+        op = AllToAll(output_tensor_list, input_tensor_list)
+        return self._run(op, output_tensor_list, async_op, timeout)
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Exchange slices of dimension 0: `input`'s r-th goes to rank r, `output`'s comes from it.
+
+        Split sizes count rows, one per rank; without them the rows are divided evenly.
+        """
+        op = AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
+        return self._run(op, output, async_op, timeout)
+
+    def gather(
+        self,
+        tensor: Array,
+        gather_list: Sequence[Array] | None = None,
+        dst: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy rank r's `tensor` into rank `dst`'s `gather_list[r]`; None on the other ranks."""
+        return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
+
+    def scatter(
+        self,
+        tensor: Array,
+        scatter_list: Sequence[Array] | None = None,
+        src: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy rank `src`'s `scatter_list[r]` into rank r's `tensor`; None on the other ranks."""
+        return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
+
+    def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
+        """Block until every rank of the group has called."""
+        return self._run(Barrier(), _NO_ARRAY, async_op, timeout)
+
+    def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
+        """Send `tensor` to rank `dst`; block until it may be changed again."""
+        self._run(Send(tensor, dst, tag), tensor, False, timeout)
+
+    def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
+        """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
+        return self._run(Send(tensor, dst, tag), tensor, True, timeout)
+
+    def recv(
+        self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
+    ) -> int | None:
+        """Receive `tensor` from rank `src` (None: from anyone) and return the sender's rank.
+
+        Inside a coalescing block nothing has come yet: returns None.
+        """
+        if self.in_batch():
+            self._run(Recv(tensor, src, tag), tensor, False, timeout)
+            return None
+        work = self._run(Recv(tensor, src, tag), tensor, True, timeout)
+        sender = None if work is None else work.result()
+        return src if sender is None else int(sender)
+
+    def irecv(
+        self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
+    ) -> Work | None:
+        """Receive `tensor` from rank `src` (None: from anyone); `result()` is the sender."""
+        return self._run(Recv(tensor, src, tag), tensor, True, timeout)
+
+    def in_batch(self) -> bool:
+        """Say whether a coalescing block of this thread is open on the group."""
+        return False

@@ -1,0 +1,75 @@
+"""Several sends and receives at once: `P2POp` says what, `batch_isend_irecv` launches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nc10d.api import Group, irecv, isend
+from nc10d.coalesce import coalescing_manager
+from nc10d.group import ProcessGroup
+from nc10d.ops import Array
+from nc10d.work import Work
+from nc10d.world import NonMember, get_default_group
+
+
+class P2POp:
+    """One send or receive of a batch: `op` is `isend` or `irecv`, `peer` a global rank.
+
+    `group_peer`, the peer's rank in `group`, goes instead of `peer`.
+    """
+
+    __slots__ = ("group", "group_peer", "op", "peer", "tag", "tensor")
+
+    def __init__(
+        self,
+        op: Callable[..., Work | None],
+        tensor: Array,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(f"P2POp: op must be isend or irecv, got {op!r}")
+        if isinstance(group, NonMember):
+            raise ValueError("P2POp: this rank is not in the group")
+        if (peer is None) == (group_peer is None):
+            raise ValueError(f"P2POp: give either peer or group_peer, got {peer} and {group_peer}")
+        self.op = op
+        self.tensor = tensor
+        self.group: ProcessGroup = group or get_default_group()
+        self.tag = tag
+        if peer is None:
+            self.group_peer = group_peer or 0
+            self.peer = self.group.global_rank(self.group_peer)
+        else:
+            self.peer, self.group_peer = peer, self.group.group_rank(peer)
+
+    def start(self) -> Work | None:
+        """Do it: join the group's open block, or launch it alone."""
+        return self.op(self.tensor, self.peer, self.group, self.tag)
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag}, {self.group!r})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Launch sends and receives of one group as one submission; return one Work for each.
+
+    Inside a coalescing block of the group they join it. ValueError for an empty list, for other
+    things than P2POps, or for several groups.
+    """
+    if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise ValueError("batch_isend_irecv needs a list of P2POp, and not an empty one")
+    group = p2p_op_list[0].group
+    if any(one.group is not group for one in p2p_op_list):
+        raise ValueError("batch_isend_irecv: all operations must be of the same group")
+    if group.in_batch():
+        return _start(p2p_op_list)
+    with coalescing_manager(group, async_ops=True):
+        return _start(p2p_op_list)
+
+
+def _start(ops: Sequence[P2POp]) -> list[Work]:
+    works = [one.start() for one in ops]
+    return [work for work in works if work is not None]

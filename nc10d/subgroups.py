@@ -1,0 +1,187 @@
+"""Groups of some of the ranks: `new_group` and what is built from it.
+
+Every rank of the default group makes the same calls in the same order, also for groups that it is
+not in; a call blocks the members until all of them have come. The CPU's backend of a new group is
+split off its parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nc10d.backend.config import BackendConfig
+from nc10d.deadline import Timeout, seconds
+from nc10d.group import ProcessGroup
+from nc10d.world import (
+    GroupMember,
+    NonMember,
+    current_world,
+    get_default_group,
+    prefix_store,
+)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | NonMember | None:
+    """Make a group of global `ranks` (None: all); every rank calls, in the same order.
+
+    Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
+    GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` only members need to call, and
+    others get None. `timeout` defaults to 30 minutes like the default group's own, `backend` to
+    the default group's. ValueError for duplicate or unknown ranks.
+    """
+    parent = get_default_group()
+    parent.refuse_in_batch("new_group")
+    members = _members(parent, ranks, sort_ranks)
+    world = current_world()
+    if use_local_synchronization:
+        if parent.rank not in members:
+            return None
+        name = world.next_local_name(parent.name, members)
+    else:
+        name = world.next_name(parent.name)
+    if parent.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    group = _child(parent, members, name, timeout, backend, pg_options, group_desc)
+    group.device_id = parent.device_id if device_id is None else device_id
+    return world.add(group)
+
+
+def _members(
+    parent: ProcessGroup, ranks: Sequence[int] | None, sort_ranks: bool
+) -> tuple[int, ...]:
+    if ranks is None:
+        return parent.ranks
+    members = tuple(sorted(ranks) if sort_ranks else ranks)
+    if not members:
+        raise ValueError("a group needs at least one rank, got an empty list")
+    if len(set(members)) != len(members):
+        raise ValueError(f"ranks must not contain duplicates, got {list(members)}")
+    for member in members:
+        parent.group_rank(member)
+    return members
+
+
+def _child(
+    parent: ProcessGroup,
+    members: Sequence[int],
+    name: str,
+    timeout: Timeout,
+    backend: str | None,
+    options: Any,
+    description: str | None,
+) -> ProcessGroup:
+    world = get_default_group()
+    return ProcessGroup(
+        name,
+        members,
+        members.index(world.rank),
+        prefix_store(name, world.store),
+        parent.timeout if timeout is None else seconds(timeout),
+        parent.config if backend is None else BackendConfig(backend),
+        options=parent.options if options is None else options,
+        parent=parent,
+        description=description,
+    )
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
+    """Cut the ranks of `group` into runs of `group_size`; return (mine, all of them).
+
+    Every rank of the default group calls. `group_size` must divide the size of `group`; without
+    it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts them.
+    """
+    whole = group or get_default_group()
+    size = _ranks_per_host() if group_size is None else group_size
+    if size < 1 or whole.size % size:
+        raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
+    runs = [whole.ranks[start : start + size] for start in range(0, whole.size, size)]
+    return new_subgroups_by_enumeration(runs, timeout, backend, pg_options, group_desc)
+
+
+def _ranks_per_host() -> int:
+    import os
+
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if text is None:
+        raise ValueError("new_subgroups needs a group_size: LOCAL_WORLD_SIZE is not set")
+    return int(text)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
+    """Make one group per list of global ranks; return (mine or None, all of them).
+
+    Every rank of the default group calls. The lists must not overlap: ValueError.
+    """
+    if not ranks_per_subgroup_list:
+        raise ValueError("ranks_per_subgroup_list must not be empty")
+    _check_disjoint(ranks_per_subgroup_list)
+    groups = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
+        for ranks in ranks_per_subgroup_list
+    ]
+    mine = [group for group in groups if isinstance(group, ProcessGroup)]
+    return (mine[0] if mine else None), groups
+
+
+def _check_disjoint(lists: Sequence[Sequence[int]]) -> None:
+    seen: set[int] = set()
+    for ranks in lists:
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"rank {rank} is in the lists twice: {[list(r) for r in lists]}")
+            seen.add(rank)
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Split `parent_pg` into groups by lists of its ranks; return mine, None if I'm in no list.
+
+    Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty.
+    """
+    parent = parent_pg or get_default_group()
+    parent.refuse_in_batch("split_group")
+    if not split_ranks:
+        raise ValueError("split_ranks must be a list of lists of ranks, and not empty")
+    lists = [tuple(sorted(ranks)) for ranks in split_ranks]
+    if not all(lists):
+        raise ValueError("split_ranks must not contain an empty list")
+    _check_disjoint(lists)
+    members = [tuple(parent.global_rank(rank) for rank in ranks) for ranks in lists]
+    parent.splits += 1
+    for ranks, globally in zip(lists, members, strict=True):
+        if parent.rank in ranks:
+            # Disjoint lists: the smallest member tells the new groups of one split apart.
+            name = f"{parent.name}/split{parent.splits}-{ranks[0]}"
+            group = _child(parent, globally, name, timeout, backend, pg_options, group_desc)
+            group.device_id = parent.device_id
+            return current_world().add(group)
+    return None
