@@ -1,0 +1,238 @@
+"""Real jobs: exit codes, the first failure, restarts, files, and what a killed launcher leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Script = Callable[[str], str]
+
+LAUNCHER = [sys.executable, "-m", "nc10d.run"]
+
+# Rank 1 fails as it is told to; the others wait for ever. A child of each rank waits with it.
+FAIL = """
+    import os, signal, sys
+    rank = int(os.environ["RANK"])
+    print("rank", rank, "is here")
+    print("about to fail" if rank == 1 else "waiting", file=sys.stderr)
+    if rank == 1:
+        {how}
+    signal.pause()
+"""
+WAIT = """
+    import os, signal, subprocess, sys
+    {before}
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    print("pids", os.getpid(), child.pid)
+    signal.pause()
+"""
+IGNORE_SIGINT = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+IGNORE_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def pids_of(launcher: subprocess.Popen[str], ranks: int) -> list[int]:
+    """Return the ids of all ranks and their children, once every rank has said them."""
+    assert launcher.stdout is not None
+    lines = [launcher.stdout.readline() for _ in range(ranks)]
+    return [int(word) for line in lines for word in re.findall(r"\d+", line.split("pids")[1])]
+
+
+def wait_gone(pids: list[int], timeout: float) -> bool:
+    """Wait for the end of processes that are not our children; say whether all came in time."""
+    deadline = time.monotonic() + timeout
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ended = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]
+        os.close(fd)
+        if not ended:
+            return False
+    return True
+
+
+def test_a_job_that_goes_well_ends_with_0(launch: Launch, script: Script) -> None:
+    done = launch("--nproc-per-node", "3", script("print('hello')"))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] hello" for r in range(3)]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("sys.exit(7)", 7, "exit code 7"),
+        ("raise ValueError('boom')", 1, "exit code 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+        ("os.abort()", 134, "SIGABRT"),
+    ],
+)
+def test_the_first_failure_is_reported_and_ends_the_others(
+    launch: Launch, script: Script, how: str, code: int, words: str
+) -> None:
+    done = launch("--nproc-per-node", "3", script(FAIL.format(how=how)))
+    assert done.returncode == code
+    assert done.stderr.count("nc10d-run: rank ") == 1
+    assert f"nc10d-run: rank 1 failed with {words} (local rank 1, host " in done.stderr
+    assert "    about to fail\n" in done.stderr
+    assert done.stdout.count("is here") >= 1
+
+
+def test_a_witness_is_not_taken_for_the_cause(launch: Launch, script: Script) -> None:
+    path = script("""
+        import os, sys
+        from nc10d.errors import PeerLost
+        if os.environ["RANK"] == "0":
+            held = open(sys.argv[1], "w")  # until this process ends
+            raise PeerLost("rank 1 is gone")
+        with open(sys.argv[1]) as other:
+            other.read()
+        raise ValueError("the cause, told late")
+    """)
+    fifo = str(Path(path).with_name("fifo"))
+    os.mkfifo(fifo)
+    done = launch("--nproc-per-node", "2", path, fifo)
+    assert "nc10d-run: rank 1 failed" in done.stderr
+    assert "nc10d-run: rank 0" not in done.stderr
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(
+    launch: Launch, script: Script
+) -> None:
+    path = script(f"""
+        import os, signal, sys
+        {IGNORE_SIGTERM}
+        if os.environ["RANK"] == "1":
+            sys.exit(3)
+        signal.pause()
+    """)
+    began = time.monotonic()
+    done = launch("--nproc-per-node", "2", "--grace-period", "0.3", path)
+    assert done.returncode == 3
+    assert time.monotonic() - began < 5
+
+
+def test_a_failed_job_is_restarted_with_a_new_count(launch: Launch, script: Script) -> None:
+    path = script("""
+        import os, sys
+        count = os.environ["NC10D_RESTART_COUNT"]
+        assert count == os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("life", count)
+        sys.exit(5 if count < sys.argv[1] else 0)
+    """)
+    well = launch("--nproc-per-node", "2", "--max-restarts", "2", path, "2")
+    assert well.returncode == 0
+    assert well.stdout.count("] life 2") == 2
+    assert "restart 2 of 2" in well.stderr
+    badly = launch("--nproc-per-node", "1", "--max-restarts", "1", path, "9")
+    assert badly.returncode == 5
+    assert badly.stdout.splitlines() == ["[rank 0] life 0", "[rank 0] life 1"]
+
+
+def test_stdout_and_stderr_stay_apart(launch: Launch, script: Script) -> None:
+    path = script("import sys; print('out'); print('err', file=sys.stderr)")
+    done = launch("--nproc-per-node", "2", path)
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] out", "[rank 1] out"]
+    assert sorted(done.stderr.splitlines()) == ["[rank 0] err", "[rank 1] err"]
+
+
+def test_without_prefix_bytes_pass_as_they_are(launch: Launch, script: Script) -> None:
+    done = launch("--no-prefix", script("print('10%', end='\\r'); print('20%')"))
+    assert done.stdout == "10%\r20%\n" or done.stdout == "10%\n20%\n"  # universal newlines
+
+
+def test_output_is_kept_in_files_on_request(launch: Launch, script: Script, tmp_path: Path) -> None:
+    path = script("import sys; print('out'); print('err', file=sys.stderr)")
+    words = ["--nproc-per-node", "2", "--rdzv-id", "job", "--log-dir", str(tmp_path)]
+    done = launch(*words, "--redirects", "2", path)
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] out", "[rank 1] out"]
+    assert done.stderr == ""
+    folder = tmp_path / "job" / "attempt_0" / "rank_1"
+    assert (folder / "stdout.log").read_text() == "out\n"
+    assert (folder / "stderr.log").read_text() == "err\n"
+
+
+def test_modules_and_programs_can_be_launched(launch: Launch) -> None:
+    assert launch("-m", "platform").stdout.startswith("[rank 0] Linux")
+    done = launch("--nproc-per-node", "2", "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE")
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
+
+
+def test_a_program_that_cannot_be_started_is_an_error(launch: Launch) -> None:
+    done = launch("--no-python", "/nowhere/at/all")
+    assert done.returncode == 127
+    assert "cannot start the ranks" in done.stderr
+
+
+def test_the_first_rank_inherits_input_from_a_pipe(
+    environment: dict[str, str], script: Script
+) -> None:
+    path = script("import sys; print(repr(sys.stdin.read()))")
+    words = ["--nproc-per-node", "2", path]
+    done = subprocess.run(
+        [*LAUNCHER, *words],
+        env=environment,
+        input="data",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 'data'", "[rank 1] ''"]
+
+
+@pytest.mark.parametrize("before", ["", IGNORE_SIGINT])
+def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, before: str) -> None:
+    launcher = start("--nproc-per-node", "4", script(WAIT.format(before=before)))
+    pids = pids_of(launcher, 4)
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=5) == 130
+    assert wait_gone(pids, timeout=0.1)
+    assert time.monotonic() - began < 1.0
+
+
+def test_sigterm_is_passed_on_and_ends_the_job(start: Start, script: Script) -> None:
+    launcher = start("--nproc-per-node", "2", script(WAIT.format(before="")))
+    pids = pids_of(launcher, 2)
+    launcher.terminate()
+    assert launcher.wait(timeout=5) == 143
+    assert wait_gone(pids, timeout=0.1)
+
+
+def test_a_killed_launcher_leaves_nothing(start: Start, script: Script) -> None:
+    launcher = start("--nproc-per-node", "2", script(WAIT.format(before=IGNORE_SIGTERM)))
+    pids = pids_of(launcher, 2)
+    launcher.kill()
+    assert wait_gone(pids, timeout=5)
+
+
+def test_a_reader_that_leaves_ends_the_job(start: Start, script: Script) -> None:
+    launcher = start("--nproc-per-node", "2", script("while True: print('y')"))
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    launcher.stdout.close()
+    assert launcher.wait(timeout=5) == 141
+
+
+def test_two_launchers_make_one_job(
+    launch: Launch, start: Start, script: Script, free_port: int
+) -> None:
+    path = script("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
+    first = start(*words, "--node-rank", "0", path)
+    second = launch(*words, "--node-rank", "1", path)
+    out, _ = first.communicate(timeout=30)
+    assert sorted(out.splitlines()) == ["[rank 0] 0 4", "[rank 1] 1 4"]
+    assert sorted(second.stdout.splitlines()) == ["[rank 2] 2 4", "[rank 3] 3 4"]

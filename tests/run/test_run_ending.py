@@ -1,0 +1,52 @@
+"""Timetables of an ending, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import signal
+
+from nc10d.run.ending import AT_ONCE, INTERRUPT, Clock, Whom, politely
+
+
+class Time:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_idle_clock_waits_for_ever() -> None:
+    clock = Clock(Time())
+    assert clock.remaining() is None
+    assert clock.take_due() == []
+
+
+def test_ranks_are_asked_before_everything_is_killed() -> None:
+    time = Time()
+    clock = Clock(time)
+    clock.begin(politely(5.0, delay=1.0))
+    assert (clock.remaining(), clock.take_due()) == (1.0, [])
+    time.now += 1.0
+    (first,) = clock.take_due()
+    assert (first.number, first.whom) == (signal.SIGTERM, Whom.RANKS)
+    assert clock.remaining() == 5.0
+    time.now += 60.0
+    (last,) = clock.take_due()
+    assert (last.number, last.whom) == (signal.SIGKILL, Whom.GROUP)
+    assert clock.remaining() is None
+
+
+def test_a_new_timetable_replaces_the_old() -> None:
+    clock = Clock(Time())
+    clock.begin(politely(60.0))
+    clock.begin(AT_ONCE)
+    assert [step.number for step in clock.take_due()] == [signal.SIGKILL]
+    assert clock.remaining() is None
+
+
+def test_ctrl_c_leaves_nothing_after_one_second() -> None:
+    assert INTERRUPT[0].number == signal.SIGINT
+    assert INTERRUPT[-1].number == signal.SIGKILL
+    assert INTERRUPT[-1].delay < 0.8

@@ -1,0 +1,60 @@
+"""Which failure is told, and in what words."""
+
+from __future__ import annotations
+
+import pytest
+
+from nc10d.run.report import Exit, failure_text, first_failure, is_witness
+
+LOST = ("Traceback (most recent call last):", '  File "a.py"', "nc10d.errors.PeerLost: rank 2")
+BUG = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: boom")
+
+
+def ended(rank: int, status: int, last_lines: tuple[str, ...] = ()) -> Exit:
+    return Exit(rank, rank, "host", 100 + rank, status, last_lines)
+
+
+def test_ranks_that_end_well_are_not_to_blame() -> None:
+    assert first_failure([ended(0, 0), ended(1, 0)]) is None
+
+
+def test_the_first_to_fail_is_reported() -> None:
+    exits = [ended(3, 0), ended(2, 7), ended(1, -9)]
+    assert first_failure(exits) == exits[1]
+
+
+def test_a_witness_makes_way_for_the_cause() -> None:
+    exits = [ended(0, 1, LOST), ended(2, 1, BUG)]
+    assert first_failure(exits) == exits[1]
+
+
+def test_where_all_are_witnesses_the_first_speaks() -> None:
+    exits = [ended(0, 1, LOST), ended(1, 1, LOST)]
+    assert first_failure(exits) == exits[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (LOST, True),
+        ((*LOST, "    which was in all_reduce 41", ""), True),
+        (("Aborted", ""), True),
+        (BUG, False),
+        ((*LOST, *BUG), False),
+        ((), False),
+    ],
+)
+def test_a_witness_is_known_by_its_last_error(lines: tuple[str, ...], expected: bool) -> None:
+    assert is_witness(ended(0, 1, lines)) is expected
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "code"),
+    [(3, "exit code 3", 3), (-9, "SIGKILL", 137), (-15, "SIGTERM", 143), (-40, "signal 40", 168)],
+)
+def test_the_report_says_who_how_and_the_last_words(status: int, words: str, code: int) -> None:
+    end = ended(2, status, BUG)
+    assert end.exit_code == code
+    text = failure_text(end)
+    assert f"rank 2 failed with {words} (local rank 2, host host, pid 102)" in text
+    assert text.endswith("    ValueError: boom\n")

@@ -1,0 +1,73 @@
+"""On a terminal rank 0 looks as if it ran alone; everyone else is prefixed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+
+import pytest
+
+Script = Callable[[str], str]
+LOOK = """
+    import os, sys
+    print(sys.stdout.isatty(), os.get_terminal_size(1).columns if sys.stdout.isatty() else None)
+    print("bar", end="\\r")
+"""
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """A terminal of 77 columns: (the user's end, the program's end)."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (20, 77))
+    yield ours, theirs
+    os.close(ours)
+
+
+def screen_of(terminal: tuple[int, int], environment: dict[str, str], *words: str) -> str:
+    """Run the launcher on the terminal; return all that it writes there."""
+    ours, theirs = terminal
+    command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "2", *words]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    text = b""
+    while data := _read(ours):
+        text += data
+    assert process.wait(timeout=10) == 0
+    return text.decode()
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""  # EIO: nobody has the other end open any more
+
+
+def test_rank_0_has_a_terminal_of_the_same_size(
+    terminal: tuple[int, int], environment: dict[str, str], script: Script
+) -> None:
+    shown = screen_of(terminal, environment, script(LOOK))
+    assert "True 77\r\n" in shown
+    assert "[rank 1] False None\r\n" in shown
+    assert "[rank 0]" not in shown
+
+
+def test_prefixes_can_be_forced(
+    terminal: tuple[int, int], environment: dict[str, str], script: Script
+) -> None:
+    shown = screen_of(terminal, environment, "--prefix", script(LOOK))
+    assert "[rank 0] False None\r\n" in shown
+
+
+def test_prefixes_can_be_left_out(
+    terminal: tuple[int, int], environment: dict[str, str], script: Script
+) -> None:
+    shown = screen_of(terminal, environment, "--no-prefix", script(LOOK))
+    assert shown.count("False None\r\n") == 2
+    assert "[rank" not in shown
