@@ -9,8 +9,8 @@ Numba's own on-disk cache is not used: its index and data files are written one 
 and two writers can leave an index entry that points at another function's code. NUMBA_CACHE_DIR
 and the user's own Numba functions are untouched.
 
-Rule for callers: a function reaches only module-level functions and constants of `kernels/` and
-`backend/cpu/` (the sources that the cache folder is named after), and the names of helpers that
+Rule for callers: a function reaches only its own module, `kernels/` and `backend/cpu/native/` (the
+sources that the cache folder is named after), and the names of helpers that
 are compiled into it are unique in the package: object files loaded side by side share one
 table of symbols.
 """
@@ -38,23 +38,24 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
-from nc10d.kernels.folder import code_folder, exclusive
+from nc10d.kernels.folder import KERNEL_SOURCES, SOURCES, code_folder, exclusive
 
 FORMAT = 1
 _names: set[str] = set()
 _compiling = threading.RLock()
 
 
-def compiled(signature: str) -> Callable[[FunctionType], Any]:
+def compiled(signature: Any) -> Callable[[FunctionType], Any]:
     """Compile the decorated function for `signature` now, without the GIL while it runs.
 
+    `signature` is a Numba signature, or the text of one.
     Returns a Numba dispatcher; Python calls `entry_point(dispatcher)`, other compiled functions
     the dispatcher itself. Blocks while another process compiles the same function.
     """
 
     def decorate(function: FunctionType) -> Any:
         dispatcher = numba.njit(nogil=True)(function)
-        dispatcher._cache = _OneFile(function, signature)
+        dispatcher._cache = _OneFile(function, str(signature))
         _compile(dispatcher._cache, lambda: dispatcher.compile(signature))
         dispatcher.disable_compile()
         return dispatcher
@@ -78,7 +79,7 @@ def compiled_callback(signature: str) -> Callable[[FunctionType], Any]:
     def decorate(function: FunctionType) -> Any:
         types = sigutils.normalize_signature(signature)
         callback: Any = CFunc(function, types, locals={}, options={"nopython": True})
-        callback._cache = _OneFile(function, signature)
+        callback._cache = _OneFile(function, str(signature))
         _compile(callback._cache, callback.compile)
         return callback
 
@@ -106,9 +107,12 @@ class _OneFile:
         self.name = f"{function.__module__}.{function.__qualname__}"
         code = function.__code__
         constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
-        self._key = (FORMAT, self.name, signature, code.co_code, code.co_names, repr(constants))
+        module = _file_digest(code.co_filename)
+        self._key = (self.name, signature, code.co_code, code.co_names, repr(constants), module)
         digest = hashlib.sha256(repr(self._key).encode()).hexdigest()[:16]
-        self.path = _folder() / f"{self.name}-{digest}.code"
+        kernel = self.name.startswith(__package__ + ".")
+        folder = _folder(KERNEL_SOURCES if kernel else SOURCES)
+        self.path = folder / f"{self.name}-{digest}.code"
 
     def load_overload(self, _signature: object, target: Any) -> Any:
         """Return the compiled function, or None if it is not there (or damaged)."""
@@ -145,9 +149,17 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 @functools.cache
-def _folder() -> Path:
-    """Return the folder for this package, these compilers, this CPU and these settings."""
+def _file_digest(name: str) -> str:
+    try:
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    except OSError:
+        return name
+
+
+@functools.cache
+def _folder(sources: tuple[str, ...]) -> Path:
+    """Return the folder for these sources, compilers and settings, and this CPU."""
     versions = (FORMAT, platform.python_version(), numba.__version__, llvmlite.__version__)
     settings = (config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT, config.LOOP_VECTORIZE)
     machine = cpu_target.target_context.codegen().magic_tuple()
-    return code_folder((*versions, *map(str, settings), *machine))
+    return code_folder(sources, (*versions, *map(str, settings), *machine))

@@ -1,8 +1,8 @@
 """Where compiled code lives on disk, and the lock that lets one process compile for all.
 
 Contract: `code_folder` returns an existing folder that only this user can enter, named by
-a hash of the package's sources and of what else shapes the code; what lies in it was written by this user for
-exactly these sources. The files are pickles, hence the care about who may write there.
+a hash of the package's sources and of what else shapes the code; what lies in it was written by
+this user for exactly these. The files are pickles, hence the care about who may write there.
 Standard library only.
 """
 
@@ -23,8 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# What can change the machine code: kernels, the engine, and the dtype table they are built from.
-SOURCES = ("dtypes.py", "kernels/*.py", "backend/cpu/native/*.py")
+# What can change the machine code of a kernel, and of everything else (which may contain kernels'
+# helpers): a change to the engine leaves the kernels compiled.
+KERNEL_SOURCES = ("dtypes.py", "ops.py", "kernels/*.py")
+SOURCES = (*KERNEL_SOURCES, "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0
 
 

@@ -1,0 +1,192 @@
+"""Reduction kernels: small C functions, one for each operation and element type, by address.
+
+Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rules of
+`nc10d.dtypes`; `void(dst, src, arg, nbytes)` are the maps that AVG ends and PREMUL_SUM begins
+with. dst may be a, b or neither, without partial overlap; addresses need no alignment; nbytes is
+a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
+
+Each is compiled when it is first asked for (or loaded, see `cache`) and stays for good.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
+from nc10d.kernels.lanes import (
+    DOUBLE,
+    FLOAT,
+    I64,
+    NARROW,
+    STORED,
+    WIDEN,
+    Builder,
+    Value,
+    spread,
+)
+from nc10d.kernels.steps import Prepare, binary_kernel, unary_kernel, wide_bytes
+from nc10d.ops import RedOp, ReduceOp
+
+Key = tuple[str, DType]
+
+_kernels: dict[Key, Any] = {}
+_addresses: dict[tuple[RedOp, DType], int] = {}
+_building = threading.Lock()
+
+
+def kernel_address(kind: RedOp, dtype: DType) -> int:
+    """Return the address of dst = a op b; AVG and PREMUL_SUM are sums.
+
+    A TypeError says why where `dtype` has no such operation. May block to compile.
+    """
+    found = _addresses.get((kind, dtype))
+    return _resolve(kind, dtype) if found is None else found
+
+
+def _resolve(kind: RedOp, dtype: DType) -> int:
+    check_reduce(dtype, ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None))
+    same, stored = canonical(kind, dtype)
+    key = (same.name.lower(), stored)
+    kernel = _kernel(key, lambda name: binary_kernel(name, stored, combine(same, stored)))
+    return _addresses.setdefault((kind, dtype), kernel.address)
+
+
+def divide_address(dtype: DType) -> int:
+    """Return the address of dst = src / arg, where arg is the world size (AVG's last step).
+
+    Ints truncate toward zero; both parts of a complex number are divided.
+    """
+    real = parts(dtype)
+    assert real.family is not Family.BOOL, "AVG of bool is refused earlier"
+    return _unary("divide", real, *_DIVIDE[real.family](real))
+
+
+def scale_address(dtype: DType) -> int:
+    """Return the address of dst = src * factor; arg is the address of the factor, a float64."""
+    real = unsigned(parts(dtype))
+    assert real.family is not Family.BOOL, "PREMUL_SUM of bool is refused earlier"
+    return _unary("scale", real, *_SCALE[real.family](real))
+
+
+def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> int:
+    kernel = _kernel((what, dtype), lambda name: unary_kernel(name, dtype, prepare, rule, wide))
+    address: int = kernel.address
+    return address
+
+
+def _kernel(key: Key, make: Callable[[str], Any]) -> Any:
+    """Return the kernel of this name, made by `make` if it is new."""
+    with _building:
+        if key not in _kernels:
+            _kernels[key] = make(f"{key[0]}_{key[1].label}")
+        return _kernels[key]
+
+
+def assembly(address: int) -> str:
+    """Return the machine code of the kernel at `address` as text, for tests and the curious."""
+    (kernel,) = (k for k in _kernels.values() if k.address == address)
+    text: str = kernel._library.get_asm_str()
+    return text
+
+
+def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Yield the name of each distinct kernel and the call that makes it: for warming up."""
+    pairs = {canonical(k, d): (k, d) for d in DType for k in RedOp if _allowed(k, d)}
+    for (kind, dtype), asked in pairs.items():
+        yield f"{kind.name.lower()}_{dtype.label}", functools.partial(kernel_address, *asked)
+    for dtype in dict.fromkeys(parts(d) for d in DType if _allowed(RedOp.AVG, d)):
+        yield f"divide_{dtype.label}", functools.partial(divide_address, dtype)
+    scaled = (unsigned(parts(d)) for d in DType if _allowed(RedOp.PREMUL_SUM, d))
+    for dtype in dict.fromkeys(scaled):
+        yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)
+
+
+def _allowed(kind: RedOp, dtype: DType) -> bool:
+    try:
+        check_reduce(dtype, ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None))
+    except TypeError:
+        return False
+    return True
+
+
+# How the maps compute: (prepare the scalar, apply it to a vector, bytes of the wide step)
+
+Map = tuple[Prepare, Combine, int]
+
+
+def _real(dtype: DType) -> Any:
+    return DOUBLE if dtype is DType.FLOAT64 else FLOAT
+
+
+def _widened(dtype: DType, rule: Combine) -> Combine:
+    """Apply `rule` to the float32 of a narrow float, and round once."""
+    if dtype not in WIDEN:
+        return rule
+    return lambda b, x, y: NARROW[dtype](b, rule(b, WIDEN[dtype](b, x), y))
+
+
+def _divide_float(dtype: DType) -> Map:
+    def count(b: Builder, arg: Value) -> Value:
+        return b.sitofp(arg, _real(dtype))
+
+    return count, _widened(dtype, Builder.fdiv), wide_bytes(dtype)
+
+
+def _divide_int(dtype: DType) -> Map:
+    """As 64-bit numbers, one by one: the world size may not fit the type, and CPUs don't
+    divide vectors of ints."""
+    signed = dtype.family is Family.INT
+    extend, divide = (Builder.sext, Builder.sdiv) if signed else (Builder.zext, Builder.udiv)
+
+    def rule(b: Builder, x: Value, y: Value) -> Value:
+        wide = x if x.type == y.type else extend(b, x, y.type)
+        quotient = divide(b, wide, y)
+        return quotient if x.type == y.type else b.trunc(quotient, x.type)
+
+    return lambda _b, arg: arg, rule, dtype.itemsize
+
+
+def _load_factor(b: Builder, arg: Value) -> Value:
+    return b.load(b.inttoptr(arg, DOUBLE.as_pointer()), align=1)
+
+
+def _scale_float(dtype: DType) -> Map:
+    def factor(b: Builder, arg: Value) -> Value:
+        wide = _load_factor(b, arg)
+        return wide if dtype is DType.FLOAT64 else _rounded(b, b.fptrunc(wide, FLOAT), dtype)
+
+    return factor, _widened(dtype, Builder.fmul), wide_bytes(dtype)
+
+
+def _rounded(b: Builder, scalar: Value, dtype: DType) -> Value:
+    """Round a float32 to the array's dtype, and widen it again."""
+    if dtype not in WIDEN:
+        return scalar
+    one = spread(b, scalar, 1)
+    return b.extract_element(WIDEN[dtype](b, NARROW[dtype](b, one)), I64(0))
+
+
+def _scale_int(dtype: DType) -> Map:
+    def factor(b: Builder, arg: Value) -> Value:
+        whole = b.fptosi(_load_factor(b, arg), I64)
+        return whole if dtype.itemsize == 8 else b.trunc(whole, STORED[dtype])
+
+    return factor, Builder.mul, wide_bytes(dtype)
+
+
+_DIVIDE = {
+    Family.UINT: _divide_int,
+    Family.INT: _divide_int,
+    Family.FLOAT: _divide_float,
+    Family.COMPLEX: _divide_float,
+}
+_SCALE = {
+    Family.UINT: _scale_int,
+    Family.INT: _scale_int,
+    Family.FLOAT: _scale_float,
+    Family.COMPLEX: _scale_float,
+}
