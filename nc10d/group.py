@@ -25,7 +25,8 @@ from nc10d.collectives import Collectives
 from nc10d.deadline import Timeout, seconds
 from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed
 from nc10d.ops import Array, Barrier, Op
-from nc10d.work import Work, fresh
+from nc10d.outcome import fresh
+from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
