@@ -1,0 +1,112 @@
+"""One script, unchanged, under every launcher that people use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import slurm
+
+Script = Callable[..., str]
+
+# With torchrun's and mpirun's defaults, and with nothing but `import nc10d as dist`.
+SUM = """
+    import numpy as np
+    import nc10d as dist
+
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = np.full(1000, rank + 1.0)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    print(f"rank {rank} of {size}: {x.min()} {x.max()}\\n", end="", flush=True)
+"""
+EXPECTED = [f"rank {rank} of 3: 6.0 6.0" for rank in range(3)]
+
+TORCH_SUM = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print("sum", x.item())
+    dist.destroy_process_group()
+"""
+
+BIN = Path(sys.executable).parent
+LAUNCHERS = {
+    "nc10d.run": [sys.executable, "-m", "nc10d.run", "--no-prefix", "--nproc-per-node", "3"],
+    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "3"],
+    "torchrun, static": [
+        *(str(BIN / "torchrun"), "--nproc-per-node", "3"),
+        *("--master-addr", "127.0.0.1", "--master-port", "PORT"),
+    ],
+    "mpirun": [str(BIN / "mpirun"), "-n", "3", sys.executable],
+}
+
+
+def said(command: list[str], environment: dict[str, str]) -> list[str]:
+    """Run `command`; return the lines of its ranks, in order of rank."""
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_script_runs_unchanged_under(
+    name: str, environment: dict[str, str], script: Script, free_port: int
+) -> None:
+    command = [word.replace("PORT", str(free_port)) for word in LAUNCHERS[name]]
+    assert said([*command, script(SUM)], environment) == EXPECTED
+
+
+def test_a_script_runs_unchanged_under_mpirun_with_an_address(
+    environment: dict[str, str], script: Script, free_port: int
+) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    assert said([*LAUNCHERS["mpirun"], script(SUM)], {**environment, **address}) == EXPECTED
+
+
+@pytest.mark.skipif(not slurm.available(), reason="needs root, slurmctld, slurmd and srun")
+def test_a_script_runs_unchanged_under_srun(tmp_path: Path, script: Script) -> None:
+    path = script(SUM)
+    with slurm.cluster(tmp_path) as environment:
+        assert said(["srun", "-n", "3", sys.executable, path], environment) == EXPECTED
+
+
+def test_two_nodes_on_one_machine_are_one_job(
+    environment: dict[str, str], script: Script, free_port: int
+) -> None:
+    common = ["--no-prefix", "--nnodes", "2", "--nproc-per-node", "2"]
+    words = [*common, "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
+    launcher = [sys.executable, "-m", "nc10d.run", *words]
+    path = script(SUM)
+    with subprocess.Popen(
+        [*launcher, "--node-rank", "1", path], env=environment, stdout=subprocess.PIPE, text=True
+    ) as second:
+        first = said([*launcher, "--node-rank", "0", path], environment)
+        assert second.stdout is not None
+        lines = sorted([*first, *second.stdout.read().splitlines()])
+    assert lines == [f"rank {rank} of 4: 10.0 10.0" for rank in range(4)]
+
+
+def test_torchs_own_collectives_run_under_our_launcher(
+    environment: dict[str, str], script: Script
+) -> None:
+    words = [sys.executable, "-m", "nc10d.run", "--no-prefix", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, script(TORCH_SUM)], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "sum 2.0\n" * 2, done.stderr
