@@ -45,7 +45,7 @@ _names: set[str] = set()
 _compiling = threading.RLock()
 
 
-def compiled(signature: Any) -> Callable[[FunctionType], Any]:
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function for `signature` now, without the GIL while it runs.
 
     `signature` is a Numba signature, or the text of one.
@@ -53,7 +53,7 @@ def compiled(signature: Any) -> Callable[[FunctionType], Any]:
     the dispatcher itself. Blocks while another process compiles the same function.
     """
 
-    def decorate(function: FunctionType) -> Any:
+    def decorate(function: Any) -> Any:
         dispatcher = numba.njit(nogil=True)(function)
         dispatcher._cache = _OneFile(function, str(signature))
         _compile(dispatcher._cache, lambda: dispatcher.compile(signature))
@@ -70,13 +70,13 @@ def entry_point(dispatcher: Any) -> Callable[..., Any]:
     return entry
 
 
-def compiled_callback(signature: str) -> Callable[[FunctionType], Any]:
+def compiled_callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function as a C function; its `.address` is valid while it lives.
 
     Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
     """
 
-    def decorate(function: FunctionType) -> Any:
+    def decorate(function: Any) -> Any:
         types = sigutils.normalize_signature(signature)
         callback: Any = CFunc(function, types, locals={}, options={"nopython": True})
         callback._cache = _OneFile(function, str(signature))

@@ -87,7 +87,7 @@ def _kernel(key: Key, make: Callable[[str], Any]) -> Any:
 
 
 def assembly(address: int) -> str:
-    """Return the machine code of the kernel at `address` as text, for tests and the curious."""
+    """Return the machine code of the kernel at `address` as text, if this process compiled it."""
     (kernel,) = (k for k in _kernels.values() if k.address == address)
     text: str = kernel._library.get_asm_str()
     return text

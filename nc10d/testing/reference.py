@@ -1,0 +1,184 @@
+"""What every rank must end with, in a few lines of NumPy: the oracle that tests compare with.
+
+Contract: `arrays[r]` is what rank r contributes; the result's item r is what rank r must hold
+afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
+rounding once each time. Nothing here uses nc10d's kernels; nothing is changed in place.
+
+>>> import numpy as np
+>>> ranks = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
+>>> all_reduce(ranks)
+[array([11., 22.]), array([11., 22.])]
+>>> reduce_scatter([[np.array([1]), np.array([2])], [np.array([3]), np.array([4])]])
+[array([4]), array([6])]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.dtypes import DType, Family, check_reduce, dtype_of
+from nc10d.ops import SUM, RedOp, ReduceOp
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NARROW = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+
+
+# The collectives
+
+
+def all_reduce(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
+    """Every rank ends with the reduction of all ranks' arrays."""
+    return [fold(arrays, op) for _ in arrays]
+
+
+def reduce(arrays: Sequence[Array], root: int, op: ReduceOp = SUM) -> list[Array]:
+    """The root ends with the reduction, the others with what they had."""
+    return [fold(arrays, op) if r == root else x.copy() for r, x in enumerate(arrays)]
+
+
+def broadcast(arrays: Sequence[Array], root: int) -> list[Array]:
+    """Every rank ends with the root's array."""
+    return [arrays[root].copy() for _ in arrays]
+
+
+def all_gather(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Every rank ends with a list of all ranks' arrays (sizes may differ)."""
+    return [[x.copy() for x in arrays] for _ in arrays]
+
+
+def gather(arrays: Sequence[Array], root: int) -> list[list[Array] | None]:
+    """The root ends with a list of all ranks' arrays, the others with None."""
+    return [[x.copy() for x in arrays] if r == root else None for r in range(len(arrays))]
+
+
+def scatter(chunks: Sequence[Array]) -> list[Array]:
+    """Rank r ends with the root's chunk r."""
+    return [x.copy() for x in chunks]
+
+
+def reduce_scatter(lists: Sequence[Sequence[Array]], op: ReduceOp = SUM) -> list[Array]:
+    """Rank r ends with the reduction of every rank's chunk r."""
+    return [fold([chunks[r] for chunks in lists], op) for r in range(len(lists))]
+
+
+def all_to_all(lists: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """Rank r ends with a list of every rank's chunk r."""
+    return [[chunks[r].copy() for chunks in lists] for r in range(len(lists))]
+
+
+@np.errstate(invalid="ignore")
+def same_bits(x: Array, y: Array) -> bool:
+    """Say whether two arrays agree in dtype, shape and every bit (NaN payloads aside)."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if np.iscomplexobj(x):
+        return same_bits(x.real, y.real) and same_bits(x.imag, y.imag)
+    bits = f"u{x.dtype.itemsize}"
+    equal = np.ascontiguousarray(x).view(bits) == np.ascontiguousarray(y).view(bits)
+    return bool(np.all(equal | (np.isnan(x) & np.isnan(y)) if _has_nan(x) else equal))
+
+
+def _has_nan(x: Array) -> bool:
+    return dtype_of(x.dtype).family is Family.FLOAT
+
+
+# The reductions
+
+
+def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
+    """Reduce `arrays` in their order; a TypeError says why `op` is not for their dtype."""
+    dtype = dtype_of(arrays[0].dtype)
+    check_reduce(dtype, op)
+    inputs = [scaled(x, op.factor) for x in arrays] if op.factor is not None else arrays
+    total = functools.reduce(lambda x, y: pairwise(x, y, op.kind), inputs)
+    return divided(total, len(arrays)) if op.kind is RedOp.AVG else np.array(total)
+
+
+def pairwise(x: Array, y: Array, kind: RedOp) -> Array:
+    """Return x op y in the arrays' dtype, rounded once."""
+    dtype = dtype_of(x.dtype)
+    rule = _LOGICAL[kind] if dtype.family is Family.BOOL else _RULES[kind]
+    if dtype.family is Family.COMPLEX and kind is RedOp.PRODUCT:
+        rule = _complex_product
+    with np.errstate(all="ignore"):
+        wide = [_widened(x), _widened(y)]
+        return np.asarray(rule(*wide)).astype(x.dtype)
+
+
+def divided(x: Array, count: int) -> Array:
+    """Return x / count: ints truncate toward zero, floats round once, complex by parts."""
+    family = dtype_of(x.dtype).family
+    if family in (Family.INT, Family.UINT):
+        return _each(lambda v: (abs(v) // count) * (1 if v >= 0 else -1), x)
+    return _by_parts(x, lambda real: real / real.dtype.type(count))
+
+
+def scaled(x: Array, factor: float) -> Array:
+    """Return x * factor in x's dtype, to which the factor is rounded first; ints wrap around."""
+    if dtype_of(x.dtype).family in (Family.INT, Family.UINT):
+        return _each(lambda v: _wrapped(v * int(factor), x.dtype), x)
+    return _by_parts(x, lambda real: real * _rounded(factor, x.dtype, real.dtype))
+
+
+_RULES: dict[RedOp, Callable[[Array, Array], Array]] = {
+    RedOp.SUM: np.add,
+    RedOp.AVG: np.add,
+    RedOp.PREMUL_SUM: np.add,
+    RedOp.PRODUCT: np.multiply,
+    RedOp.MIN: lambda x, y: np.where((x < y) | np.isnan(x), x, y),
+    RedOp.MAX: lambda x, y: np.where((x > y) | np.isnan(x), x, y),
+    RedOp.BAND: np.bitwise_and,
+    RedOp.BOR: np.bitwise_or,
+    RedOp.BXOR: np.bitwise_xor,
+}
+_LOGICAL: dict[RedOp, Callable[[Array, Array], Array]] = {
+    RedOp.SUM: np.logical_or,
+    RedOp.MAX: np.logical_or,
+    RedOp.BOR: np.logical_or,
+    RedOp.PRODUCT: np.logical_and,
+    RedOp.MIN: np.logical_and,
+    RedOp.BAND: np.logical_and,
+    RedOp.BXOR: np.logical_xor,
+}
+
+
+def _complex_product(x: Array, y: Array) -> Array:
+    """Written out, because NumPy may fuse the multiplications with the additions."""
+    out = np.empty_like(x)
+    out.real = x.real * y.real - x.imag * y.imag
+    out.imag = x.real * y.imag + x.imag * y.real
+    return out
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(np.float32) if dtype_of(x.dtype) in NARROW else x
+
+
+def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
+    """Apply `rule` to real numbers of at least float32, and round once."""
+    wide = np.array(_widened(x))
+    with np.errstate(all="ignore"):
+        if np.iscomplexobj(wide):
+            wide.real, wide.imag = rule(wide.real), rule(wide.imag)
+            return wide
+        return np.asarray(rule(wide)).astype(x.dtype)
+
+
+def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> Any:
+    """Round `factor` to the array's real dtype, and return it in the dtype of the computation."""
+    narrow = dtype if dtype_of(dtype) in NARROW else wide
+    return np.asarray(factor, wide).astype(narrow).astype(wide)[()]
+
+
+def _each(rule: Callable[[int], int], x: Array) -> Array:
+    """Apply `rule` to Python's ints: no width, no rounding, no overflow."""
+    return np.array([rule(int(v)) for v in x.flat], x.dtype).reshape(x.shape)
+
+
+def _wrapped(value: int, dtype: np.dtype[Any]) -> int:
+    low, bits = int(np.iinfo(dtype).min), 8 * dtype.itemsize
+    return (value - low) % (1 << bits) + low

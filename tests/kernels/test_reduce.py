@@ -1,0 +1,209 @@
+"""Every kernel against the oracle: sizes, aliasing, alignment, special values, machine code."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+
+from nc10d.dtypes import DType, Family
+from nc10d.kernels import reduce
+from nc10d.ops import RedOp
+from nc10d.testing import reference
+
+from .calling import DTYPES, KERNEL, PAIRS, Memory, allowed, special_values, values
+
+SIZES = [*range(71), 127, 128, 129, 255, 257, 1000, 4099]
+NARROW = [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2]
+FORMS = ["apart", "dst is a", "dst is b", "a is b", "all one"]
+
+
+def ids(pair):
+    return "-".join(part.label if isinstance(part, DType) else part.name for part in pair)
+
+
+def call(kind, dtype, a, b, form="apart", offsets=(0, 0, 0)):
+    """Run the kernel on copies placed as `form` says; return dst."""
+    first, second = Memory(a, offsets[0]), Memory(b, offsets[1])
+    if form in ("a is b", "all one"):
+        second = first
+    dst = {"dst is a": first, "dst is b": second, "all one": first}.get(form)
+    dst = dst or Memory(np.zeros_like(a), offsets[2])
+    kernel = KERNEL(reduce.kernel_address(kind, dtype))
+    kernel(dst.address, first.address, second.address, a.nbytes)
+    assert first.guards_hold()
+    assert second.guards_hold()
+    assert dst.guards_hold()
+    return dst.array()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_a_kernel_computes_what_numpy_does_at_every_size_and_aliasing(pair):
+    kind, dtype = pair
+    a, b = values(dtype, max(SIZES), 1), values(dtype, max(SIZES), 2)
+    expected = {
+        form: reference.pairwise(a, a if form in ("a is b", "all one") else b, kind)
+        for form in FORMS
+    }
+    for size, form in product(SIZES, FORMS):
+        found = call(kind, dtype, a[:size], b[:size], form)
+        assert reference.same_bits(found, expected[form][:size]), (size, form)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_addresses_need_no_alignment(pair):
+    kind, dtype = pair
+    a, b = values(dtype, 300, 3), values(dtype, 300, 4)
+    expected = reference.pairwise(a, b, kind)
+    for offsets, form in product([(1, 2, 3), (5, 0, 7), (0, 3, 1), (8, 4, 2)], FORMS[:3]):
+        assert reference.same_bits(call(kind, dtype, a, b, form, offsets), expected)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_special_values_meet_each_other(pair):
+    kind, dtype = pair
+    special = special_values(dtype)
+    if dtype.family is Family.COMPLEX:
+        parts = special.real
+        special = np.array([complex(x, y) for x, y in product(parts, parts)], dtype.numpy)
+    a, b = np.repeat(special, len(special)), np.tile(special, len(special))
+    assert reference.same_bits(call(kind, dtype, a, b), reference.pairwise(a, b, kind))
+
+
+@pytest.mark.parametrize("dtype", NARROW[2:], ids=lambda d: d.label)
+@pytest.mark.parametrize("kind", [RedOp.SUM, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX])
+def test_all_pairs_of_8_bit_floats(dtype, kind):
+    every = np.arange(256, dtype=np.uint8).view(dtype.numpy)
+    a, b = np.repeat(every, 256), np.tile(every, 256)
+    assert reference.same_bits(call(kind, dtype, a, b), reference.pairwise(a, b, kind))
+
+
+@pytest.mark.parametrize("dtype", NARROW[:2], ids=lambda d: d.label)
+@pytest.mark.parametrize("kind", [RedOp.SUM, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX])
+def test_all_16_bit_floats_with_several_partners(dtype, kind):
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
+    for partner in [0x0001, 0x3C01, 0x3F81, 0x7BFF, 0x8001, 0xC2AB, 0x4248]:
+        other = np.full_like(every.view(np.uint16), partner).view(dtype.numpy)
+        found = call(kind, dtype, every, other)
+        assert reference.same_bits(found, reference.pairwise(every, other, kind))
+
+
+@pytest.mark.parametrize("kind", [k for k in RedOp if allowed(k, DType.BOOL)])
+def test_any_nonzero_byte_is_true(kind):
+    odd = np.array([0, 1, 2, 255, 0, 4] * 20, np.uint8)
+    a, b = odd.view(bool), np.roll(odd, 1).view(bool)
+    expected = reference.pairwise(odd != 0, np.roll(odd, 1) != 0, kind)
+    assert reference.same_bits(call(kind, DType.BOOL, a, b), expected)
+
+
+@pytest.mark.parametrize("kind", [RedOp.MIN, RedOp.MAX])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64, *NARROW], ids=lambda d: d.label)
+def test_nan_propagates_from_either_side(kind, dtype):
+    a = np.array([np.nan, 1.0, np.nan] * 30).astype(dtype.numpy)
+    b = np.array([1.0, np.nan, np.nan] * 30).astype(dtype.numpy)
+    assert np.isnan(call(kind, dtype, a, b).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("kind", [RedOp.AVG, RedOp.PREMUL_SUM])
+def test_avg_and_premul_sum_with_the_kernel_of_sum(kind):
+    for dtype in DTYPES:
+        if allowed(kind, dtype):
+            found = reduce.kernel_address(kind, dtype)
+            assert found == reduce.kernel_address(RedOp.SUM, dtype)
+
+
+def test_a_refused_reduction_has_no_kernel():
+    for kind, dtype in product(RedOp, DTYPES):
+        if not allowed(kind, dtype):
+            with pytest.raises(TypeError, match=dtype.label):
+                reduce.kernel_address(kind, dtype)
+
+
+DIVISIBLE = [d for d in DTYPES if allowed(RedOp.AVG, d)]
+
+
+def call_map(address, x, arg, in_place, offset):
+    src = Memory(x, offset)
+    dst = src if in_place else Memory(np.zeros_like(x), offset + 1)
+    KERNEL(address)(dst.address, src.address, arg, x.nbytes)
+    assert src.guards_hold()
+    assert dst.guards_hold()
+    return dst.array()
+
+
+@pytest.mark.parametrize("dtype", DIVISIBLE, ids=lambda d: d.label)
+def test_divide_by_the_world_size(dtype):
+    x = values(dtype, 300, 5)
+    for count, in_place, offset in product([1, 2, 3, 7, 200, 1000], [True, False], [0, 3]):
+        expected = reference.divided(x, count)
+        for size in (0, 1, 2, 5, 17, 63, 64, 65, 300):
+            args = (reduce.divide_address(dtype), x[:size], count, in_place, offset)
+            assert reference.same_bits(call_map(*args), expected[:size]), (count, size)
+
+
+@pytest.mark.parametrize("dtype", DIVISIBLE, ids=lambda d: d.label)
+def test_scale_by_a_factor(dtype):
+    x = values(dtype, 300, 6)
+    whole = dtype.family in (Family.INT, Family.UINT)
+    for factor, in_place in product([0.0, 1.0, 2.0, -3.0, 1e5], [True, False]):
+        value = np.array([factor if whole else factor / 7])
+        expected = reference.scaled(x, float(value[0]))
+        for size in (0, 1, 2, 5, 17, 63, 64, 65, 300):
+            args = (reduce.scale_address(dtype), x[:size], value.ctypes.data, in_place, 3)
+            assert reference.same_bits(call_map(*args), expected[:size]), (factor, size)
+
+
+PACKED = {
+    "sum_float32": "vaddps",
+    "sum_float64": "vaddpd",
+    "product_float32": "vmulps",
+    "sum_uint8": "vpaddb",
+    "sum_uint32": "vpaddd",
+    "sum_uint64": "vpaddq",
+    "sum_bfloat16": "vaddps",
+    "sum_float16": "vaddps",
+    "sum_float8_e4m3fn": "vaddps",
+    "sum_float8_e5m2": "vaddps",
+    "max_float32": "v(max|cmp|blend|cmpunord)[a-z]*ps",
+    "bxor_uint8": "vxorps|vpxor[dq]?",
+    "product_complex64": "vmulps",
+    "divide_float32": "vdivps",
+    "scale_float32": "vmulps",
+}
+
+
+PRINT_ASSEMBLY = """
+import json, sys
+from nc10d.kernels import reduce
+make = dict(reduce.every_kernel())
+print(json.dumps({name: reduce.assembly(make[name]()) for name in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def machine_code(tmp_path_factory):
+    """Compile afresh in a process of its own: Numba can't show code that was loaded."""
+    env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path_factory.mktemp("code", numbered=True))}
+    run = [sys.executable, "-c", PRINT_ASSEMBLY, *PACKED]
+    return json.loads(subprocess.run(run, env=env, check=True, stdout=subprocess.PIPE).stdout)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86 assembly")
+@pytest.mark.parametrize("name", PACKED)
+def test_kernels_work_on_whole_vectors(name, machine_code):
+    # One loop serves every aliasing form, so one look at the machine code does too.
+    assert re.search(rf"\b({PACKED[name]})\s[^\n]*%[yz]mm", machine_code[name])
+
+
+def test_every_kernel_is_listed_once_and_is_its_own():
+    made = [(name, make()) for name, make in reduce.every_kernel()]
+    assert len({name for name, _ in made}) == len(made) == len({address for _, address in made})
+    listed = {address for _, address in made}
+    assert {reduce.kernel_address(*pair) for pair in PAIRS} <= listed
+    assert {reduce.divide_address(d) for d in DIVISIBLE} <= listed
+    assert {reduce.scale_address(d) for d in DIVISIBLE} <= listed
