@@ -40,6 +40,7 @@ from numba.core.serialize import dumps
 
 from nc10d.kernels.folder import KERNEL_SOURCES, SOURCES, code_folder, exclusive
 
+Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
 FORMAT = 1
 _names: set[str] = set()
 _compiling = threading.RLock()
@@ -70,7 +71,7 @@ def entry_point(dispatcher: Any) -> Callable[..., Any]:
     return entry
 
 
-def compiled_callback(signature: str) -> Callable[[Callable[..., Any]], Any]:
+def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function as a C function; its `.address` is valid while it lives.
 
     Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
@@ -103,16 +104,24 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
 class _OneFile:
     """What Numba calls to load and save the one overload of one function."""
 
-    def __init__(self, function: FunctionType, signature: str) -> None:
+    def __init__(self, function: FunctionType, signature: Signature) -> None:
         self.name = f"{function.__module__}.{function.__qualname__}"
         code = function.__code__
         constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
         module = _file_digest(code.co_filename)
-        self._key = (self.name, signature, code.co_code, code.co_names, repr(constants), module)
+        self._key = (
+            self.name,
+            str(signature),
+            code.co_code,
+            code.co_names,
+            repr(constants),
+            module,
+        )
         digest = hashlib.sha256(repr(self._key).encode()).hexdigest()[:16]
         kernel = self.name.startswith(__package__ + ".")
         folder = _folder(KERNEL_SOURCES if kernel else SOURCES)
         self.path = folder / f"{self.name}-{digest}.code"
+        self.cache_path = str(folder)  # what Numba's statistics show
 
     def load_overload(self, _signature: object, target: Any) -> Any:
         """Return the compiled function, or None if it is not there (or damaged)."""

@@ -9,6 +9,7 @@ Standard library only.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -19,7 +20,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def _distrust(folder: Path, found: os.stat_result, parent: os.stat_result) -> st
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     """Hold a lock on the file `path` (made if missing) against other processes and threads.
 
@@ -151,11 +151,17 @@ class _Waiter:
             self._waiting = False
             self._held.set()
             if self._abandoned:
-                os.close(self._fd)
+                self._release()
 
     def close(self) -> None:
         """Let go of the lock, or stop wanting it."""
         with self._state:
             self._abandoned = True
             if not self._waiting:
-                os.close(self._fd)
+                self._release()
+
+    def _release(self) -> None:
+        # Unlocked first: a child that was forked meanwhile shares the open file.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)

@@ -97,7 +97,7 @@ def _compile(kernel: Any, name: str) -> Any:
 def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def step(_typing: Any, dst: Any, a: Any, b: Any) -> Any:
         def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
             dst, x, y = addresses
@@ -113,7 +113,7 @@ def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
 def _unary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def step(_typing: Any, dst: Any, src: Any, value: Any) -> Any:
         def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
             dst, x, scalar = arguments
@@ -130,7 +130,7 @@ def _scalar(prepare: Prepare) -> Any:
     probe = ir.IRBuilder(ir.Function(ir.Module(), _ONE_INT, "probe").append_basic_block())
     result = _NUMBA_SCALAR[prepare(probe, probe.function.args[0]).type]
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def scalar(_typing: Any, arg: Any) -> Any:
         def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
             return prepare(b, arguments[0])
