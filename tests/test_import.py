@@ -1,0 +1,87 @@
+"""`import nc10d` costs nothing, and the public names are all there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import nc10d
+
+# What an import of the package itself must not bring in.
+HEAVY = [
+    "numba",
+    "asyncio",
+    "ml_dtypes",
+    "torch",
+    "socket",
+    "selectors",
+    "multiprocessing",
+    "numpy",
+]
+
+
+def fresh(code: str) -> str:
+    """Run `code` in a new interpreter and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_importing_nc10d_imports_nothing_heavy() -> None:
+    code = f"import nc10d, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    assert fresh(code) == "[]"
+
+
+def test_importing_nc10d_imports_no_module_of_its_own() -> None:
+    code = "import nc10d, sys; print([m for m in sys.modules if m.startswith('nc10d.')])"
+    assert fresh(code) == "[]"
+
+
+def test_importing_nc10d_starts_no_thread() -> None:
+    code = "import nc10d, os; print(len(os.listdir('/proc/self/task')))"
+    assert fresh(code) == "1"
+
+
+def test_the_calls_themselves_import_neither_numba_nor_asyncio() -> None:
+    heavy = ["numba", "asyncio", "ml_dtypes", "torch"]
+    code = f"""
+import sys
+from nc10d import all_reduce, coalescing_manager, new_group, P2POp, Work
+print([m for m in {heavy} if m in sys.modules])"""
+    assert fresh(code) == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in nc10d.__all__:
+        assert getattr(nc10d, name) is not None
+    assert set(nc10d.__all__) <= set(dir(nc10d))
+
+
+def test_a_star_import_works() -> None:
+    assert fresh("from nc10d import *; print(all_reduce.__module__)") == "nc10d.api"
+
+
+def test_the_types_checker_and_the_table_of_names_agree() -> None:
+    """What TYPE_CHECKING imports is what `__getattr__` finds."""
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse(Path(nc10d.__file__).read_text())
+    named = {
+        (alias.name, node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nc10d.")
+        for alias in node.names
+    }
+    assert named == {(name, f"nc10d.{home}") for name, home in nc10d._HOME.items()}
+    assert {name for name, _ in named} == set(nc10d.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(nc10d, "no_such_name")
+
+
+def test_the_group_alias_answers_for_the_world() -> None:
+    code = "import nc10d as d; print(d.group.WORLD, d.GroupMember.WORLD, d.group.ProcessGroup)"
+    assert fresh(code) == "None None <class 'nc10d.group.ProcessGroup'>"
