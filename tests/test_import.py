@@ -8,16 +8,8 @@ import sys
 import nc10d
 
 # What an import of the package itself must not bring in.
-HEAVY = [
-    "numba",
-    "asyncio",
-    "ml_dtypes",
-    "torch",
-    "socket",
-    "selectors",
-    "multiprocessing",
-    "numpy",
-]
+_HEAVY_NAMES = "numba asyncio ml_dtypes torch socket selectors multiprocessing numpy"
+HEAVY = _HEAVY_NAMES.split()
 
 
 def fresh(code: str) -> str:
