@@ -11,7 +11,6 @@ turn a single answer.)
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 
@@ -141,6 +140,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Ctrl-C ends a rank at once and without a traceback; the launcher takes care of the rest.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)  # Ctrl-C is no reason for a traceback from every rank

@@ -8,6 +8,7 @@ are: a progress bar moves the cursor, and a prefix would break it. Files get the
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import BinaryIO
 READ_BYTES = 1 << 16
 LONGEST_LINE = 1 << 16
 TAIL_LINES = 20
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+_CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]")
 
 
 class LineSplitter:
@@ -56,14 +59,18 @@ def prefix(rank: int) -> bytes:
 
 
 class Screen:
-    """Where the cursor of a terminal stands, so that a line never runs into a progress bar."""
+    """How a raw stream has left a terminal: its unfinished line, and whether the cursor shows."""
 
     def __init__(self) -> None:
         self._unfinished = b""
+        self._cursor_hidden = False
 
-    def left_at(self, unfinished: bytes) -> None:
-        """Note what a raw stream has written since its last newline."""
+    def passed(self, data: bytes, unfinished: bytes) -> None:
+        """Note that `data` was written as it is; `unfinished` is what follows its last newline."""
         self._unfinished = unfinished
+        hidden, shown = data.rfind(HIDE_CURSOR), data.rfind(SHOW_CURSOR)
+        if hidden != shown:
+            self._cursor_hidden = hidden > shown
 
     def lead(self) -> bytes:
         """Return what brings the cursor to the start of an empty line."""
@@ -71,6 +78,13 @@ class Screen:
         if b"\r" in before or b"\x1b" in before:
             return b"\r\x1b[K"  # a bar, which will be drawn again: wipe it
         return b"\n" if before else b""  # text, which won't: leave it
+
+    def farewell(self) -> bytes:
+        """Return what leaves the terminal as a program should that was killed at its bar."""
+        text = _CONTROL.sub(b"", self._unfinished)
+        farewell = (SHOW_CURSOR if self._cursor_hidden else b"") + (b"\n" if text else b"")
+        self.passed(farewell, b"")
+        return farewell
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,12 @@ class Sink:
     def raw(self, data: bytes, unfinished: bytes) -> None:
         """Write bytes as they are; `unfinished` is what follows the last newline so far."""
         write_all(self.fd, data)
-        self.screen.left_at(unfinished)
+        self.screen.passed(data, unfinished)
+
+    def leave(self) -> None:
+        """Put a terminal in order behind a raw stream that has ended."""
+        if os.isatty(self.fd):
+            write_all(self.fd, self.screen.farewell())
 
 
 class Stream:
@@ -137,6 +156,8 @@ class Stream:
         if self.open:
             self.open = False
             self._show(self._splitter.flush())
+            if self._mark is None and self._sink is not None:
+                self._sink.leave()
             os.close(self.source)
             if self._file:
                 self._file.close()

@@ -77,3 +77,21 @@ def test_a_line_never_runs_into_what_stands_on_the_screen(
     sink.raw(b"x\n" + unfinished, unfinished)
     sink.lines([b"hello"], prefix(1))
     assert read() == b"x\n" + unfinished + lead + b"[rank 1] hello\n"
+
+
+@pytest.mark.parametrize(
+    ("left", "farewell"),
+    [
+        (b"done\n", b""),
+        (b"\x1b[?25l\r50%", b"\x1b[?25h\n"),
+        (b"\x1b[?25l\r100%\n\x1b[?25h", b""),
+        (b"no newline", b"\n"),
+    ],
+)
+def test_a_terminal_is_left_with_a_cursor_on_a_line_of_its_own(
+    left: bytes, farewell: bytes
+) -> None:
+    screen = Screen()
+    screen.passed(left, left.rpartition(b"\n")[2])
+    assert screen.farewell() == farewell
+    assert screen.farewell() == b""
