@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
-Start = Callable[..., "subprocess.Popen[str]"]
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
@@ -80,25 +80,22 @@ def test_every_number_of_ranks_learns_the_same(launch: Launch) -> None:
     assert accuracies.pop() > 95
 
 
-def test_ctrl_c_ends_the_demo_within_a_second(start: Start, script: Callable[[str], str]) -> None:
-    launcher = start(
-        "--nproc-per-node",
-        "4",
-        script(f"""
-        import runpy, sys, os
-        import nc10d as dist
-        began = dist.coalescing_manager
-        def say(*words, **more):
-            if dist.get_rank() == 0: print("training", flush=True)
-            dist.coalescing_manager = began
-            return began(*words, **more)
-        dist.coalescing_manager = say
-        runpy.run_path({str(DIGITS)!r}, run_name="__main__")
-    """),
+def test_ctrl_c_at_the_keyboard_ends_it_within_a_second(environment: dict[str, str]) -> None:
+    keyboard, terminal = os.openpty()
+    command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "4", str(DIGITS)]
+    launcher = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command],
+        env=environment,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     )
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "[rank 0] training\n"
+    os.close(terminal)
+    screen = b""
+    while b"epoch" not in screen:
+        screen += os.read(keyboard, 4096)
     began = time.monotonic()
-    launcher.send_signal(signal.SIGINT)
+    os.write(keyboard, b"\x03")
     assert launcher.wait(timeout=10) == 130
     assert time.monotonic() - began < 1.0
+    os.close(keyboard)
