@@ -85,7 +85,7 @@ class Attempt:
         self._restart = restart
         self._grace = grace
         self._signals = signals
-        self._plumber = Plumber(plan, job, restart)
+        self._plumber = Plumber(plan, job, restart, signals)
         self._clock = ending.Clock()
         self._selector = selectors.DefaultSelector()
         self._living: dict[int, RankProcess] = {}
@@ -97,7 +97,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         self._family = Family()
-        self._watch_for(self._signals.fd, self._on_signals)
+        self._watch_for(self._signals.fd, self._signals.collect)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,6 +120,7 @@ class Attempt:
             for key, _ in self._selector.select(self._clock.remaining()):
                 act: Callable[[], None] = key.data
                 act()
+            self._on_signals()
             for step in self._clock.take_due():
                 self._send(step)
         return Outcome(self._interrupted_by, self._blamed)

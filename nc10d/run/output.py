@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nc10d.run.signals import SignalPipe
+
 READ_BYTES = 1 << 16
+PIPE_READS = 16
 LONGEST_LINE = 1 << 16
 TAIL_LINES = 20
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
@@ -93,20 +97,22 @@ class Sink:
 
     fd: int
     screen: Screen
+    signals: SignalPipe
 
     def lines(self, lines: list[bytes], mark: bytes) -> None:
         """Write whole lines, each behind `mark`."""
-        write_all(self.fd, self.screen.lead() + b"".join(mark + x + b"\n" for x in lines))
+        text = b"".join(mark + line + b"\n" for line in lines)
+        write_all(self.fd, self.screen.lead() + text, self.signals)
 
     def raw(self, data: bytes, unfinished: bytes) -> None:
         """Write bytes as they are; `unfinished` is what follows the last newline so far."""
-        write_all(self.fd, data)
+        write_all(self.fd, data, self.signals)
         self.screen.passed(data, unfinished)
 
     def leave(self) -> None:
         """Put a terminal in order behind a raw stream that has ended."""
         if os.isatty(self.fd):
-            write_all(self.fd, self.screen.farewell())
+            write_all(self.fd, self.screen.farewell(), self.signals)
 
 
 class Stream:
@@ -143,9 +149,13 @@ class Stream:
         return True
 
     def drain(self) -> None:
-        """Carry on everything that has been written so far; never blocks on the rank."""
-        while self.open and self.pump():
-            pass
+        """Carry on everything that has been written so far; never blocks on the rank.
+
+        A pipe holds no more than this many reads; whoever writes on and on is not waited for.
+        """
+        for _ in range(PIPE_READS):
+            if not self.open or not self.pump():
+                break
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last TAIL_LINES lines, for a report."""
@@ -177,8 +187,20 @@ class Stream:
             self._sink.lines(shown, self._mark)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`; blocks as long as the reader of `fd` does."""
+def write_all(fd: int, data: bytes, signals: SignalPipe) -> None:
+    """Write all of `data`, however slow its reader is; give up if the job is to end meanwhile.
+
+    A reader that stands still (a pager, a terminal stopped by Ctrl-S) must not keep Ctrl-C from
+    the ranks. A pipe that is ready takes PIPE_BUF bytes without blocking.
+    """
+    ready = select.poll()
+    ready.register(fd, select.POLLOUT)
+    ready.register(signals.fd, select.POLLIN)
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        if fd in dict(ready.poll(0 if signals.ending else None)):
+            view = view[os.write(fd, view[: select.PIPE_BUF]) :]
+        elif signals.ending:
+            return
+        else:
+            signals.collect()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nc10d.run.environment import Job
 from nc10d.run.output import Screen, Sink, Stream, prefix
+from nc10d.run.signals import SignalPipe
 from nc10d.run.terminal import copy_size, open_terminal
 
 
@@ -74,12 +75,12 @@ def log_files(plan: OutputPlan, job: Job, restart: int, rank: int) -> tuple[Path
 class Plumber:
     """Makes each rank's output by the plan; knows the user's screen."""
 
-    def __init__(self, plan: OutputPlan, job: Job, restart: int) -> None:
+    def __init__(self, plan: OutputPlan, job: Job, restart: int, signals: SignalPipe) -> None:
         self._plan = plan
         self._job = job
         self._restart = restart
         screen = Screen()
-        self._sinks = (Sink(1, screen), Sink(2, screen))
+        self._sinks = (Sink(1, screen, signals), Sink(2, screen, signals))
 
     def connect(self, local_rank: int) -> RankOutput:
         """Open one rank's output."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType
@@ -11,14 +12,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
-    """Collects signals while it is open; `fd` is readable when some have come.
+    """Collects signals while it is open; `fd` is readable when new ones have come.
 
-    A context manager, for the main thread only. A SIGHUP that the user chose to ignore (nohup)
-    stays ignored.
+    `ending` is true from the first signal on that means to end the job. A context manager, for
+    the main thread only. A SIGHUP that the user chose to ignore (nohup) stays ignored.
     """
 
     def __init__(self) -> None:
+        self.ending = False
         self._previous: dict[int, Any] = {}
+        self._collected: list[int] = []
 
     def __enter__(self) -> SignalPipe:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,12 +39,17 @@ class SignalPipe:
         os.close(self.fd)
         os.close(self._write_fd)
 
+    def collect(self) -> None:
+        """Move what has come from the pipe to memory; never blocks."""
+        with contextlib.suppress(BlockingIOError):
+            self._collected += os.read(self.fd, 1024)
+        self.ending = self.ending or any(number in ENDING for number in self._collected)
+
     def take(self) -> list[int]:
-        """Return the numbers of the signals that have come, in order; never blocks."""
-        try:
-            return list(os.read(self.fd, 1024))
-        except BlockingIOError:
-            return []
+        """Return the numbers of the signals that have come, in order, each once."""
+        self.collect()
+        taken, self._collected = self._collected, []
+        return taken
 
 
 def _note(number: int, frame: FrameType | None) -> None:

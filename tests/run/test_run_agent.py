@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,12 @@ def pids_of(launcher: subprocess.Popen[str], ranks: int) -> list[int]:
     assert launcher.stdout is not None
     lines = [launcher.stdout.readline() for _ in range(ranks)]
     return [int(word) for line in lines for word in re.findall(r"\d+", line.split("pids")[1])]
+
+
+def _full(pipe: int) -> bool:
+    """Say whether a pipe holds as much as it can, less a page."""
+    held = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(held, sys.byteorder) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 8192
 
 
 def wait_gone(pids: list[int], timeout: float) -> bool:
@@ -201,6 +209,28 @@ def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, befo
     assert launcher.wait(timeout=5) == 130
     assert wait_gone(pids, timeout=0.1)
     assert time.monotonic() - began < 1.0
+
+
+def test_ctrl_c_reaches_ranks_though_nobody_reads_their_output(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    path = script("""
+        import os, sys
+        with open(sys.argv[1], "w") as told:
+            told.write(str(os.getpid()))
+        while True:
+            print("y" * 1000)
+    """)
+    launcher = start(path, str(fifo))
+    pid = int(fifo.read_text())
+    assert launcher.stdout is not None
+    while select.select([launcher.stdout], [], [], 0.2)[0] and not _full(launcher.stdout.fileno()):
+        pass
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=5) == 130
+    assert wait_gone([pid], timeout=0.1)
 
 
 def test_sigterm_is_passed_on_and_ends_the_job(start: Start, script: Script) -> None:

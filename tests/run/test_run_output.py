@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.run.output import LONGEST_LINE, LineSplitter, Screen, Sink, Stream, prefix, visible
+from nc10d.run.signals import SignalPipe
 
 pieces = st.lists(st.text(alphabet="ab\n\r", max_size=9).map(str.encode), max_size=9)
 Show = Callable[..., Stream]
@@ -20,7 +21,8 @@ Show = Callable[..., Stream]
 def shown() -> Iterator[tuple[Sink, Callable[[], bytes]]]:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
-    yield Sink(write_end, Screen()), lambda: os.read(read_end, 1 << 16)
+    with SignalPipe() as signals:
+        yield Sink(write_end, Screen(), signals), lambda: os.read(read_end, 1 << 16)
     os.close(read_end)
     os.close(write_end)
 
