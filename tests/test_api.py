@@ -1,0 +1,429 @@
+"""c10d's calls: the right arrays end in the right places, and names and positions are c10d's."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed
+
+import nc10d as dist
+from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, GroupClosed
+from nc10d.store import HashStore
+from nc10d.testing import reference
+from nc10d.testing.local import run_local
+from nc10d.world import NonMember, current_world, own_world
+
+SIZES = [1, 2, 3, 5]
+_SAME_SIGNATURE = """all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter
+    reduce_scatter_tensor all_to_all all_to_all_single gather scatter barrier send recv isend
+    irecv batch_isend_irecv new_group new_subgroups new_subgroups_by_enumeration split_group
+    get_process_group_ranks get_global_rank get_group_rank destroy_process_group get_backend
+    get_backend_config get_rank get_world_size all_gather_single reduce_scatter_single
+    is_available is_initialized is_torchelastic_launched get_node_local_rank P2POp
+    _coalescing_manager init_process_group"""
+SAME_SIGNATURE = _SAME_SIGNATURE.split()
+
+
+@pytest.mark.parametrize("name", SAME_SIGNATURE)
+def test_arguments_have_c10ds_names_and_positions(name: str) -> None:
+    theirs = getattr(torch.distributed, name, None)
+    if theirs is None:
+        theirs = getattr(torch.distributed.distributed_c10d, name)
+    expected = {
+        p.name: p.default is inspect.Parameter.empty
+        for p in inspect.signature(theirs).parameters.values()
+        if not p.name.startswith("_")
+    }
+    ours = inspect.signature(getattr(dist, name)).parameters.values()
+    assert [p.name for p in ours] == list(expected)
+    needed = [p.name for p in ours if p.default is inspect.Parameter.empty]
+    assert all(expected[name] for name in needed)
+
+
+def x_of(rank: int, count: int = 4) -> np.ndarray[Any, Any]:
+    return np.arange(count) + 10.0 * (rank + 1)
+
+
+def held(size: int, body: Callable[[int], list[Any]], expected: list[Any]) -> None:
+    """Run `body` on every rank and hold what it returns against the oracle."""
+    for mine, right in zip(run_local(body, size), expected, strict=True):
+        assert len(mine) == len(right)
+        for one, two in zip(mine, right, strict=True):
+            assert reference.same_bits(np.asarray(one), np.asarray(two))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", [dist.SUM, dist.ReduceOp.MAX, dist.AVG, dist.premul_sum(0.5)])
+def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
+    def body(me: int) -> list[Any]:
+        x, y = x_of(me), x_of(me)
+        assert dist.all_reduce(x, op) is None
+        work = dist.all_reduce(y, op=op, async_op=True)
+        assert work is not None
+        assert work.result()[0] is y
+        return [x, y]
+
+    right = reference.all_reduce([x_of(r) for r in range(size)], op)
+    held(size, body, [[value, value] for value in right])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rooted_collectives(size: int) -> None:
+    root = size - 1
+
+    def body(me: int) -> list[Any]:
+        reduced, cast, got = x_of(me), x_of(me), np.zeros(4)
+        outs = [np.zeros(4) for _ in range(size)] if me == root else None
+        ins = [x_of(r) for r in range(size)] if me == root else None
+        dist.reduce(reduced, root)
+        dist.broadcast(cast, src=root)
+        dist.gather(x_of(me), outs, dst=root)
+        dist.scatter(got, ins, group_src=root)
+        return [reduced, cast, *(outs or []), got]
+
+    inputs = [x_of(r) for r in range(size)]
+    reduced = reference.reduce(inputs, root)
+    cast = reference.broadcast(inputs, root)
+    outs = reference.gather(inputs, root)
+    got = reference.scatter(inputs)
+    held(size, body, [[reduced[r], cast[r], *(outs[r] or []), got[r]] for r in range(size)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathers_and_scatters_of_every_rank(size: int) -> None:
+    def body(me: int) -> list[Any]:
+        ragged = [np.zeros(r) for r in range(size)]
+        flat = np.zeros((size, 4))
+        mine, share = np.zeros(me), np.zeros(4)
+        dist.all_gather(ragged, x_of(me, me))
+        dist.all_gather_into_tensor(flat, x_of(me))
+        dist.reduce_scatter(mine, [x_of(me, r) for r in range(size)])
+        dist.reduce_scatter_tensor(share, np.concatenate([x_of(me + r) for r in range(size)]))
+        return [*ragged, flat, mine, share]
+
+    expected = []
+    for me in range(size):
+        ragged = [x_of(r, r) for r in range(size)]
+        flat = np.stack([x_of(r) for r in range(size)])
+        mine = reference.fold([x_of(r, me) for r in range(size)], dist.SUM)
+        share = reference.fold([x_of(r + me) for r in range(size)], dist.SUM)
+        expected.append([*ragged, flat, mine, share])
+    held(size, body, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all(size: int) -> None:
+    def body(me: int) -> list[Any]:
+        outs = [np.zeros(me + 1) for _ in range(size)]
+        flat, rows = np.zeros(size), np.zeros(((me + 1) * size, 2))
+        dist.all_to_all(outs, [x_of(me, r + 1) for r in range(size)])
+        dist.all_to_all_single(flat, x_of(me, size))
+        sent = np.concatenate([np.full((r + 1, 2), 10.0 * me + r) for r in range(size)])
+        splits = [r + 1 for r in range(size)]
+        dist.all_to_all_single(rows, sent, [me + 1] * size, splits)
+        return [*outs, flat, rows]
+
+    expected = []
+    for me in range(size):
+        outs = [x_of(r, me + 1) for r in range(size)]
+        flat = np.array([x_of(r, size)[me] for r in range(size)])
+        rows = np.concatenate([np.full((me + 1, 2), 10.0 * r + me) for r in range(size)])
+        expected.append([*outs, flat, rows])
+    held(size, body, expected)
+
+
+def test_barrier_holds_everybody_until_the_last_has_come() -> None:
+    come: list[int] = []
+
+    def body(me: int) -> int:
+        come.append(me)
+        dist.barrier()
+        return len(come)
+
+    assert run_local(body, 4) == [4] * 4
+
+
+def test_messages_meet_by_tag_and_can_come_from_anyone() -> None:
+    def body(me: int) -> Any:
+        out = np.zeros(1)
+        if me == 0:
+            senders = sorted(dist.recv(out, tag=3) for _ in range(2))
+            return senders, dist.recv(out, 2, tag=9), out.tolist()
+        early = dist.isend(np.array([50.0]), 0, tag=9) if me == 2 else None
+        dist.send(np.array([5.0]), 0, tag=3)
+        return early is None or early.wait()
+
+    assert run_local(body, 3) == [([1, 2], 2, [50.0]), True, True]
+
+
+def test_recv_names_the_global_rank_and_irecv_the_group_rank() -> None:
+    def body(me: int) -> Any:
+        group = dist.new_group([1, 2])
+        out = np.zeros(1)
+        if me == 1:
+            dist.send(np.ones(1), dst=2, group=group)
+            dist.send(np.ones(1), group_dst=1, group=group)
+        elif me == 2:
+            sender = dist.recv(out, group=group)
+            work = dist.irecv(out, group_src=0, group=group)
+            assert work is not None
+            return sender, work.result()
+        return None
+
+    assert run_local(body, 3)[2] == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: dist.broadcast(x),
+        lambda x: dist.broadcast(x, 0, group_src=0),
+        lambda x: dist.broadcast(x, 7),
+        lambda x: dist.reduce(x, group_dst=7),
+        lambda x: dist.send(x, 0),
+        lambda x: dist.send(x, 1, tag=-1),
+        lambda x: dist.all_gather([x], x),
+        lambda x: dist.scatter(x),
+        lambda x: dist.all_to_all_single(x, x),
+    ],
+)
+def test_a_callers_mistake_raises_before_anything_is_sent(call: Callable[[Any], Any]) -> None:
+    def body(me: int) -> bool:
+        x = np.ones(4)
+        if me == 0:
+            with pytest.raises(ValueError, match=r"all_|src|group|send|scatter"):
+                call(x)
+        dist.all_reduce(x)
+        return bool((x == 2).all())
+
+    assert run_local(body, 2) == [True, True]
+
+
+def test_different_calls_are_an_error_on_all_ranks() -> None:
+    def body(me: int) -> None:
+        with pytest.raises(CollectiveMismatch):
+            dist.all_reduce(np.zeros(1)) if me else dist.barrier()
+
+    run_local(body, 3)
+
+
+def test_a_rank_that_does_not_come_is_a_timeout_for_the_others() -> None:
+    def body(me: int) -> None:
+        if me == 0:
+            with pytest.raises(CollectiveTimeout):
+                dist.barrier(timeout=0.05)
+
+    run_local(body, 2)
+
+
+def test_abort_ends_the_waits_of_every_rank() -> None:
+    def body(me: int) -> None:
+        if me == 0:
+            dist.abort_process_group(reason="stop")
+        with pytest.raises(Aborted, match="stop"):
+            dist.barrier()
+
+    run_local(body, 3)
+
+
+def test_new_group_numbers_its_ranks_in_ascending_order_unless_told() -> None:
+    def body(me: int) -> Any:
+        group = dist.new_group([3, 1])
+        ordered = dist.new_group([3, 1], sort_ranks=False)
+        if me not in (1, 3):
+            assert group is dist.GroupMember.NON_GROUP_MEMBER
+            return dist.get_rank(group), dist.get_world_size(group)
+        x = np.array([float(me)])
+        dist.all_reduce(x, group=group)
+        assert x[0] == 4
+        ranks = [dist.get_process_group_ranks(g) for g in (group, ordered)]
+        return dist.get_rank(group), dist.get_rank(ordered), ranks
+
+    assert run_local(body, 4) == [
+        (-1, -1),
+        (0, 1, [[1, 3], [3, 1]]),
+        (-1, -1),
+        (1, 0, [[1, 3], [3, 1]]),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [0, 9], [-1]])
+def test_new_group_refuses_ranks_that_make_no_group(ranks: list[int]) -> None:
+    def body(me: int) -> None:
+        with pytest.raises(ValueError, match="rank"):
+            dist.new_group(ranks)
+
+    run_local(body, 2)
+
+
+def test_calls_of_a_non_member_warn_and_do_nothing() -> None:
+    outside = dist.GroupMember.NON_GROUP_MEMBER
+    assert isinstance(outside, NonMember)
+    x = np.ones(1)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(x, group=outside),
+        lambda: dist.broadcast(x, 5, group=outside),
+        lambda: dist.barrier(outside),
+    ]
+    for call in calls:
+        with pytest.warns(RuntimeWarning, match="not in the group"):
+            assert call() is None
+    with pytest.warns(RuntimeWarning, match="recv"):
+        assert dist.recv(x, group=outside) == -1
+    with pytest.raises(ValueError, match="not in the group"):
+        dist.get_global_rank(outside, 0)
+    with own_world():
+        dist.destroy_process_group(outside)
+
+
+def test_groups_that_members_alone_make_need_nobody_else() -> None:
+    def body(me: int) -> Any:
+        if me == 2:
+            return None
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        again = dist.new_group([0, 1], use_local_synchronization=True)
+        assert group is not None
+        assert again is not None
+        x = np.ones(1)
+        dist.all_reduce(x, group=again)
+        assert isinstance(group, dist.ProcessGroup)
+        assert isinstance(again, dist.ProcessGroup)
+        return x[0], group.name == again.name
+
+    assert run_local(body, 3) == [(2.0, False), (2.0, False), None]
+
+
+def test_new_subgroups_cut_the_ranks_into_runs() -> None:
+    def body(me: int) -> Any:
+        mine, every = dist.new_subgroups(2)
+        assert len(every) == 2
+        return dist.get_process_group_ranks(mine)
+
+    assert run_local(body, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_new_subgroups_by_enumeration_may_leave_ranks_out_but_not_repeat_them() -> None:
+    def body(me: int) -> Any:
+        with pytest.raises(ValueError, match="twice"):
+            dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
+        mine, _ = dist.new_subgroups_by_enumeration([[0, 2]])
+        return None if mine is None else dist.get_rank(mine)
+
+    assert run_local(body, 3) == [0, None, 1]
+
+
+def test_split_group_takes_ranks_of_the_parent() -> None:
+    def body(me: int) -> Any:
+        parent = dist.new_group([1, 2, 3])
+        if not isinstance(parent, dist.ProcessGroup):
+            return None
+        mine = dist.split_group(parent, [[2, 0]])
+        return mine if mine is None else (dist.get_process_group_ranks(mine), mine.rank)
+
+    assert run_local(body, 4) == [None, ([1, 3], 0), None, ([1, 3], 1)]
+
+
+def test_a_subgroup_can_be_destroyed_alone() -> None:
+    def body(me: int) -> None:
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        dist.destroy_process_group(group)
+        with pytest.raises(GroupClosed):
+            dist.barrier(group)
+        with pytest.raises(ValueError, match="destroyed already"):
+            dist.destroy_process_group(group)
+        dist.barrier()
+
+    run_local(body, 2)
+
+
+def test_threads_make_their_calls_on_groups_of_their_own() -> None:
+    def body(me: int) -> list[float]:
+        groups = [dist.new_group() for _ in range(4)]
+        sums = [np.array([float(me + n)]) for n in range(4)]
+
+        def calls(n: int) -> None:
+            group = groups[n]
+            assert isinstance(group, dist.ProcessGroup)
+            group.all_reduce(sums[n])
+            work = group.all_reduce(sums[n], async_op=True)
+            assert work is not None
+            work.wait()
+
+        threads = [threading.Thread(target=calls, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [float(x[0]) for x in sums]
+
+    assert run_local(body, 2) == [[2.0, 6.0, 10.0, 14.0]] * 2
+
+
+def test_init_makes_a_world_and_destroy_ends_it() -> None:
+    with own_world():
+        assert not dist.is_initialized()
+        with pytest.raises(ValueError, match="init_process_group"):
+            dist.get_rank()
+        dist.init_process_group("fake", rank=2, world_size=5, group_name="mine")
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (2, 5, "fake")
+        assert dist.get_backend_config() == "cpu:fake,cuda:fake"
+        assert dist.group.WORLD is dist.GroupMember.WORLD is dist.get_default_group()
+        with pytest.raises(ValueError, match="exists already"):
+            dist.init_process_group("fake", rank=0, world_size=1)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        assert dist.group.WORLD is None
+        dist.init_process_group("fake", rank=0, world_size=1)
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"store": HashStore(), "init_method": "env://", "rank": 0, "world_size": 1},
+        {"store": HashStore(), "rank": 0},
+        {"store": HashStore(), "world_size": 2},
+        {"store": HashStore(), "world_size": 2, "rank": 2},
+        {"backend": "pigeon", "store": HashStore(), "world_size": 1, "rank": 0},
+        {"timeout": -1, "store": HashStore(), "world_size": 1, "rank": 0},
+    ],
+)
+def test_init_refuses_arguments_that_do_not_fit_and_leaves_no_world(wrong: dict[str, Any]) -> None:
+    with own_world():
+        with pytest.raises(ValueError, match=r"rank|world_size|store|backend|timeout"):
+            dist.init_process_group(**({"backend": "fake"} | wrong))
+        assert not dist.is_initialized()
+
+
+def test_an_init_whose_backend_fails_leaves_no_world() -> None:
+    def broken(setup: Any) -> Any:
+        raise OSError("no memory")
+
+    from nc10d.backend.registry import unregister_backend
+
+    dist.register_backend("broken", broken)
+    try:
+        with own_world():
+            with pytest.raises(OSError, match="no memory"):
+                dist.init_process_group("broken", store=HashStore(), rank=0, world_size=1)
+            assert not dist.is_initialized()
+            assert not current_world().groups
+    finally:
+        unregister_backend("broken")
+
+
+def test_a_thread_sees_the_process_world_and_a_rank_thread_only_its_own() -> None:
+    with own_world() as world:
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(current_world()))
+        thread.start()
+        thread.join()
+        assert current_world() is world
+        assert seen[0] is not world
+    assert seen[0] is current_world()
