@@ -15,8 +15,10 @@ from nc10d.dtypes import DType, Family
 from nc10d.kernels import reduce
 from nc10d.ops import RedOp
 from nc10d.testing import reference
+from nc10d.testing.strategies import mixed_values as values
+from nc10d.testing.strategies import special_values
 
-from .calling import DTYPES, KERNEL, PAIRS, Memory, allowed, special_values, values
+from .calling import DTYPES, KERNEL, PAIRS, Memory, allowed
 
 SIZES = [*range(71), 127, 128, 129, 255, 257, 1000, 4099]
 NARROW = [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2]

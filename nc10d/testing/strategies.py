@@ -1,0 +1,281 @@
+"""Hypothesis strategies: what may be given to collectives, from element types to whole programs.
+
+Contract: every strategy shrinks to small worlds, few elements and plain layouts. Array contents
+come from a drawn seed: special values, ordinary ones and random bits, mixed. A `Call` is one
+collective of all ranks; it makes each rank's operation with memory of its own, so that it can be
+run as often as one likes, and knows from the oracle what must come out.
+
+    @given(worlds().flatmap(lambda size: st.tuples(st.just(size), programs(size))))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from nc10d import ops as O
+from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.testing.compute import compute
+
+Array = np.ndarray[Any, np.dtype[Any]]
+COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)
+# A whole number, so that it is a factor for ints as well.
+OPS = (O.SUM, O.AVG, O.PRODUCT, O.MIN, O.MAX, O.BAND, O.BOR, O.BXOR, O.premul_sum(3.0))
+
+
+def worlds(largest: int = 5) -> st.SearchStrategy[int]:
+    """Draw a number of ranks."""
+    return st.integers(1, largest)
+
+
+def dtypes() -> st.SearchStrategy[DType]:
+    """Draw an element type; the common ones come first when shrinking."""
+    first = [DType.FLOAT32, DType.INT64]
+    return st.sampled_from(first + [d for d in DType if d not in first])
+
+
+def reduce_ops(dtype: DType) -> st.SearchStrategy[O.ReduceOp]:
+    """Draw a reduction that `dtype` allows."""
+    return st.sampled_from([op for op in OPS if _allowed(dtype, op)])
+
+
+def _allowed(dtype: DType, op: O.ReduceOp) -> bool:
+    try:
+        check_reduce(dtype, op)
+    except TypeError:
+        return False
+    return True
+
+
+# Arrays
+
+
+def counts(largest: int = 4099) -> st.SearchStrategy[int]:
+    """Draw a number of elements: none, few, and around the widths of vector code."""
+    return st.sampled_from([n for n in COUNTS if n <= largest])
+
+
+def shapes(largest: int = 4099) -> st.SearchStrategy[tuple[int, ...]]:
+    """Draw a shape of 0 to 3 dimensions, perhaps without elements."""
+    flat = counts(largest).map(lambda n: (n,))
+    return flat | st.just(()) | st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3))
+
+
+def special_values(dtype: DType) -> Array:
+    """Return the values where mistakes hide: zeros, extremes, infinities, NaN."""
+    if dtype.family is Family.BOOL:
+        return np.array([False, True])
+    if dtype.family in (Family.INT, Family.UINT):
+        info = np.iinfo(dtype.numpy)
+        return np.array([0, 1, 2, 3, info.max, info.min, info.max // 2], dtype.numpy)
+    real = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, np.nan, np.inf, -np.inf, 1e-7, 448.0, 6e4, 1e38]
+    with np.errstate(all="ignore"):
+        return np.array(real).astype(dtype.numpy)
+
+
+def mixed_values(dtype: DType, shape: Sequence[int] | int, seed: int) -> Array:
+    """Return special values, ordinary ones and random bits (so also subnormals), at random."""
+    rng = np.random.default_rng(seed)
+    if dtype.family is Family.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    count = int(np.prod(shape))
+    bits = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype.numpy)
+    special = rng.choice(special_values(dtype), count)
+    kind = rng.integers(0, 3, count)
+    with np.errstate(all="ignore"):
+        ordinary = (rng.standard_normal(count) * 100).astype(np.float32).astype(dtype.numpy)
+        mixture = np.where(kind == 0, special, np.where(kind == 1, ordinary, bits))
+        return mixture.astype(dtype.numpy).reshape(shape)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, dtype: DType, shape: Sequence[int]) -> Array:
+    """Draw the contents of an array of this type and shape."""
+    return mixed_values(dtype, tuple(shape), draw(st.integers(0, 2**32)))
+
+
+@st.composite
+def same_shape_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
+    """Draw one array per rank, all of one type and shape."""
+    dtype = dtype or draw(dtypes())
+    shape = draw(shapes())
+    return [draw(arrays(dtype, shape)) for _ in range(size)]
+
+
+@st.composite
+def ragged_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
+    """Draw one flat array per rank, all of one type, of different sizes."""
+    dtype = dtype or draw(dtypes())
+    return [draw(arrays(dtype, (draw(counts()),))) for _ in range(size)]
+
+
+def strided(x: Array) -> Array:
+    """Return a copy of `x` whose elements do not lie side by side."""
+    room = np.zeros((*x.shape, 2), x.dtype)
+    room[..., 0] = x
+    return room[..., 0]
+
+
+# Collectives, and programs of them
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One collective of all ranks.
+
+    `inputs[r]` is what rank r puts in: an array, or a list of arrays where it has one per rank.
+    `flat` packs such lists into one array; `spread` makes arrays strided.
+    """
+
+    kind: type[Any]
+    inputs: list[Any]
+    op: O.ReduceOp = O.SUM
+    root: int = 0
+    flat: bool = False
+    spread: bool = False
+
+    def make(self, rank: int) -> Any:
+        """Return rank's operation, on fresh memory; outputs hold zeros."""
+        return _MAKE[self.kind](self, rank)
+
+    def expected(self) -> list[list[Array]]:
+        """Return what each rank's `outputs` must hold afterwards."""
+        ops = [self.make(rank) for rank in range(len(self.inputs))]
+        compute(ops)
+        return [outputs(op) for op in ops]
+
+    def lay(self, x: Array) -> Array:
+        """Return a copy of `x` in this call's layout."""
+        return strided(x) if self.spread else x.copy()
+
+    def pack(self, chunks: Sequence[Array]) -> Any:
+        """Return copies of the chunks, as a list or as one flat array."""
+        if self.flat:
+            return self.lay(np.concatenate([np.ravel(x) for x in chunks]))
+        return [self.lay(x) for x in chunks]
+
+    def column(self, rank: int) -> list[Array]:
+        """Return every rank's chunk for `rank`."""
+        return [chunks[rank] for chunks in self.inputs]
+
+
+def outputs(op: Any) -> list[Array]:
+    """Return the arrays that an operation may write to, in order."""
+    out = getattr(op, "x", None) if hasattr(op, "x") else getattr(op, "out", None)
+    if out is None:
+        return []
+    return list(out) if isinstance(out, list) else [out]
+
+
+def issue(group: Any, op: Any, async_op: bool = False) -> Any:
+    """Make the call of `group` that `op` stands for; return what the call returns."""
+    return _ISSUE[type(op)](group, op, async_op)
+
+
+_ISSUE: dict[type[Any], Callable[[Any, Any, bool], Any]] = {
+    O.AllReduce: lambda g, o, a: g.all_reduce(o.x, o.op, async_op=a),
+    O.Reduce: lambda g, o, a: g.reduce(o.x, o.root, o.op, async_op=a),
+    O.Broadcast: lambda g, o, a: g.broadcast(o.x, o.root, async_op=a),
+    O.AllGather: lambda g, o, a: _either(o.out, g.all_gather, g.all_gather_into_tensor)(
+        o.out, o.inp, async_op=a
+    ),
+    O.ReduceScatter: lambda g, o, a: _either(o.inp, g.reduce_scatter, g.reduce_scatter_tensor)(
+        o.out, o.inp, o.op, async_op=a
+    ),
+    O.AllToAll: lambda g, o, a: (
+        g.all_to_all(o.out, o.inp, async_op=a)
+        if isinstance(o.out, list)
+        else g.all_to_all_single(o.out, o.inp, o.out_splits, o.in_splits, async_op=a)
+    ),
+    O.Gather: lambda g, o, a: g.gather(o.inp, o.out, o.root, async_op=a),
+    O.Scatter: lambda g, o, a: g.scatter(o.out, o.inp, o.root, async_op=a),
+    O.Barrier: lambda g, o, a: g.barrier(async_op=a),
+}
+
+
+def _either(arrays: Any, listed: Any, flat: Any) -> Any:
+    return listed if isinstance(arrays, list) else flat
+
+
+def _zeros(chunks: Sequence[Array]) -> list[Array]:
+    return [np.zeros_like(x) for x in chunks]
+
+
+def _make_all_to_all(c: Call, r: int) -> O.AllToAll:
+    mine, coming = c.inputs[r], c.column(r)
+    op = O.AllToAll(c.pack(_zeros(coming)), c.pack(mine))
+    if c.flat:
+        op.out_splits, op.in_splits = [len(x) for x in coming], [len(x) for x in mine]
+    return op
+
+
+_MAKE: dict[type[Any], Callable[[Call, int], Any]] = {
+    O.AllReduce: lambda c, r: O.AllReduce(c.lay(c.inputs[r]), c.op),
+    O.Reduce: lambda c, r: O.Reduce(c.lay(c.inputs[r]), c.root, c.op),
+    O.Broadcast: lambda c, r: O.Broadcast(c.lay(c.inputs[r]), c.root),
+    O.AllGather: lambda c, r: O.AllGather(c.pack(_zeros(c.inputs)), c.lay(c.inputs[r])),
+    O.ReduceScatter: lambda c, r: O.ReduceScatter(
+        c.lay(np.zeros_like(c.inputs[r][r])), c.pack(c.inputs[r]), c.op
+    ),
+    O.AllToAll: _make_all_to_all,
+    O.Gather: lambda c, r: O.Gather(
+        c.pack(_zeros(c.inputs)) if r == c.root else None, c.lay(c.inputs[r]), c.root
+    ),
+    O.Scatter: lambda c, r: O.Scatter(
+        c.lay(np.zeros_like(c.inputs[c.root][r])),
+        c.pack(c.inputs[c.root]) if r == c.root else None,
+        c.root,
+    ),
+    O.Barrier: lambda c, r: O.Barrier(),
+}
+KINDS = tuple(_MAKE)
+_REDUCING = frozenset({O.AllReduce, O.Reduce, O.ReduceScatter})
+_SAME_SHAPE = frozenset({O.AllReduce, O.Reduce, O.Broadcast})
+_FLAT = frozenset({O.AllGather, O.ReduceScatter, O.AllToAll})  # as c10d's calls have it
+_MATRIX = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})
+
+
+@st.composite
+def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Call:
+    """Draw one collective of `size` ranks."""
+    kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
+    flat = kind in _FLAT and draw(st.booleans())
+    return Call(
+        kind=kind,
+        inputs=draw(_inputs(kind, size, dtype, flat)),
+        op=draw(reduce_ops(dtype)) if kind in _REDUCING else O.SUM,
+        root=draw(st.integers(0, size - 1)),
+        flat=flat,
+        spread=draw(st.booleans()),
+    )
+
+
+@st.composite
+def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: bool) -> list[Any]:
+    """Draw what each rank puts in; where sizes must agree between ranks or chunks, they do."""
+    if kind is O.Barrier:
+        return [None] * size
+    if kind in _SAME_SHAPE:
+        return draw(same_shape_per_rank(size, dtype))
+    sizes = draw(st.lists(counts(255), min_size=size, max_size=size))
+    if flat and kind is not O.AllToAll:
+        sizes = sizes[:1] * size
+    if kind not in _MATRIX:
+        return [draw(arrays(dtype, (n,))) for n in sizes]
+    rows = [sizes] * size if kind is not O.AllToAll else _rotations(sizes)
+    return [[draw(arrays(dtype, (n,))) for n in row] for row in rows]
+
+
+def _rotations(sizes: list[int]) -> list[list[int]]:
+    """Give each rank the same sizes in another order: every pair exchanges a size of its own."""
+    return list(accumulate(sizes[1:], lambda row, _: row[1:] + row[:1], initial=sizes))
+
+
+def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[Call]]:
+    """Draw collectives that `size` ranks make one after the other."""
+    return st.lists(calls(size), min_size=1, max_size=longest)
