@@ -11,9 +11,11 @@ array per rank (sizes may differ). `root` and `peer` are ranks in the group.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 Array = Any
 Arrays = Any
@@ -36,10 +38,13 @@ class RedOp(enum.IntEnum):
 class ReduceOp:
     """How two elements become one: a kind and, for PREMUL_SUM, the factor.
 
-    Compare with ==; hashable. `ReduceOp.SUM` and the module constants are the shared instances.
+    There is one instance for each (kind, factor), so that `is`, `==` and the hash of the object
+    itself all mean the same: a reduce operation is a key on the fast path.
     """
 
-    __slots__ = ("factor", "kind")
+    __slots__ = ("__weakref__", "factor", "kind")
+    kind: RedOp
+    factor: float | None
     SUM: ReduceOp
     AVG: ReduceOp
     PRODUCT: ReduceOp
@@ -49,24 +54,23 @@ class ReduceOp:
     BOR: ReduceOp
     BXOR: ReduceOp
 
-    def __init__(self, kind: RedOp, factor: float | None = None) -> None:
+    def __new__(cls, kind: RedOp, factor: float | None = None) -> ReduceOp:
+        """Return the instance for `kind` and, for PREMUL_SUM, `factor`."""
         if (kind is RedOp.PREMUL_SUM) != (factor is not None):
             raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
-        self.kind = kind
-        self.factor = factor
+        key = (kind, None if factor is None else float(factor))
+        with _interning:
+            found = _reduce_ops.get(key)
+            if found is None:
+                found = object.__new__(cls)
+                found.kind, found.factor = key
+                _reduce_ops[key] = found
+            return found
 
     @property
     def name(self) -> str:
         """The kind's name, as c10d spells it."""
         return self.kind.name
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ReduceOp):
-            return NotImplemented
-        return self.kind is other.kind and self.factor == other.factor
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.factor))
 
     def __repr__(self) -> str:
         inner = self.name if self.factor is None else f"{self.name}, factor={self.factor}"
@@ -75,6 +79,9 @@ class ReduceOp:
     def __reduce__(self) -> tuple[Any, ...]:
         return ReduceOp, (self.kind, self.factor)
 
+
+_interning = threading.RLock()
+_reduce_ops: WeakValueDictionary[tuple[RedOp, float | None], ReduceOp] = WeakValueDictionary()
 
 SUM = ReduceOp.SUM = ReduceOp(RedOp.SUM)
 AVG = ReduceOp.AVG = ReduceOp(RedOp.AVG)

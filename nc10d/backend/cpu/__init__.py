@@ -1,0 +1,1 @@
+"""The built-in engine for one host: collectives in shared memory."""

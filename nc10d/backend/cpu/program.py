@@ -40,6 +40,7 @@ class Kind(enum.IntEnum):
     MEETALL = 11
     AGREE = 12
     LOOP_AGREED = 13
+    HEADER = 14
 
 
 class Space(enum.IntEnum):
@@ -132,9 +133,7 @@ def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
     return Step(Kind.COPY, nbytes, dst=dst, src=src, total=total)
 
 
-def apply(
-    dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0
-) -> Step:
+def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0) -> Step:
     """dst = kernel(src, arg): a copy that scales or divides on the way."""
     return Step(Kind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
 
@@ -208,6 +207,11 @@ def agree(send: int, expect: int, slot: int) -> Step:
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
     """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
     return Step(Kind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
+
+
+def header() -> Step:
+    """Show a message's tag, size and dtype, taken from its descriptor, beside my counter."""
+    return Step(Kind.HEADER)
 
 
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
@@ -317,7 +321,9 @@ class Linked:
         self.address = self.code.ctypes.data
 
 
-def link(program: Program, size: int, table: int, kernel_address: Callable[[Kernel], int]) -> Linked:
+def link(
+    program: Program, size: int, table: int, kernel_address: Callable[[Kernel], int]
+) -> Linked:
     """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
     check(program, size)
     record = record_bytes(program.call)

@@ -150,9 +150,7 @@ def _round(
     for peer in layout.others:
         low, length = cut(peer)
         if length:
-            steps.append(
-                reduction.show(board(me, low), user(0, base + low, stride), length)
-            )
+            steps.append(reduction.show(board(me, low), user(0, base + low, stride), length))
     low, length = cut(me)
     mine = user(0, base + low, stride)
     own = mine

@@ -23,7 +23,6 @@ from nc10d.backend.cpu.program import (
     meet_all,
     reduce_ranks,
     signal,
-    user,
     wait,
     wait_all,
 )
@@ -110,9 +109,7 @@ def _scatter_round(
     for peer in layout.others if direct else [*layout.others, me]:
         if sizes[peer] > base:
             place = moved(inps[peer], base, slot)
-            steps.append(
-                reduction.show(board(me, peer * slot), place, slot, sizes[peer] - base)
-            )
+            steps.append(reduction.show(board(me, peer * slot), place, slot, sizes[peer] - base))
     steps += [signal(1), meet_all() if opening else wait_all(1)]
     if sizes[me] > base:
         own = moved(inps[me], base, slot) if direct else board(me, me * slot)

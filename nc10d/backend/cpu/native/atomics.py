@@ -25,7 +25,7 @@ FUTEX_WAIT, FUTEX_WAKE = 0, 1
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load(typingctx: Any, address: Any) -> Any:
     """Return the int64 at `address`, in memory that nobody else writes."""
 
@@ -35,7 +35,7 @@ def load(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Set the int64 at `address`, in memory that nobody else reads."""
 
@@ -46,7 +46,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_acquire(typingctx: Any, address: Any) -> Any:
     """Return the int64 at `address`; what its writer wrote before is visible afterwards."""
 
@@ -57,7 +57,7 @@ def load_acquire(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_acquire_32(typingctx: Any, address: Any) -> Any:
     """Return the int32 at `address` (a futex word), acquiring."""
 
@@ -68,7 +68,7 @@ def load_acquire_32(typingctx: Any, address: Any) -> Any:
     return types.int32(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def store_release(typingctx: Any, address: Any, value: Any) -> Any:
     """Set the int64 at `address`; what I wrote before becomes visible with it."""
 
@@ -80,7 +80,7 @@ def store_release(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 def _rmw(operation: str, int_type: Any, bits: int) -> Any:
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def change(typingctx: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
@@ -97,7 +97,7 @@ add_32 = _rmw("add", types.int32, 32)
 set_bits = _rmw("or", types.int64, 64)
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
     """Set the int64 at `address` to `value` if it is `expected`; return what was there."""
 
@@ -109,7 +109,7 @@ def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def pause(typingctx: Any) -> Any:
     """Tell the core that it is spinning."""
 
@@ -123,7 +123,7 @@ def pause(typingctx: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def move(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
     """dst[:nbytes] = src[:nbytes], by the C library's memcpy."""
 
@@ -135,7 +135,7 @@ def move(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def call_kernel(typingctx: Any, kernel: Any, dst: Any, a: Any, b: Any, nbytes: Any) -> Any:
     """Call the C function at address `kernel` with four integers."""
 
@@ -147,7 +147,7 @@ def call_kernel(typingctx: Any, kernel: Any, dst: Any, a: Any, b: Any, nbytes: A
     return types.void(*[types.int64] * 5), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def call_engine(typingctx: Any, function: Any, channel: Any) -> Any:
     """Call the C function at address `function` with one integer; return its answer."""
 
@@ -158,7 +158,7 @@ def call_engine(typingctx: Any, function: Any, channel: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def scratch(typingctx: Any) -> Any:
     """Return the address of 16 bytes on the stack."""
 
@@ -175,15 +175,15 @@ yield_core = types.ExternalFunction("sched_yield", _I())
 _clock_gettime = types.ExternalFunction("clock_gettime", _I(_I, _L))
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_now() -> int:
     """Return the monotonic clock in ns (the clock of time.monotonic_ns())."""
     spec = scratch()
     _clock_gettime(np.int32(1), spec)
-    return load(spec) * 1000000000 + load(spec + 8)  # type: ignore[no-any-return]
+    return load(spec) * 1000000000 + load(spec + 8)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_futex_wait(address: int, expected: int, timeout_ns: int) -> None:
     """Sleep until woken, unless the word has changed already; at most `timeout_ns`."""
     spec = scratch()
@@ -192,13 +192,13 @@ def nc10d_futex_wait(address: int, expected: int, timeout_ns: int) -> None:
     _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(expected), spec, 0, 0)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_futex_wake(address: int) -> None:
     """Wake everybody who sleeps on the word."""
     _syscall(SYS_FUTEX, address, FUTEX_WAKE, np.int64(0x7FFFFFFF), 0, 0, 0)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_write_event(fd: int) -> None:
     """Add one to an eventfd."""
     one = scratch()
@@ -206,7 +206,7 @@ def nc10d_write_event(fd: int) -> None:
     _syscall(SYS_WRITE, fd, one, np.int64(8), 0, 0, 0)
 
 
-class ArrayAddressType(types.Type):  # type: ignore[misc]
+class ArrayAddressType(types.Type):
     """A NumPy array as Python hands it over; native code sees the address of its data.
 
     The caller must have checked that the object is an ndarray: any other would give garbage.
@@ -219,8 +219,8 @@ class ArrayAddressType(types.Type):  # type: ignore[misc]
 array_address = ArrayAddressType()
 
 
-@register_model(ArrayAddressType)  # type: ignore[misc]
-class _ArrayAddressModel(models.PrimitiveModel):  # type: ignore[misc]
+@register_model(ArrayAddressType)
+class _ArrayAddressModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, I64)
 
@@ -235,14 +235,14 @@ def _data_offset() -> int:
 DATA_OFFSET = _data_offset()
 
 
-@unbox(ArrayAddressType)  # type: ignore[misc]
+@unbox(ArrayAddressType)
 def _unbox_address(kind: Any, value: Any, context: Any) -> Any:
     builder = context.builder
     place = builder.add(builder.ptrtoint(value, I64), I64(DATA_OFFSET))
     return NativeValue(builder.load(builder.inttoptr(place, I64.as_pointer())))
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def as_int(typingctx: Any, value: Any) -> Any:
     """Return the address inside an `array_address`."""
 

@@ -12,7 +12,7 @@ liveness of peers are looked at in between, by Python.
 
 from __future__ import annotations
 
-from numba import njit
+from numba import njit, types
 
 from nc10d.backend.cpu.native.atomics import (
     add,
@@ -20,6 +20,7 @@ from nc10d.backend.cpu.native.atomics import (
     array_address,
     as_int,
     call_engine,
+    exchange,
     load,
     load_acquire,
     load_acquire_32,
@@ -34,7 +35,7 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
+from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
     AREA_ABORT,
@@ -64,6 +65,7 @@ from nc10d.backend.cpu.native.layout import (
     C_SEGMENT,
     C_SEQ,
     C_SPIN,
+    C_SUBMITTING,
     C_TAIL,
     C_TRACE_ID,
     C_UNMATCHED,
@@ -73,7 +75,6 @@ from nc10d.backend.cpu.native.layout import (
     D_DEADLINE,
     D_DTYPE,
     D_ENDED,
-    D_EVENT,
     D_PROGRAM,
     D_STARTED,
     D_STATUS,
@@ -105,11 +106,12 @@ from nc10d.backend.cpu.native.layout import (
     TRACE_DONE,
     TRACE_START,
     UNMATCHED,
+    WATCHED,
 )
 from nc10d.kernels.cache import compiled, entry_point
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
     """Note an event of a channel, if a trace is wanted."""
     process = load(channel + C_PROCESS)
@@ -124,13 +126,13 @@ def nc10d_trace(channel: int, event: int) -> None:
             store(at + 24, load(channel + C_DESCRIPTOR))
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
     """Take the channel if nobody has it."""
     return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, 1) == 0
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_wake_own(process: int) -> None:
     """Wake this rank's own sleepers: something changed inside the process."""
     if load_acquire(process + P_SLEEPING) != 0:
@@ -139,7 +141,7 @@ def nc10d_wake_own(process: int) -> None:
         nc10d_futex_wake(bell)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
     """Give the channel back; if submissions wait in it, tell the worker."""
     swap_if(channel + C_LOCK, 1, 0)
@@ -147,7 +149,7 @@ def nc10d_unlock(channel: int) -> None:
         nc10d_wake_own(load(channel + C_PROCESS))
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
     store(channel + C_PC, program)
@@ -156,7 +158,7 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
     store(channel + C_USERS, users)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_match(channel: int) -> int:
     """Find the posted receive for the message at the head of a link; make it first in the ring.
 
@@ -196,22 +198,21 @@ def nc10d_match(channel: int) -> int:
     return DONE if same else SIZES
 
 
-@njit(nogil=True)  # type: ignore[misc]
-def nc10d_finish(channel: int, descriptor: int, status: int) -> None:
+@njit(nogil=True)
+def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and tell those who wait for it."""
     process = load(channel + C_PROCESS)
     store(descriptor + D_ENDED, nc10d_now())
-    wanted = load_acquire(descriptor + D_EVENT)
     store(channel + C_DESCRIPTOR, 0)
     store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
     # From here on the descriptor belongs to whoever waits for it.
-    swap_if(descriptor + D_STATUS, 0, status)
+    watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
     nc10d_wake_own(process)
-    if wanted != 0:
+    if watched != 0:
         nc10d_write_event(load(process + P_EVENT_FD))
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_progress(channel: int) -> int:
     """Run the ring's submissions as far as they go; the caller holds the lock.
 
@@ -226,7 +227,7 @@ def nc10d_progress(channel: int) -> int:
             if load(channel + C_KIND) == RECEIVER:
                 answer = nc10d_match(channel)
                 if answer != DONE:
-                    return answer  # type: ignore[no-any-return]
+                    return answer
             elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
                 return IDLE
             descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
@@ -237,12 +238,12 @@ def nc10d_progress(channel: int) -> int:
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != DONE:
             nc10d_trace(channel, TRACE_BLOCKED)
-            return answer  # type: ignore[no-any-return]
+            return answer
         nc10d_trace(channel, TRACE_DONE)
-        nc10d_finish(channel, descriptor, FINISHED)
+        nc10d_finish(channel, descriptor)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
     """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
     left = until - nc10d_now()
@@ -250,7 +251,7 @@ def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
         nc10d_futex_wait(load(process + P_BELL), bell_value, left)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_await_flag(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
     flag = load(channel + C_BLOCKED_AT)
@@ -282,14 +283,14 @@ def nc10d_await_flag(channel: int, until: int) -> int:
     return answer
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_drive(channel: int, slice_ns: int) -> int:
     """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
     while True:
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != BLOCKED:
-            return answer  # type: ignore[no-any-return]
+            return answer
         # Most waits are short: the clock is read only when one was not.
         flag = load(channel + C_BLOCKED_AT)
         target = load(channel + C_BLOCKED_FOR)
@@ -302,10 +303,10 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
                 until = nc10d_now() + slice_ns
             answer = nc10d_await_flag(channel, until)
             if answer != DONE:
-                return answer  # type: ignore[no-any-return]
+                return answer
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     """Run a program here and now if the channel is free; see `run`."""
     if not nc10d_try_lock(channel):
@@ -319,7 +320,7 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
         nc10d_unlock(channel)
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 SLICE_NS = 50_000_000
@@ -327,11 +328,236 @@ SLICE_NS = 50_000_000
 
 @compiled("int64(int64, int64, int64, int64)")
 def _run(channel: int, program: int, x: int, y: int) -> int:
-    return nc10d_run(channel, program, x, y, SLICE_NS)  # type: ignore[no-any-return]
+    return nc10d_run(channel, program, x, y, SLICE_NS)
 
 
-@compiled(  # an array is cheaper to hand over than its address
-    array_address_signature := "int64(int64, int64, nc10d_array_address, nc10d_array_address)"
-)
+@compiled(types.int64(types.int64, types.int64, array_address, array_address))
 def _run_arrays(channel: int, program: int, x: object, y: object) -> int:
-    return nc10d_run(channel, program, as_int(x), as_int(y), SLICE_NS)  # type: ignore[no-any-return]
+    return nc10d_run(channel, program, as_int(x), as_int(y), SLICE_NS)
+
+
+@compiled("int64(int64, int64)")
+def _drive(channel: int, slice_ns: int) -> int:
+    answer = nc10d_drive(channel, slice_ns)
+    if answer == DONE:
+        nc10d_unlock(channel)
+    return answer
+
+
+@compiled("int64(int64, int64)")
+def _submit(channel: int, descriptor: int) -> int:
+    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
+        pause()
+    tail = load(channel + C_TAIL)
+    full = tail - load_acquire(channel + C_HEAD) >= RING_SLOTS
+    if not full:
+        store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
+        store_release(channel + C_TAIL, tail + 1)
+    swap_if(channel + C_SUBMITTING, 1, 0)
+    nc10d_wake_own(load(channel + C_PROCESS))
+    return BUSY if full else DONE
+
+
+@njit(nogil=True)
+def nc10d_help(channel: int, descriptor: int, until: int) -> int:
+    """Advance the channel, whose lock is held, until a submission of it has ended."""
+    while True:
+        answer = nc10d_progress(channel)
+        if load_acquire(descriptor + D_STATUS) & FINISHED:
+            return FINISHED
+        if answer != BLOCKED:
+            return answer
+        answer = nc10d_await_flag(channel, until)
+        if answer == BLOCKED:
+            return 0
+        if answer != DONE:
+            return answer
+
+
+@compiled("int64(int64, int64, int64)")
+def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
+    process = load(channel + C_PROCESS)
+    until = nc10d_now() + slice_ns
+    tries = 0
+    while True:
+        bell = load_acquire_32(load(process + P_BELL))
+        if load_acquire(descriptor + D_STATUS) & FINISHED:
+            return FINISHED
+        if nc10d_try_lock(channel):
+            answer = nc10d_help(channel, descriptor, until)
+            nc10d_unlock(channel)
+            return answer
+        if load_acquire(channel + C_BROKEN) != 0:
+            return ABORTED
+        # Somebody else advances the channel; it rings when a submission ends or it leaves.
+        tries += 1
+        if tries < load(channel + C_SPIN):
+            pause()
+        elif tries < load(channel + C_SPIN) + load(channel + C_YIELD):
+            yield_core()
+        else:
+            add(process + P_SLEEPING, 1)
+            if not load_acquire(descriptor + D_STATUS) & FINISHED and load_acquire(
+                channel + C_LOCK
+            ):
+                nc10d_sleep(process, bell, until)
+            add(process + P_SLEEPING, -1)
+        if nc10d_now() >= until:
+            return 0
+
+
+@njit(nogil=True)
+def nc10d_waiting(channel: int) -> bool:
+    """Say whether a channel has submissions that the worker may advance."""
+    if load_acquire(channel + C_BROKEN) != 0:
+        return False
+    return load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL)
+
+
+@njit(nogil=True)
+def nc10d_attend(channel: int) -> int:
+    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure."""
+    if not nc10d_waiting(channel):
+        return BLOCKED
+    if load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0:
+        return ABORTED
+    if not nc10d_try_lock(channel):
+        return BLOCKED
+    head = load(channel + C_HEAD)
+    step = load(channel + C_PC)
+    answer = nc10d_progress(channel)
+    moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
+    if answer == BLOCKED:
+        flag = load(channel + C_BLOCKED_AT)
+        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+        moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
+        descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+        deadline = load(descriptor + D_DEADLINE)
+        if not moved and deadline != 0 and nc10d_now() > deadline:
+            answer = LATE
+    swap_if(channel + C_LOCK, 1, 0)
+    if answer < 0:
+        return answer
+    return DONE if moved else BLOCKED
+
+
+@compiled("int64(int64, int64, int64, int64)")
+def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
+    idle = 0
+    while load_acquire(process + P_STOP) == 0:
+        bell = load_acquire_32(load(process + P_BELL))
+        table = load(process + P_CHANNELS)
+        moved = False
+        for i in range(load_acquire(process + P_COUNT)):
+            channel = load_acquire(table + 8 * i)
+            if channel != 0:
+                answer = nc10d_attend(channel)
+                if answer < 0:
+                    store(process + P_LATE, channel)
+                    return answer
+                moved = moved or answer == DONE
+        add(process + P_ROUNDS, 1)
+        idle = 0 if moved else idle + 1
+        if idle == 0 or idle < spin:
+            pause()
+        elif idle < spin + yields:
+            yield_core()
+        else:
+            add(process + P_SLEEPING, 1)
+            nc10d_sleep(process, bell, nc10d_now() + slice_ns)
+            add(process + P_SLEEPING, -1)
+    return DONE
+
+
+@compiled("int64(int64)")
+def _break(channel: int) -> int:
+    store_release(channel + C_BROKEN, 1)
+    nc10d_wake_own(load(channel + C_PROCESS))
+    for _ in range(10000):
+        if nc10d_try_lock(channel):
+            return DONE
+        yield_core()
+    return BUSY
+
+
+@compiled("int64(int64)")
+def _unlock(channel: int) -> int:
+    nc10d_unlock(channel)
+    return DONE
+
+
+@compiled("int64(int64, int64)")
+def _ring(process: int, ranks: int) -> int:
+    nc10d_ring(process, ranks)
+    nc10d_wake_own(process)
+    return DONE
+
+
+@compiled("int64(int64, int64, int64)")
+def _swap_if(address: int, expected: int, value: int) -> int:
+    return swap_if(address, expected, value)
+
+
+@compiled("int64(int64)")
+def _load(address: int) -> int:
+    return load_acquire(address)
+
+
+@compiled(types.int64(array_address))
+def _address(array: object) -> int:
+    return as_int(array)
+
+
+@compiled("int64(int64, int64, int64, int64, int64)")
+def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
+    until = nc10d_now() + slice_ns
+    tries = 0
+    while True:
+        bell = load_acquire_32(load(process + P_BELL))
+        for i in range(count):
+            flag = load(table + 16 * i)
+            if tries > 200:
+                set_bits(flag + LINE_SLEEPERS, bit)
+            if load_acquire(flag) >= load(table + 16 * i + 8):
+                return i
+        tries += 1
+        if tries <= 200:
+            yield_core()
+            continue
+        if nc10d_now() >= until:
+            return -1
+        add(process + P_SLEEPING, 1)
+        nc10d_sleep(process, bell, until)
+        add(process + P_SLEEPING, -1)
+
+
+run = entry_point(_run)
+"""run(channel, program, x, y): run a program with up to two arrays (addresses) here and now.
+
+DONE; BUSY if the channel has other work (submit instead); BLOCKED after a slice (go on with
+`drive`) or a failure: then the caller still holds the channel.
+"""
+run_arrays = entry_point(_run_arrays)
+"""Like `run`, with two ndarrays instead of addresses."""
+drive = entry_point(_drive)
+"""drive(channel, slice_ns): go on with what `run` began."""
+submit = entry_point(_submit)
+"""submit(channel, descriptor): append to the ring; BUSY if it is full."""
+wait = entry_point(_wait)
+"""wait(channel, descriptor, slice_ns): help until it has ended.
+
+FINISHED; 0 after a slice; UNMATCHED if a link's next message is nobody's; or a failure.
+"""
+work = entry_point(_work)
+"""work(process, spin, yields, slice_ns): the worker; ends on P_STOP or with a failure."""
+break_channel = entry_point(_break)
+"""break_channel(channel): stop it for good and take its lock; BUSY: call again."""
+unlock = entry_point(_unlock)
+ring = entry_point(_ring)
+"""ring(process, ranks): ring the doorbells of ranks (a bit mask) and my own."""
+compare_and_swap = entry_point(_swap_if)
+load_word = entry_point(_load)
+address = entry_point(_address)
+"""address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
+wait_any = entry_point(_wait_any)
+"""wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""

@@ -18,7 +18,6 @@ from nc10d.backend.cpu.native.atomics import (
     load_acquire,
     move,
     nc10d_futex_wake,
-    nc10d_now,
     store,
 )
 from nc10d.backend.cpu.native.layout import (
@@ -26,10 +25,10 @@ from nc10d.backend.cpu.native.layout import (
     BLOCKED,
     C_AGREED,
     C_AREA,
-    C_BELL_BIT,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
     C_BLOCKED_ON,
+    C_DESCRIPTOR,
     C_FLAGS,
     C_FREE,
     C_MET,
@@ -45,11 +44,13 @@ from nc10d.backend.cpu.native.layout import (
     C_SELF,
     C_SEQ,
     C_SIZE,
-    C_TABLES,
     C_USERS,
+    D_TAG,
     DONE,
     LINE_SLEEPERS,
     LINE_SLOTS,
+    LINK_HEADER_BYTES,
+    LINK_TAG,
     MISMATCH,
     P_BELLS,
     RECORD_BYTES,
@@ -64,13 +65,13 @@ STEP = 160
 NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
 KERNEL, LAST, ARG, TOTAL, EXTRA = 120, 128, 136, 144, 152
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
-ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED = 8, 9, 10, 11, 12, 13
+ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
 NO_OPERAND = 1 << 40
 # Folding in blocks keeps the result in the first cache while every rank's part is added.
 FOLD_BLOCK = 8192
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_ring(process: int, sleepers: int) -> None:
     """Ring the doorbell of every rank whose bit is set."""
     bells = load(process + P_BELLS)
@@ -84,7 +85,7 @@ def nc10d_ring(process: int, sleepers: int) -> None:
         rank += 1
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_post(channel: int, flag: int, value: int) -> None:
     """Show a new counter value, and wake those who sleep on it.
 
@@ -95,15 +96,15 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
         nc10d_ring(load(channel + C_PROCESS), exchange(flag + LINE_SLEEPERS, 0))
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Return the address that an operand means now."""
     selector = load(step)
     base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
-    return base + load(step + 8) + segment * load(step + 16)  # type: ignore[no-any-return]
+    return base + load(step + 8) + segment * load(step + 16)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_length(step: int, segment: int) -> int:
     """Return the bytes of this segment: all, or what is left of the total."""
     nbytes = load(step + NBYTES)
@@ -112,10 +113,10 @@ def nc10d_length(step: int, segment: int) -> int:
         left = total - segment * nbytes
         if left < nbytes:
             return left if left > 0 else 0
-    return nbytes  # type: ignore[no-any-return]
+    return nbytes
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
     """Note where to go on and which counter is waited for."""
     store(channel + C_PC, step)
@@ -126,7 +127,7 @@ def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, p
     return BLOCKED
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
     """Return DONE when every peer's counter has come to `target`, else note whose has not."""
     if load(channel + C_MET) >= target:
@@ -140,14 +141,14 @@ def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
             flag = load(flags + 8 * peer)
             if load_acquire(flag) < target:
                 store(channel + C_PEER, peer)
-                return nc10d_block(channel, step, segment, flag, target, peer)  # type: ignore[no-any-return]
+                return nc10d_block(channel, step, segment, flag, target, peer)
         peer += 1
     store(channel + C_PEER, 0)
     store(channel + C_MET, target)
     return DONE
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_compare(channel: int, first: int, last: int) -> int:
     """Return DONE if peers first..last-1 show my fingerprint, else MISMATCH and name one."""
     slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
@@ -160,7 +161,7 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
     return DONE
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_enter(channel: int, step: int) -> None:
     """Show the fingerprint of the operation, and write its record for whoever asks later."""
     ops = load(channel + C_OPS) + 1
@@ -172,7 +173,7 @@ def nc10d_enter(channel: int, step: int) -> None:
     move(record + 16, load(step + KERNEL), RECORD_BYTES - 16)
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -> None:
     """dst = contributions of all ranks folded in rank order, a block at a time."""
     dst = nc10d_place(channel, users, step + DST, parity, segment)
@@ -205,7 +206,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
         done += count
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
     """Compare announced sizes with those awaited; settle the number of rounds."""
     size = load(channel + C_SIZE)
@@ -225,7 +226,7 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
     return DONE
 
 
-@njit(nogil=True)  # type: ignore[misc]
+@njit(nogil=True)
 def nc10d_end_round(channel: int, step: int) -> None:
     """Spend the round's ticks and turn to the other half."""
     number = load(channel + C_ROUND)
@@ -254,15 +255,15 @@ def advance(channel: int) -> int:
                 move(dst, src, nc10d_length(step, segment))
         elif kind == SIGNAL:
             nc10d_post(channel, load(channel + C_SELF), seq + load(step + TICK))
-        elif kind == WAIT or kind == MEET:
+        elif kind in (WAIT, MEET):
             peer = load(step + EXTRA)
             flag = load(load(channel + C_FLAGS) + 8 * peer)
             target = seq + load(step + TICK)
             if load_acquire(flag) < target:
-                return nc10d_block(channel, step, segment, flag, target, peer)  # type: ignore[no-any-return]
+                return nc10d_block(channel, step, segment, flag, target, peer)
             if kind == MEET and nc10d_compare(channel, peer, peer + 1) != DONE:
                 return MISMATCH
-        elif kind == WAITALL or kind == MEETALL:
+        elif kind in (WAITALL, MEETALL):
             if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
                 return BLOCKED
             if kind == MEETALL and nc10d_compare(channel, 0, load(channel + C_SIZE)) != DONE:
@@ -281,10 +282,14 @@ def advance(channel: int) -> int:
             call_kernel(load(step + KERNEL), dst, src, load(step + ARG), nbytes)
         elif kind == ENTER:
             nc10d_enter(channel, step)
+        elif kind == HEADER:
+            half = load(channel + C_ROUND) & 1
+            header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
+            move(header, load(channel + C_DESCRIPTOR) + D_TAG, LINK_HEADER_BYTES)
         elif kind == AGREE:
             if nc10d_agree(channel, users, step, parity) != DONE:
                 return SIZES
-        elif kind == ROUND or kind == LOOP_AGREED:
+        elif kind in (ROUND, LOOP_AGREED):
             nc10d_end_round(channel, step)
             seq = load(channel + C_SEQ)
             parity = load(channel + C_PARITY)

@@ -71,8 +71,9 @@ LINK_BOARD = 128
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
     C_TRACE_ID,
-) = range(0, 37 * 8, 8)
-C_OWN_USERS = 37 * 8  # four addresses of a program run in the caller
+    C_SUBMITTING,
+) = range(0, 38 * 8, 8)
+C_OWN_USERS = 38 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 C_TABLES = C_RING + RING_SLOTS * 8  # boards, inline slots (even); the same (odd); counters
@@ -91,15 +92,14 @@ def channel_bytes(size: int) -> int:
     D_PROGRAM,
     D_USERS,
     D_DEADLINE,  # ns of the monotonic clock, 0 for none
-    D_EVENT,  # 1: somebody wants to be told by the notifier
     D_STARTED,
     D_ENDED,
     D_TAG,
     D_BYTES,
     D_DTYPE,
     D_OWN_USERS,
-) = range(0, 11 * 8, 8)
-DESCRIPTOR_BYTES = 128
+) = range(0, 10 * 8, 8)
+DESCRIPTOR_WORDS = 16
 
 # -- the process: what all channels of one rank share -------------------------------------------
 (
@@ -125,4 +125,5 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 DONE, BLOCKED = 0, 1
 IDLE, BUSY, UNMATCHED = 2, 3, 4
 ABORTED, MISMATCH, SIZES, LATE = -1, -2, -3, -4
-PENDING, FINISHED = 0, 1
+# A descriptor's status is a set of bits.
+FINISHED, WATCHED = 1, 2

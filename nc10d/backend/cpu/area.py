@@ -1,0 +1,109 @@
+"""The shared part of a group: one area a rank, each in its rank's arena.
+
+An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
+the cause of a failure it reported, where its links lie, and its two board halves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.arena import PAGE
+from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+
+Words = npt.NDArray[np.int64]
+
+
+def header_bytes(size: int) -> int:
+    """Return the bytes of an area before its boards."""
+    return -(-(at.AREA_LINKS + 8 * size) // PAGE) * PAGE
+
+
+def area_bytes(size: int, half: int) -> int:
+    """Return the bytes of a whole area."""
+    return header_bytes(size) + 2 * half
+
+
+class Areas:
+    """Everyone's area of one group, as mapped here; `members` are ranks of the host."""
+
+    def __init__(
+        self, host: Host, members: list[int], rank: int, offsets: list[int], half: int
+    ) -> None:
+        self.host = host
+        self.members = members
+        self.rank = rank
+        self.size = len(members)
+        self.half = half
+        self._offsets = offsets
+        self._mappings = [host.mates[member].mapping for member in members]
+        self._addresses = [m.base + o for m, o in zip(self._mappings, offsets, strict=True)]
+
+    def address(self, rank: int) -> int:
+        """Return where a rank's area starts."""
+        return self._addresses[rank]
+
+    def board(self, rank: int, half: int) -> int:
+        """Return where a board half starts."""
+        return self._addresses[rank] + header_bytes(self.size) + half * self.half
+
+    def states(self) -> Words:
+        """Return the addresses of everyone's state word."""
+        return np.array([a + at.AREA_STATE for a in self._addresses], np.int64)
+
+    def set_state(self, state: int) -> None:
+        """Show whether this rank has opened or closed the group."""
+        self._word(self.rank, at.AREA_STATE)[0] = state
+
+    def state(self, rank: int) -> int:
+        """Return whether a rank has opened or closed the group."""
+        return int(engine.load_word(self._addresses[rank] + at.AREA_STATE))
+
+    def links_word(self, owner: int, peer: int) -> int:
+        """Return the address of the word that says where the link owner → peer lies."""
+        return self._addresses[owner] + at.AREA_LINKS + 8 * peer
+
+    def bits(self) -> int:
+        """Return the members as a bit mask of host ranks."""
+        return sum(1 << member for member in self.members)
+
+    def last_record(self, rank: int) -> tuple[int, str]:
+        """Return a rank's latest call: its sequence number and what it was."""
+        best = (0, "nothing yet")
+        for slot in range(at.RECORD_RING):
+            start = at.AREA_RECORDS + slot * at.RECORD_BYTES
+            number = int(self._word(rank, start)[0])
+            if number > best[0]:
+                best = (number, _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16)))
+        return best
+
+    def record(self, rank: int, number: int) -> str | None:
+        """Return what a rank's call number `number` was, if it is still known."""
+        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
+        if int(self._word(rank, start)[0]) != number:
+            return None
+        return _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16))
+
+    def write_cause(self, text: bytes) -> None:
+        """Put the cause that this rank reports into its area."""
+        place = self._bytes(self.rank, at.AREA_CAUSE, at.CAUSE_BYTES)
+        place[: len(text)] = np.frombuffer(text, np.uint8)
+        place[len(text) :] = 0
+
+    def read_cause(self, rank: int) -> str:
+        """Return the cause that a rank has reported."""
+        return _text(self._bytes(rank, at.AREA_CAUSE, at.CAUSE_BYTES))
+
+    def _bytes(self, rank: int, offset: int, count: int) -> npt.NDArray[np.uint8]:
+        start = self._offsets[rank] + offset
+        return self._mappings[rank].data[start : start + count]
+
+    def _word(self, rank: int, offset: int) -> Words:
+        return self._bytes(rank, offset, 8).view(np.int64)
+
+
+def _text(raw: npt.NDArray[np.uint8]) -> str:
+    return raw.tobytes().rstrip(b"\0").decode(errors="replace")

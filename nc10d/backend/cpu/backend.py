@@ -1,0 +1,430 @@
+"""The CPU backend: runs a group's operations by programs on shared memory.
+
+The way of a synchronous call is short: find the program for (operation, dtype, count), hand the
+array to the engine, done. Everything else is a submission: arrays are resolved and checked, their
+addresses written into a descriptor, and a Work follows it.
+
+What a failure does: whoever learns a cause publishes it (causes.py); every wait of every rank
+looks at it in slices of 50 ms at the latest, stops its channels and raises the same error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from nc10d.backend.base import BackendSetup
+from nc10d.backend.cpu import causes
+from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.area import Areas, area_bytes
+from nc10d.backend.cpu.channel import Channel, Shared, Submission
+from nc10d.backend.cpu.host import Host, deadline_ns
+from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.mates import Mate, gather_keys
+from nc10d.backend.cpu.memory import Resolved, resolve
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.plans import Plans
+from nc10d.backend.cpu.post import Post
+from nc10d.backend.cpu.requests import batch, request
+from nc10d.backend.cpu.works import CpuWork, Joined, Part
+from nc10d.deadline import Deadline
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistError,
+    GroupClosed,
+    PeerLost,
+)
+from nc10d.ops import OP_NAMES, Op, Recv, Send
+from nc10d.store.base import Store
+from nc10d.validate import validate
+from nc10d.work import Work
+
+WORLD_HALF = 256 * 1024
+GROUP_HALF = 32 * 1024
+SLICE_NS = engine.SLICE_NS
+SLICE = SLICE_NS / 1e9
+
+
+def make(setup: BackendSetup) -> CpuBackend:
+    """Make the backend of a job's first group; blocks until all of its ranks have come."""
+    deadline = Deadline.after(setup.timeout)
+    host = Host(setup.store, setup.rank, setup.size, deadline)
+    try:
+        members = list(range(setup.size))
+        return CpuBackend(host, setup.group_name, members, setup.rank, setup.store, deadline)
+    except BaseException:
+        host.close()
+        raise
+
+
+class CpuBackend:
+    """One group on one host. Methods that block say so."""
+
+    name = "cpu"
+    device_type = "cpu"
+
+    def __init__(
+        self,
+        host: Host,
+        group_name: str,
+        members: list[int],
+        rank: int,
+        store: Store,
+        deadline: Deadline,
+    ) -> None:
+        self.host = host
+        self.group_name = group_name
+        self.rank = rank
+        self.size = len(members)
+        half = WORLD_HALF if len(members) == host.size else GROUP_HALF
+        self._offset = host.allocate(area_bytes(self.size, half))
+        own = host.arena.mapping.base + self._offset
+        host.arena.mapping.words(self._offset + at.AREA_STATE, 1)[0] = at.OPEN
+        del own
+        store.set(f"area/{rank}", str(self._offset))
+        raw = gather_keys(store, "area", self.size, deadline, f"join the group {group_name!r}")
+        self.areas = Areas(host, members, rank, [int(text) for text in raw], half)
+        self.layout = Layout(self.size, rank, half, 65536 if self.size <= 2 else 16384)
+        self.channel = host.channel(self._shared())
+        self.links = Links(self.areas)
+        self.post = Post(self)
+        self.plans = Plans(self.layout)
+        self._run_arrays = engine.run_arrays
+        self._address = self.channel.address
+        self._failure: DistError | None = None
+        self._failing = threading.RLock()
+        self._closed = False
+        self._watched: set[Work] = set()
+        host.join(self)
+
+    def _shared(self) -> Shared:
+        ranks = range(self.size)
+        even, odd = ([self.areas.board(r, half) for r in ranks] for half in (0, 1))
+        return Shared(
+            rank=self.rank,
+            size=self.size,
+            area=self.areas.address(self.rank),
+            counters=[self.areas.address(r) for r in ranks],
+            boards=(even, odd),
+        )
+
+    # -- launching -------------------------------------------------------------------------
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend. A known program on plain arrays goes straight in."""
+        if not async_op and len(ops) == 1:
+            op = ops[0]
+            found = self.plans.quick(op)
+            if found is not None:
+                linked, x, y = found
+                answer = self._run_arrays(self._address, linked.address, x, y)
+                if answer == at.DONE:
+                    return None
+                if answer != at.BUSY:
+                    self._go_on(answer, op, timeout)
+                    return None
+        work = self._launch(ops, timeout)
+        if async_op:
+            self.host.need_worker()
+            return work
+        self._await(work)
+        return None
+
+    def _await(self, work: Work) -> None:
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            self._interrupted(work.ops)
+            raise
+
+    def _interrupted(self, ops: Sequence[Op]) -> None:
+        name = describe(ops)
+        self.abort(Aborted(f"rank {self.rank} was interrupted in {name}", rank=self.rank, op=name))
+
+    def _go_on(self, answer: int, op: Op, timeout: float) -> None:
+        """Drive a program that this thread has begun to its end, a slice at a time."""
+        deadline = Deadline.after(max(0.0, timeout - SLICE))
+        try:
+            while answer == at.BLOCKED:
+                failure = self._look((op,), self.channel, deadline)
+                if failure is not None:
+                    break
+                slice_ns = int(deadline.slice(SLICE) * 1e9) or 1
+                answer = engine.drive(self._address, slice_ns)
+        except BaseException:
+            engine.unlock(self._address)
+            self._interrupted((op,))
+            raise
+        if answer == at.DONE:
+            return
+        engine.unlock(self._address)
+        if answer not in (at.BLOCKED, at.ABORTED):
+            self._failed(self.channel, answer)
+        failure = self.failure()
+        assert failure is not None, f"the engine answered {answer}, but the group has not failed"
+        raise failure
+
+    def _look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
+        """Between slices: has the group failed, has a peer left, is the time over?"""
+        failure = self.failure()
+        if failure is not None:
+            return failure
+        peer = self._blocked_on(channel)
+        if peer is not None and self.areas.state(peer) == at.CLOSED:
+            flag = channel.get(at.C_BLOCKED_AT)
+            if engine.load_word(flag) < channel.get(at.C_BLOCKED_FOR):
+                return self._left(peer, ops)
+        return self.fail_timeout(ops, peer) if deadline.expired() else None
+
+    def _blocked_on(self, channel: Channel) -> int | None:
+        if channel.get(at.C_BLOCKED_AT) == 0:
+            return None
+        if channel.shared.kind == at.COLLECTIVE:
+            return channel.get(at.C_BLOCKED_ON)
+        return self.post.peer_of(channel)
+
+    def _launch(self, ops: Sequence[Op], timeout: float) -> Work:
+        self._check_usable()
+        for op in ops:
+            validate(op, self.rank, self.size)
+        deadline = Deadline.after(timeout)
+        limit = deadline_ns(timeout)
+        together = [op for op in ops if not isinstance(op, (Send, Recv))]
+        works = [
+            self.post.launch(op, deadline, limit) for op in ops if isinstance(op, (Send, Recv))
+        ]
+        if together:
+            works.insert(0, self._submit(together, deadline, limit))
+        return works[0] if len(works) == 1 else Joined(self, ops, works)
+
+    def _submit(self, ops: Sequence[Op], deadline: Deadline, limit: int) -> Work:
+        """Append collectives to the channel as one submission."""
+        requests = [request(op, self.layout) for op in ops]
+        wanted = requests[0] if len(requests) == 1 else batch(requests, self.layout)
+        linked = self.plans.linked(wanted)
+        resolved: Resolved = resolve(wanted)
+        if len(ops) == 1:
+            self.plans.remember(ops[0], linked)
+        submission = Submission(linked, resolved.addresses, resolved.keep, limit)
+        part = self.enqueue(self.channel, submission)
+        return CpuWork(self, ops, [part], deadline, resolved.after)
+
+    def enqueue(self, channel: Channel, submission: Submission) -> Part:
+        """Append a submission to a channel; waits for room if its ring is full."""
+        while not channel.submit(submission):
+            oldest = next(iter(list(channel.flying.values())), None)
+            self._check_usable()
+            if oldest is not None:
+                engine.wait(channel.address, oldest.address, SLICE_NS)
+        if len(channel.flying) > at.RING_SLOTS:
+            for ended in [s for s in list(channel.flying.values()) if s.finished()]:
+                channel.forget(ended)
+        return channel, submission
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    def wait_part(
+        self, channel: Channel, submission: Submission, until: Deadline, ops: Sequence[Op]
+    ) -> DistError | None:
+        """Block until a submission has ended or `until`; return the group's failure, if any.
+
+        If `until` is the operation's own deadline, its passing is a failure.
+        """
+        while True:
+            slice_ns = max(1, int(until.slice(SLICE) * 1e9))
+            answer = engine.wait(channel.address, submission.address, slice_ns)
+            if answer == at.FINISHED:
+                return None
+            if answer == at.UNMATCHED:
+                self.post.absorb(channel, until)
+            elif answer < 0 and answer != at.ABORTED:
+                self._failed(channel, answer)
+            elif until.expired() and not submission.words[at.D_DEADLINE // 8]:
+                return self.failure()
+            failure = self._look(ops, channel, until)
+            if failure is not None:
+                return failure
+
+    def clear_way(self, parts: Sequence[Part]) -> None:
+        """Take messages nobody asked for out of the way of receives that are only polled."""
+        for channel, _ in parts:
+            if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
+                self.post.absorb(channel, Deadline.after(SLICE))
+
+    def watch(self, work: Work) -> None:
+        """Have the notifier finish a work that nobody waits for."""
+        self._watched.add(work)
+        self.host.need_notifier()
+        self.host.poke_notifier()
+
+    def notify(self) -> None:
+        """Finish what has ended; called by the notifier."""
+        for work in list(self._watched):
+            work._poll()
+            if work._state != 0:
+                self._watched.discard(work)
+                work._finish()
+
+    # -- failing ---------------------------------------------------------------------------
+
+    def failure(self) -> DistError | None:
+        """Return the group's failure; by then nothing touches users' arrays any more."""
+        if self._failure is None:
+            found = causes.read(self.areas)
+            if found is None:
+                return None
+            with self._failing:
+                if self._failure is None:
+                    self._stop()
+                    self._failure = found
+            self.host.poke_notifier()
+        return self._failure
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        if self._closed:
+            return
+        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        error.group = error.group or self.group_name
+        causes.publish(self.areas, error)
+        self.host.ring(self.areas.bits())
+        self.failure()
+
+    def on_failure(self, address: int, answer: int) -> None:
+        """The worker could not go on with one of my channels: say why to everyone."""
+        channels = [self.channel, *self.links.channels()]
+        for channel in channels:
+            if channel.address == address:
+                self._failed(channel, answer)
+
+    def on_death(self, mate: Mate) -> None:
+        """The kernel says that a rank of the host is gone."""
+        if mate.rank not in self.areas.members or self._closed:
+            return
+        rank = self.areas.members.index(mate.rank)
+        if self.areas.state(rank) == at.CLOSED:
+            return
+        seq, what = self.areas.last_record(rank)
+        message = (
+            f"rank {rank} of group {self.group_name!r} is lost: {causes.death(mate)} "
+            f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
+            f"{self._progress()}"
+        )
+        mine = self.areas.last_record(self.rank)
+        name = mine[1].partition("(")[0]
+        self.abort(PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine[0]))
+
+    def _failed(self, channel: Channel, answer: int) -> None:
+        """Turn an answer of the engine into the group's failure."""
+        if answer == at.LATE:
+            self.fail_timeout((), self._blocked_on(channel))
+        elif answer == at.MISMATCH:
+            self.abort(self._mismatch(channel))
+        elif answer == at.SIZES:
+            self.abort(self._wrong_sizes(channel))
+        else:
+            self.failure()
+
+    def _mismatch(self, channel: Channel) -> CollectiveMismatch:
+        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        mine = self.areas.record(self.rank, seq)
+        theirs = self.areas.record(peer, seq) or self.areas.last_record(peer)[1]
+        return CollectiveMismatch(
+            f"ranks disagree on operation #{seq} of group {self.group_name!r}: "
+            f"rank {self.rank} called {mine}, rank {peer} called {theirs}",
+            rank=peer,
+            op=(mine or "").partition("(")[0],
+            seq=seq,
+        )
+
+    def _wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
+        if channel.shared.kind == at.RECEIVER:
+            return self.post.wrong_size(channel)
+        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        op = (self.areas.record(self.rank, seq) or "").partition("(")[0]
+        return CollectiveMismatch(
+            f"ranks disagree on sizes in {op} #{seq} of group {self.group_name!r}: "
+            f"what rank {peer} sends to rank {self.rank} is not what rank {self.rank} awaits",
+            rank=peer,
+            op=op,
+            seq=seq,
+        )
+
+    def fail_timeout(self, ops: Sequence[Op], peer: int | None) -> DistError:
+        """An operation's own deadline has passed: that fails the group."""
+        seq, last = self.areas.last_record(self.rank)
+        name = describe(ops) if ops else last.partition("(")[0]
+        whom = "" if peer is None else f" waiting for rank {peer}"
+        message = (
+            f"{name} #{seq} of group {self.group_name!r} timed out on rank {self.rank}{whom}"
+            f"{self._progress()}"
+        )
+        self.abort(CollectiveTimeout(message, rank=peer, op=name, seq=seq))
+        failure = self.failure()
+        assert failure is not None
+        return failure
+
+    def _left(self, peer: int, ops: Sequence[Op]) -> DistError:
+        seq, last = self.areas.last_record(self.rank)
+        name = describe(ops) if ops else last.partition("(")[0]
+        message = (
+            f"rank {peer} has left group {self.group_name!r}, but rank {self.rank} still waits "
+            f"for it in {name} #{seq}{self._progress()}"
+        )
+        self.abort(PeerLost(message, rank=peer, op=name, seq=seq))
+        failure = self.failure()
+        assert failure is not None
+        return failure
+
+    def _progress(self) -> str:
+        last = [self.areas.last_record(rank) for rank in range(self.size)]
+        told = [f"rank {rank} #{seq} {what}" for rank, (seq, what) in enumerate(last)]
+        return f"; last operations: {', '.join(told)}" if self.size <= 16 else ""
+
+    def _stop(self) -> None:
+        for channel in (self.channel, *self.links.channels()):
+            channel.stop()
+
+    def _check_usable(self) -> None:
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> CpuBackend:
+        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        members = [self.areas.members[rank] for rank in ranks]
+        rank = list(ranks).index(self.rank)
+        return CpuBackend(self.host, name, members, rank, store, Deadline.after(timeout))
+
+    def close(self) -> None:
+        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
+        with self._failing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._failure is None:
+                self._stop()
+                self._failure = GroupClosed(
+                    f"group {self.group_name!r} has been closed on rank {self.rank}",
+                    group=self.group_name,
+                )
+        self.notify()
+        self.areas.set_state(at.CLOSED)
+        self.host.ring(self.areas.bits())
+        for channel in (self.channel, *self.links.channels()):
+            self.host.retire(channel)
+        for offset in (self._offset, *self.links.memory()):
+            self.host.abandon(offset, self.areas.states())
+        self.host.leave(self)
+
+
+def describe(ops: Sequence[Op]) -> str:
+    """Name operations as an error does."""
+    if len(ops) == 1:
+        return OP_NAMES[type(ops[0])]
+    return f"a batch of {len(ops)} operations" if ops else "an operation"

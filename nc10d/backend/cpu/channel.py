@@ -1,0 +1,141 @@
+"""A channel as Python sees it: one FIFO of programs, in a block that the engine works on.
+
+A group's collectives are one channel; each direction between two ranks is another (a link), with
+one end for the sender and one for the receiver. The block lives in private memory; what it points
+to is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.native import engine, interpreter
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.program import Linked
+
+Words = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The addresses that a channel's programs use: per rank its counter and its two boards."""
+
+    rank: int
+    size: int
+    area: int
+    counters: Sequence[int]
+    boards: tuple[Sequence[int], Sequence[int]]
+    kind: int = at.COLLECTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long to spin and to yield before sleeping; alike on all ranks of the host."""
+
+    spin: int
+    yields: int
+
+
+class Channel:
+    """One FIFO of programs; `address` is its block, for the engine."""
+
+    def __init__(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
+        self.shared = shared
+        self.size = shared.size
+        self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
+        self.address: int = engine.address(self.words)
+        self.broken = False
+        # Submissions in flight: descriptors and what they point to stay alive by these.
+        self.flying: dict[int, Submission] = {}
+        self._fill(shared, process, bell_bit, waiting)
+
+    def _fill(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
+        fields = {
+            at.C_KIND: shared.kind,
+            at.C_SIZE: shared.size,
+            at.C_RANK: shared.rank,
+            at.C_AREA: shared.area,
+            at.C_FLAGS: self.address + at.C_TABLES + 4 * shared.size * 8,
+            at.C_SELF: shared.counters[shared.rank],
+            at.C_PARITY_STEP: 2 * shared.size * 8,
+            at.C_BELL_BIT: bell_bit,
+            at.C_PROCESS: process,
+            at.C_ADVANCE: interpreter.advance_address(),
+            at.C_SPIN: waiting.spin,
+            at.C_YIELD: waiting.yields,
+            at.C_TRACE_ID: self.address,
+        }
+        for offset, value in fields.items():
+            self.words[offset // 8] = value
+        tables = self.words[at.C_TABLES // 8 :].reshape(5, shared.size)
+        for half in (0, 1):
+            tables[2 * half] = shared.boards[half]
+            payload = at.LINE_SLOTS + half * at.SLOT_BYTES + at.SLOT_PAYLOAD
+            tables[2 * half + 1] = [counter + payload for counter in shared.counters]
+        tables[4] = shared.counters
+
+    def get(self, field: int) -> int:
+        """Return a word of the block."""
+        return int(self.words[field // 8])
+
+    def submit(self, submission: Submission) -> bool:
+        """Append to the ring; False if it is full."""
+        self.flying[submission.address] = submission
+        if engine.submit(self.address, submission.address) == at.DONE:
+            return True
+        del self.flying[submission.address]
+        return False
+
+    def forget(self, submission: Submission) -> None:
+        """Drop a submission that has ended."""
+        self.flying.pop(submission.address, None)
+
+    def stop(self) -> None:
+        """Stop for good: nothing touches users' arrays once this has returned."""
+        while engine.break_channel(self.address) == at.BUSY:
+            if self.broken:
+                return
+        self.broken = True
+
+    def idle(self) -> bool:
+        """Say whether no submission waits or runs."""
+        return self.get(at.C_HEAD) == self.get(at.C_TAIL)
+
+
+class Submission:
+    """A descriptor: one program with the arrays of one launch, and what keeps them alive."""
+
+    __slots__ = ("address", "keep", "words")
+
+    def __init__(
+        self,
+        linked: Linked,
+        addresses: Sequence[int],
+        keep: Any,
+        deadline_ns: int = 0,
+        message: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        room = max(len(addresses), 1)
+        self.words: Words = np.zeros(at.DESCRIPTOR_WORDS + room, np.int64)
+        self.address: int = engine.address(self.words)
+        self.keep = (linked, keep)
+        self.words[at.D_PROGRAM // 8] = linked.address
+        self.words[at.D_USERS // 8] = self.address + 8 * at.DESCRIPTOR_WORDS
+        self.words[at.D_DEADLINE // 8] = deadline_ns
+        if message != (0, 0, 0):
+            self.words[at.D_TAG // 8 : at.D_TAG // 8 + 3] = message
+        if addresses:
+            self.words[at.DESCRIPTOR_WORDS :] = addresses
+
+    def finished(self) -> bool:
+        """Say whether it has run to its end."""
+        return bool(engine.load_word(self.address) & at.FINISHED)
+
+    def watch(self) -> bool:
+        """Have the notifier told when it ends; False if it has ended already."""
+        return not engine.compare_and_swap(self.address, 0, at.WATCHED) & at.FINISHED

@@ -1,0 +1,256 @@
+"""What all groups of one rank share on its host: memory, doorbells, and three helper threads.
+
+The control thread waits for the kernel's word that a peer has died. The worker advances what was
+launched asynchronously, without the GIL; it starts with the first such launch. The notifier runs
+callbacks; it starts with the first of them. Threads are joined before memory goes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nc10d.backend.cpu import mates as meeting
+from nc10d.backend.cpu.arena import PAGE, Arena
+from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
+from nc10d.backend.cpu.cores import waiting_policy
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.deadline import Deadline
+from nc10d.errors import UnsupportedPlatform
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.backend import CpuBackend
+    from nc10d.store.base import Store
+
+MAX_RANKS = 64
+MAX_CHANNELS = 16384
+WORKER_SLICE_NS = 50_000_000
+
+
+class Host:
+    """One rank's place on its host; made once per job, shared by all of its groups."""
+
+    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+        if size > MAX_RANKS:
+            raise UnsupportedPlatform(f"at most {MAX_RANKS} ranks share a host, not {size}")
+        self.rank = rank
+        self.size = size
+        self.pid = os.getpid()
+        self.arena = Arena()
+        bell = self.arena.allocate(PAGE)
+        assert bell == 0, "everyone's doorbell is at the start of its arena"
+        self.mates = meeting.meet(store, rank, size, self.arena, deadline)
+        self.waiting: Waiting = waiting_policy(size)
+        self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
+        self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
+        self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
+        self.process: int = engine.address(self._process)
+        self._channels: dict[int, Channel] = {}
+        self._spare: list[int] = []
+        self._retired: list[Channel] = []
+        self._zombies: list[tuple[int, Words]] = []
+        self.groups: dict[str, weakref.ref[CpuBackend]] = {}
+        self._lock = threading.RLock()
+        self._events = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._closing = False
+        self._users = 0
+        self._set(at.P_BELL, self.arena.mapping.base)
+        self._set(at.P_BELLS, engine.address(self._bells))
+        self._set(at.P_CHANNELS, engine.address(self._table))
+        self._set(at.P_EVENT_FD, self._events)
+        self._worker: threading.Thread | None = None
+        self._notifier: threading.Thread | None = None
+        self._control = threading.Thread(
+            target=self._watch_peers, name="nc10d-control", daemon=True
+        )
+        self._control.start()
+
+    def _set(self, field: int, value: int) -> None:
+        self._process[field // 8] = value
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def join(self, backend: CpuBackend) -> None:
+        """Count one more group in."""
+        with self._lock:
+            self._users += 1
+            self.groups[backend.group_name] = weakref.ref(backend)
+
+    def leave(self, backend: CpuBackend) -> None:
+        """Count a group out; the last one closes the host."""
+        with self._lock:
+            self.groups.pop(backend.group_name, None)
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.close()
+
+    def live_groups(self) -> list[CpuBackend]:
+        """Return the groups that have not been closed."""
+        with self._lock:
+            found = [ref() for ref in self.groups.values()]
+        return [group for group in found if group is not None]
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the offset of zeroed memory in my arena, after taking back what nobody uses."""
+        with self._lock:
+            still = []
+            for offset, states in self._zombies:
+                if bool((states_of(states) == at.CLOSED).all()):
+                    self.arena.free(offset)
+                else:
+                    still.append((offset, states))
+            self._zombies = still
+        return self.arena.allocate(nbytes)
+
+    def abandon(self, offset: int, state_addresses: Words) -> None:
+        """Give memory back as soon as every member of its group has closed the group."""
+        with self._lock:
+            self._zombies.append((offset, state_addresses))
+
+    # -- channels --------------------------------------------------------------------------
+
+    def channel(self, shared: Shared) -> Channel:
+        """Make a channel and show it to the worker."""
+        channel = Channel(shared, self.process, 1 << self.rank, self.waiting)
+        with self._lock:
+            index = self._spare.pop() if self._spare else len(self._channels)
+            if index >= MAX_CHANNELS:
+                raise MemoryError(f"more than {MAX_CHANNELS} groups and links at a time")
+            self._channels[index] = channel
+            self._table[index] = channel.address
+            self._set(at.P_COUNT, max(self._process[at.P_COUNT // 8], index + 1))
+        return channel
+
+    def retire(self, channel: Channel) -> None:
+        """Hide a stopped channel from the worker, which may be looking at it right now."""
+        with self._lock:
+            for index, known in list(self._channels.items()):
+                if known is channel:
+                    self._table[index] = 0
+                    del self._channels[index]
+                    self._spare.append(index)
+            # Blocks are small and the worker holds no reference: keep them while it lives.
+            if self._worker is not None:
+                self._retired.append(channel)
+
+    def ring(self, ranks: int) -> None:
+        """Ring the doorbells of host ranks (a bit mask), and my own."""
+        engine.ring(self.process, ranks)
+
+    # -- threads ---------------------------------------------------------------------------
+
+    def need_worker(self) -> None:
+        """Start the worker unless it runs."""
+        if self._worker is None:
+            with self._lock:
+                if self._worker is None and not self._closing:
+                    thread = threading.Thread(target=self._work, name="nc10d-worker", daemon=True)
+                    self._worker = thread
+                    thread.start()
+
+    def need_notifier(self) -> None:
+        """Start the notifier unless it runs."""
+        if self._notifier is None:
+            with self._lock:
+                if self._notifier is None and not self._closing:
+                    thread = threading.Thread(target=self._notify, name="nc10d-notify", daemon=True)
+                    self._notifier = thread
+                    thread.start()
+
+    def poke_notifier(self) -> None:
+        """Have the notifier look at all watched works."""
+        os.eventfd_write(self._events, 1)
+
+    def _work(self) -> None:
+        policy = self.waiting
+        while True:
+            answer = engine.work(self.process, policy.spin, policy.yields, WORKER_SLICE_NS)
+            if answer == at.DONE:
+                return
+            address = int(self._process[at.P_LATE // 8])
+            for group in self.live_groups():
+                group.on_failure(address, answer)
+
+    def _notify(self) -> None:
+        while not self._closing:
+            os.eventfd_read(self._events)
+            for group in self.live_groups():
+                group.notify()
+
+    def _watch_peers(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        by_fd = {mate.pidfd: mate for mate in self.mates if mate.pidfd >= 0}
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        while not self._closing:
+            for fd, _ in poller.poll():
+                if fd in by_fd:
+                    poller.unregister(fd)
+                    for group in self.live_groups():
+                        group.on_death(by_fd[fd])
+
+    def close(self) -> None:
+        """Stop and join the threads, then let go of memory and descriptors; idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        if os.getpid() != self.pid:
+            return
+        self._set(at.P_STOP, 1)
+        engine.ring(self.process, 0)
+        os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._events, 1)
+        for thread in (self._worker, self._notifier, self._control):
+            if thread is not None and thread is not threading.current_thread():
+                while thread.is_alive():
+                    engine.ring(self.process, 0)
+                    thread.join(0.05)
+        for mate in self.mates:
+            if mate.pidfd >= 0:
+                os.close(mate.pidfd)
+        os.close(self._events)
+        os.close(self._wake)
+        self.arena.close()
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def start_trace(self, events: int = 4096) -> Words:
+        """Record what channels do: rows of (ns, channel, event, descriptor); see layout.py."""
+        buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
+        self._trace = buffer
+        self._set(at.P_TRACE_NEXT, 0)
+        self._set(at.P_TRACE_SIZE, events)
+        self._set(at.P_TRACE, engine.address(buffer))
+        return buffer
+
+    def stop_trace(self) -> int:
+        """Stop recording; return how many rows were written."""
+        self._set(at.P_TRACE, 0)
+        size, count = self._process[at.P_TRACE_SIZE // 8], self._process[at.P_TRACE_NEXT // 8]
+        return int(min(size, count))
+
+
+def states_of(addresses: Words) -> Words:
+    """Return the words at `addresses`."""
+    return np.array([engine.load_word(int(address)) for address in addresses], np.int64)
+
+
+def deadline_ns(timeout: float) -> int:
+    """Return the engine's deadline for a timeout in seconds; 0 for none."""
+    if math.isinf(timeout):
+        return 0
+    return time.monotonic_ns() + int(timeout * 1e9)

@@ -1,0 +1,161 @@
+"""Point-to-point: one link for each direction between two ranks of a group, made when first used.
+
+Whoever needs a link first makes it, in its own arena, and puts its place into the sender's area;
+if both do, one of them wins and the other gives its memory back. Messages of one sender arrive
+in order. A receive takes the first message with its tag; a message that nobody has asked for yet
+is taken out of the way by a rank that waits for a later one, and kept until it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.algorithms import message
+from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.channel import Channel, Shared
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.program import Call, Linked, Program
+from nc10d.backend.cpu.program import link as link_program
+
+HALF = 65536
+LINK_BYTES = at.LINK_BOARD + 2 * HALF
+# The word in the sender's area: the offset of the link, plus whose arena it is in.
+BY_SENDER, BY_RECEIVER = 1, 2
+
+
+@dataclass(slots=True)
+class Unexpected:
+    """A message that came before anybody asked for its tag."""
+
+    tag: int
+    dtype: int
+    data: npt.NDArray[np.uint8]
+
+
+class Inbox:
+    """My end of the link from one sender."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.lock = threading.RLock()
+        self.early: deque[Unexpected] = deque()
+
+    def take_early(self, tag: int) -> Unexpected | None:
+        """Return the oldest kept message with `tag`, if any; the caller holds the lock."""
+        for kept in self.early:
+            if kept.tag == tag:
+                self.early.remove(kept)
+                return kept
+        return None
+
+    def wanted(self, tag: int) -> bool:
+        """Say whether a posted receive waits for `tag`; the caller holds the lock."""
+        posted = list(self.channel.flying.values())
+        return any(not sub.finished() and int(sub.words[at.D_TAG // 8]) == tag for sub in posted)
+
+    def next_message(self) -> tuple[int, int, int]:
+        """Return (tag, bytes, dtype) of the message that matching stopped at."""
+        words = self.channel.words
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(w) for w in words[first : first + 3])
+        return tag, nbytes, dtype
+
+
+class Links:
+    """All links of one rank in one group."""
+
+    def __init__(self, areas: Areas) -> None:
+        self._areas = areas
+        self._lock = threading.Lock()
+        self._out: dict[int, Channel] = {}
+        self._in: dict[int, Inbox] = {}
+        self._programs: dict[tuple[bool, int], Linked] = {}
+        self._mine: list[int] = []
+
+    def to(self, peer: int) -> Channel:
+        """Return my end of the link to a rank."""
+        with self._lock:
+            found = self._out.get(peer)
+            if found is None:
+                found = self._out[peer] = self._connect(self._areas.rank, peer)
+            return found
+
+    def inbox(self, peer: int) -> Inbox:
+        """Return my end of the link from a rank."""
+        with self._lock:
+            found = self._in.get(peer)
+            if found is None:
+                found = self._in[peer] = Inbox(self._connect(peer, self._areas.rank))
+            return found
+
+    def program(self, sending: bool, nbytes: int, channel: Channel) -> Linked:
+        """Return the program that moves `nbytes` through a link."""
+        found = self._programs.get((sending, nbytes))
+        if found is None:
+            steps = (message.send if sending else message.recv)(HALF, nbytes)
+            call = Call("send" if sending else "recv", count=nbytes)
+            program = Program(call, tuple(steps), 1)
+            found = link_program(program, 2, at.C_TABLES, _no_kernel)
+            if len(self._programs) > 1024:
+                self._programs.clear()
+            self._programs[sending, nbytes] = found
+        return found
+
+    def channels(self) -> list[Channel]:
+        """Return the channels of all links made so far."""
+        with self._lock:
+            return [*self._out.values(), *(inbox.channel for inbox in self._in.values())]
+
+    def inboxes(self) -> list[Inbox]:
+        """Return what has been made of incoming links."""
+        with self._lock:
+            return list(self._in.values())
+
+    def peer_of(self, channel: Channel) -> int | None:
+        """Return the rank at the other end of a link."""
+        with self._lock:
+            ends = [*self._out.items(), *((peer, box.channel) for peer, box in self._in.items())]
+        return next((peer for peer, end in ends if end is channel), None)
+
+    def memory(self) -> list[int]:
+        """Return the offsets in my arena that links occupy."""
+        return list(self._mine)
+
+    def _connect(self, sender: int, receiver: int) -> Channel:
+        areas = self._areas
+        word = areas.links_word(sender, receiver)
+        place = engine.load_word(word) or self._make(word, areas.rank == sender)
+        owner = sender if place & 3 == BY_SENDER else receiver
+        start = areas.host.mates[areas.members[owner]].mapping.base + (place & ~3)
+        boards = start + at.LINK_BOARD
+        sending = areas.rank == sender
+        shared = Shared(
+            rank=message.SENDER if sending else message.RECEIVER,
+            size=2,
+            area=areas.address(areas.rank),
+            counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
+            boards=((boards, boards), (boards + HALF, boards + HALF)),
+            kind=at.SENDER if sending else at.RECEIVER,
+        )
+        return areas.host.channel(shared)
+
+    def _make(self, word: int, sending: bool) -> int:
+        host = self._areas.host
+        offset = host.allocate(LINK_BYTES)
+        mine = offset | (BY_SENDER if sending else BY_RECEIVER)
+        there = engine.compare_and_swap(word, 0, mine)
+        if there != 0:
+            host.arena.free(offset)
+            return int(there)
+        self._mine.append(offset)
+        return mine
+
+
+def _no_kernel(_: object) -> int:
+    raise AssertionError("messages need no kernel")

@@ -1,0 +1,221 @@
+"""How the ranks of one host find and map each other: once, when the first group forms.
+
+Each rank listens on an abstract Unix socket (no file), tells its name through the store, and
+exchanges two descriptors with every other: its arena, and a pidfd of itself, which tells the
+kernel's word on its death. Who connects must run as the same user and know the secret that this
+rank put into the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nc10d.backend.cpu.arena import Arena, Mapping
+from nc10d.deadline import Deadline
+from nc10d.errors import RendezvousError, StoreTimeout, UnsupportedPlatform
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+@dataclass(slots=True)
+class Mate:
+    """Another rank of this host (or myself): its memory here, and how to know that it lives."""
+
+    rank: int
+    pid: int
+    host: str
+    mapping: Mapping
+    pidfd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank tells the others about itself."""
+
+    rank: int
+    host_id: str
+    host: str
+    pid: int
+    socket: str
+    secret: str
+
+
+def host_id() -> str:
+    """Return what ranks that can share memory have in common: boot and network namespace."""
+    override = os.environ.get("NC10D_HOST_ID")
+    if override:
+        return override
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def exchange_cards(
+    store: Store, prefix: str, card: Card, size: int, deadline: Deadline
+) -> list[Card]:
+    """Put my card into the store and return everyone's; blocks until all have come."""
+    store.set(f"{prefix}/card/{card.rank}", json.dumps(_plain(card)))
+    raw = gather_keys(store, f"{prefix}/card", size, deadline, "join the group")
+    return [Card(**json.loads(text)) for text in raw]
+
+
+def gather_keys(
+    store: Store, prefix: str, size: int, deadline: Deadline, purpose: str
+) -> list[bytes]:
+    """Return the values of prefix/0 … prefix/size-1; RendezvousError names who is missing."""
+    keys = [f"{prefix}/{rank}" for rank in range(size)]
+    try:
+        store.wait(keys, _timeout(deadline))
+    except StoreTimeout as error:
+        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
+        raise RendezvousError(f"ranks {missing} did not {purpose} in time") from error
+    return store.multi_get(keys)
+
+
+def _timeout(deadline: Deadline) -> float:
+    return min(deadline.remaining(), 10.0 * 365 * 86400)
+
+
+def _plain(card: Card) -> dict[str, object]:
+    return {name: getattr(card, name) for name in Card.__slots__}
+
+
+def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[Mate]:
+    """Map every rank's arena; blocks until all ranks have come or the deadline has passed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        name = f"\0nc10d-{secrets.token_hex(16)}"
+        listener.bind(name)
+        listener.listen(size)
+        mine = Card(
+            rank, host_id(), socket.gethostname(), os.getpid(), name[1:], secrets.token_hex(16)
+        )
+        cards = exchange_cards(store, "mates", mine, size, deadline)
+        _same_host(cards, mine)
+        own_pidfd = _pidfd()
+        try:
+            found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
+        finally:
+            os.close(own_pidfd)
+    found.append(Mate(rank, mine.pid, mine.host, arena.mapping, -1))
+    return sorted(found, key=lambda mate: mate.rank)
+
+
+def _pidfd() -> int:
+    try:
+        return os.pidfd_open(os.getpid())
+    except (OSError, AttributeError) as error:
+        raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
+
+
+def _same_host(cards: list[Card], mine: Card) -> None:
+    away = [f"rank {card.rank} on {card.host}" for card in cards if card.host_id != mine.host_id]
+    if away:
+        raise UnsupportedPlatform(
+            f"the cpu backend serves the ranks of one host so far; rank {mine.rank} is on "
+            f"{mine.host}, but {', '.join(away)}"
+        )
+
+
+def _exchange_all(
+    listener: socket.socket,
+    mine: Card,
+    cards: list[Card],
+    arena: Arena,
+    pidfd: int,
+    deadline: Deadline,
+) -> list[Mate]:
+    # Connect to lower ranks first, then accept the higher ones: a connection completes against
+    # the peer's backlog, so nobody waits for somebody who waits for him.
+    calls: list[tuple[Card, socket.socket]] = []
+    mates: list[Mate] = []
+    try:
+        for card in cards[: mine.rank]:
+            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            calls.append((card, link))
+            link.settimeout(_timeout(deadline))
+            link.connect("\0" + card.socket)
+            _send(link, mine, card.secret, arena, pidfd)
+        waiting = set(range(mine.rank + 1, len(cards)))
+        while waiting:
+            mate, link = _accept(listener, mine, cards, waiting, deadline)
+            with link:
+                _send(link, mine, cards[mate.rank].secret, arena, pidfd)
+            mates.append(mate)
+            waiting.discard(mate.rank)
+        mates.extend(_receive(link, card, mine.secret) for card, link in calls)
+    except (TimeoutError, ConnectionError) as error:
+        raise RendezvousError(
+            f"rank {mine.rank} could not reach its host mates: {error}"
+        ) from error
+    finally:
+        for _, link in calls:
+            link.close()
+    return mates
+
+
+_HELLO = struct.Struct("<I32s")
+
+
+def _send(link: socket.socket, mine: Card, secret: str, arena: Arena, pidfd: int) -> None:
+    hello = _HELLO.pack(mine.rank, secret.encode())
+    socket.send_fds(link, [hello], [arena.fd, pidfd])
+
+
+def _accept(
+    listener: socket.socket, mine: Card, cards: list[Card], waiting: set[int], deadline: Deadline
+) -> tuple[Mate, socket.socket]:
+    """Return the next rank that introduces itself properly; strangers are turned away."""
+    while True:
+        listener.settimeout(_timeout(deadline))
+        link, _ = listener.accept()
+        link.settimeout(min(2.0, _timeout(deadline)))
+        mate = _introduce(link, mine, cards, waiting)
+        if mate is not None:
+            return mate, link
+        link.close()
+
+
+def _introduce(
+    link: socket.socket, mine: Card, cards: list[Card], waiting: set[int]
+) -> Mate | None:
+    peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", peer)
+    if uid != os.getuid():
+        return None
+    try:
+        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2)
+    except TimeoutError:
+        return None
+    rank, secret = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
+    proper = secrets.compare_digest(secret, mine.secret.encode())
+    if not proper or rank not in waiting or len(fds) != 2:
+        for fd in fds:
+            os.close(fd)
+        return None
+    return _mate(cards[rank], fds)
+
+
+def _receive(link: socket.socket, card: Card, secret: str) -> Mate:
+    hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2)
+    if len(hello) != _HELLO.size or len(fds) != 2:
+        raise ConnectionError(f"rank {card.rank} closed the connection")
+    rank, shown = _HELLO.unpack(hello)
+    if rank != card.rank or not secrets.compare_digest(shown, secret.encode()):
+        raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
+    return _mate(card, fds)
+
+
+def _mate(card: Card, fds: list[int]) -> Mate:
+    memory, pidfd = fds
+    os.set_inheritable(memory, False)
+    os.set_inheritable(pidfd, False)
+    mapping = Mapping(memory)
+    os.close(memory)
+    return Mate(card.rank, card.pid, card.host, mapping, pidfd)

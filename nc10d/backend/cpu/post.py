@@ -1,0 +1,189 @@
+"""Sending and receiving for one rank of a group: matching, early messages, any source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.links import Inbox, Unexpected
+from nc10d.backend.cpu.memory import Resolved, through_copy
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.works import AnySource, CpuWork
+from nc10d.buffer import Buffer, as_buffer
+from nc10d.deadline import Deadline
+from nc10d.dtypes import DType
+from nc10d.errors import CollectiveMismatch
+from nc10d.ops import Recv, Send
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.backend import CpuBackend
+
+_LABELS = {dtype.code: dtype.label for dtype in DType}
+
+
+class Post:
+    """Launches sends and receives of one rank."""
+
+    def __init__(self, backend: CpuBackend) -> None:
+        self._backend = backend
+
+    def launch(self, op: Send | Recv, deadline: Deadline, limit: int) -> Work:
+        """Submit a message or a receive; returns its Work."""
+        if isinstance(op, Send):
+            return self._send(op, deadline, limit)
+        if op.peer is None:
+            return self._receive_any(op, deadline, limit)
+        return self._receive(op, op.peer, deadline, limit)
+
+    def _send(self, op: Send, deadline: Deadline, limit: int) -> Work:
+        buffer = as_buffer(op.x)
+        resolved = _memory(buffer, written=False)
+        channel = self._backend.links.to(op.peer)
+        linked = self._backend.links.program(True, buffer.nbytes, channel)
+        head = (op.tag, buffer.nbytes, buffer.dtype.code)
+        submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
+        part = self._backend.enqueue(channel, submission)
+        return CpuWork(self._backend, (op,), [part], deadline)
+
+    def _receive(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
+        buffer = as_buffer(op.x)
+        inbox = self._backend.links.inbox(peer)
+        with inbox.lock:
+            early = inbox.take_early(op.tag)
+            if early is not None:
+                return self._deliver(op, peer, buffer, early, deadline)
+            resolved = _memory(buffer, written=True)
+            linked = self._backend.links.program(False, buffer.nbytes, inbox.channel)
+            head = (op.tag, buffer.nbytes, buffer.dtype.code)
+            submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
+            part = self._backend.enqueue(inbox.channel, submission)
+        return CpuWork(self._backend, (op,), [part], deadline, resolved.after, peer)
+
+    def _deliver(
+        self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
+    ) -> Work:
+        if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
+            self._backend.abort(
+                self._differs(peer, (early.tag, early.data.size, early.dtype), buffer)
+            )
+            failure = self._backend.failure()
+            assert failure is not None
+            raise failure
+        flat = early.data.view(buffer.dtype.numpy)
+        np.copyto(np.asarray(buffer.owner), flat.reshape(buffer.shape))
+        return CpuWork(self._backend, (op,), [], deadline, (), peer)
+
+    def _receive_any(self, op: Recv, deadline: Deadline, limit: int) -> Work:
+        backend = self._backend
+        peers = [rank for rank in range(backend.size) if rank != backend.rank]
+
+        def attempt(seconds: float) -> Work | None:
+            inboxes = [backend.links.inbox(peer) for peer in peers]
+            for peer, inbox in zip(peers, inboxes, strict=True):
+                if self._ready(inbox, op.tag):
+                    return self._receive(op, peer, deadline, limit)
+            self._await_message(inboxes, seconds)
+            return None
+
+        return AnySource(backend, (op,), deadline, attempt)
+
+    def _ready(self, inbox: Inbox, tag: int) -> bool:
+        """Say whether a message with `tag` is here that no posted receive is entitled to."""
+        with inbox.lock:
+            if any(kept.tag == tag for kept in inbox.early):
+                return True
+            channel = inbox.channel
+            if not channel.idle() or not _arrived(channel):
+                return False
+            waiting = _head(channel)
+            if waiting[0] == tag:
+                return True
+            self._take_aside(inbox, waiting, Deadline.after(60.0))
+            return any(kept.tag == tag for kept in inbox.early)
+
+    def _await_message(self, inboxes: Sequence[Inbox], seconds: float) -> None:
+        rows = [
+            (inbox.channel.words[at.C_TABLES // 8 + 8], inbox.channel.get(at.C_SEQ) + 1)
+            for inbox in inboxes
+        ]
+        table = np.array(rows, np.int64)
+        host = self._backend.host
+        bit = 1 << host.rank
+        slice_ns = max(1, int(seconds * 1e9))
+        engine.wait_any(host.process, bit, engine.address(table), len(rows), slice_ns)
+
+    def absorb(self, channel: Channel, until: Deadline) -> None:
+        """Take the message at a link's head aside, unless somebody has asked for it meanwhile."""
+        for inbox in self._backend.links.inboxes():
+            if inbox.channel is channel:
+                with inbox.lock:
+                    message = inbox.next_message()
+                    if channel.get(at.C_UNMATCHED) and not inbox.wanted(message[0]):
+                        self._take_aside(inbox, message, until)
+
+    def _take_aside(self, inbox: Inbox, message: tuple[int, int, int], until: Deadline) -> None:
+        tag, nbytes, dtype = message
+        data = np.empty(nbytes, np.uint8)
+        linked = self._backend.links.program(False, nbytes, inbox.channel)
+        submission = Submission(linked, [engine.address(data)], data, 0, message)
+        channel, _ = self._backend.enqueue(inbox.channel, submission)
+        failure = self._backend.wait_part(channel, submission, until, ())
+        if failure is None:
+            channel.forget(submission)
+            inbox.early.append(Unexpected(tag, dtype, data))
+
+    def peer_of(self, channel: Channel) -> int | None:
+        """Return the rank at the other end of a link."""
+        return self._backend.links.peer_of(channel)
+
+    def wrong_size(self, channel: Channel) -> CollectiveMismatch:
+        """Say how the message at a link's head differs from the receive that it matches."""
+        words = channel.words
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(w) for w in words[first : first + 3])
+        peer = self.peer_of(channel)
+        return CollectiveMismatch(
+            f"the message with tag {tag} from rank {peer} to rank {self._backend.rank} has "
+            f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
+            rank=peer,
+            op="recv",
+        )
+
+    def _differs(
+        self, peer: int, message: tuple[int, int, int], buffer: Buffer
+    ) -> CollectiveMismatch:
+        tag, nbytes, dtype = message
+        return CollectiveMismatch(
+            f"rank {peer} sent {nbytes} bytes of {_LABELS.get(dtype)} with tag {tag}, but rank "
+            f"{self._backend.rank} receives {buffer.nbytes} bytes of {buffer.dtype.label}",
+            rank=peer,
+            op="recv",
+        )
+
+
+def _memory(buffer: Buffer, written: bool) -> Resolved:
+    resolved = Resolved([], [], [])
+    if buffer.contiguous:
+        resolved.addresses.append(buffer.address)
+        resolved.keep.append(buffer.owner)
+    else:
+        through_copy(buffer, written, resolved)
+    return resolved
+
+
+def _arrived(channel: Channel) -> bool:
+    sent = int(channel.words[at.C_TABLES // 8 + 8])
+    return bool(engine.load_word(sent) >= channel.get(at.C_SEQ) + 1)
+
+
+def _head(channel: Channel) -> tuple[int, int, int]:
+    sent = int(channel.words[at.C_TABLES // 8 + 8])
+    half = channel.get(at.C_ROUND) & 1
+    first = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half
+    tag, nbytes, dtype = (int(engine.load_word(first + 8 * i)) for i in range(3))
+    return tag, nbytes, dtype

@@ -1,0 +1,152 @@
+"""The CPU backend's Work: some submissions that must all end, and what to do when they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.deadline import Deadline
+from nc10d.ops import Op
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.backend import CpuBackend
+
+Part = tuple[Channel, Submission]
+
+
+class CpuWork(Work):
+    """Operations in flight on channels; ended when all parts are, or when the group failed."""
+
+    __slots__ = ("_after", "_backend", "_parts", "_sender", "deadline")
+
+    def __init__(
+        self,
+        backend: CpuBackend,
+        ops: Sequence[Op],
+        parts: list[Part],
+        deadline: Deadline,
+        after: Sequence[Callable[[], None]] = (),
+        sender: int | None = None,
+    ) -> None:
+        super().__init__(ops)
+        self._backend = backend
+        self._parts = parts
+        self._after = after
+        self._sender = sender
+        self.deadline = deadline
+
+    def _poll(self) -> None:
+        parts = self._parts
+        while parts and parts[-1][1].finished():
+            channel, submission = parts.pop()
+            channel.forget(submission)
+        if not parts:
+            self._complete()
+            return
+        failure = self._backend.failure()
+        if failure is not None:
+            self._finish(failure)
+        else:
+            self._backend.clear_way(parts)
+
+    def _block(self, deadline: Deadline) -> None:
+        # The operation's own deadline fails the group; the caller's only ends this wait.
+        until = deadline if deadline.at < self.deadline.at else self.deadline
+        while self._parts:
+            channel, submission = self._parts[-1]
+            failure = self._backend.wait_part(channel, submission, until, self.ops)
+            if failure is not None:
+                self._finish(failure)
+                return
+            if submission.finished():
+                self._parts.pop()
+                channel.forget(submission)
+            elif until is deadline:
+                return
+        self._complete()
+
+    def _complete(self) -> None:
+        for step in self._after:
+            step()
+        self._after = ()
+        self._finish(None, self._sender)
+
+    def _watch(self) -> None:
+        self._backend.watch(self)
+        for _, submission in list(self._parts):
+            if not submission.watch():
+                self._backend.host.poke_notifier()
+
+
+class AnySource(Work):
+    """A receive from whoever sends first; matched when somebody waits for it or looks."""
+
+    __slots__ = ("_attempt", "_backend", "_inner", "deadline")
+
+    def __init__(
+        self,
+        backend: CpuBackend,
+        ops: Sequence[Op],
+        deadline: Deadline,
+        attempt: Callable[[float], Any],
+    ) -> None:
+        super().__init__(ops)
+        self._backend = backend
+        self._attempt = attempt
+        self._inner: Work | None = None
+        self.deadline = deadline
+
+    def _poll(self) -> None:
+        self._block(Deadline(0.0))
+
+    def _block(self, deadline: Deadline) -> None:
+        until = deadline if deadline.at < self.deadline.at else self.deadline
+        while self._inner is None:
+            failure = self._backend.failure()
+            if failure is None and self.deadline.expired():
+                failure = self._backend.fail_timeout(self.ops, None)
+            if failure is not None:
+                self._finish(failure)
+                return
+            self._inner = self._attempt(until.slice(0.05))
+            if self._inner is None and until.expired():
+                return
+        inner = self._inner
+        inner._block(deadline) if deadline.at > 0 else inner._poll()
+        if inner._look():
+            self._finish(inner._exception, inner._result)
+
+    def _watch(self) -> None:
+        self._backend.watch(self)
+
+
+class Joined(Work):
+    """A batch of several works that ends when all of them have; the first failure is its own."""
+
+    __slots__ = ("_backend", "_works")
+
+    def __init__(self, backend: CpuBackend, ops: Sequence[Op], works: Sequence[Work]) -> None:
+        super().__init__(ops)
+        self._backend = backend
+        self._works = works
+
+    def _poll(self) -> None:
+        if all([work._look() for work in self._works]):
+            self._end()
+
+    def _block(self, deadline: Deadline) -> None:
+        for work in self._works:
+            if not work._look():
+                work._block(deadline)
+        self._poll()
+
+    def _end(self) -> None:
+        failures = [work._exception for work in self._works if work._exception is not None]
+        self._finish(failures[0] if failures else None)
+
+    def _watch(self) -> None:
+        self._backend.watch(self)
+        for work in self._works:
+            work._watch()
