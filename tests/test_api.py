@@ -383,6 +383,36 @@ def test_init_makes_a_world_and_destroy_ends_it() -> None:
         dist.destroy_process_group()
 
 
+def test_a_second_init_on_one_store_has_keys_of_its_own_and_the_same_names() -> None:
+    store, names = HashStore(), []
+    with own_world():
+        for _ in range(2):
+            dist.init_process_group("fake", store=store, rank=0, world_size=2)
+            group = dist.new_group([0])
+            assert isinstance(group, dist.ProcessGroup)
+            names.append(group.name)
+            assert not group.store.check(["key"])
+            assert not dist.get_default_group().store.check(["key"])
+            group.store.set("key", b"1")
+            dist.get_default_group().store.set("key", b"1")
+            dist.destroy_process_group()
+    assert names[0] == names[1]
+
+
+def test_destroy_closes_the_latest_group_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    with own_world():
+        dist.init_process_group("fake", rank=0, world_size=2)
+        names = [dist.get_default_group().name]
+        for _ in range(2):
+            group = dist.new_group([0])
+            assert isinstance(group, dist.ProcessGroup)
+            names.append(group.name)
+        monkeypatch.setattr(dist.ProcessGroup, "close", lambda group: closed.append(group.name))
+        dist.destroy_process_group()
+    assert closed == names[::-1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -125,22 +125,29 @@ def spies() -> Iterator[list[Spy]]:
     unregister_backend("spy")
 
 
-def test_a_backend_is_made_at_first_need_and_once(spies: list[Spy]) -> None:
-    group = make(backend="spy")
-    assert not spies
-    together = threading.Barrier(4)
+def test_a_backend_is_made_at_first_need_and_once_though_many_threads_need_it() -> None:
+    made: list[Spy] = []
+    alone = threading.Barrier(2)
 
-    def call() -> None:
-        together.wait()
-        group.barrier()
+    def factory(setup: BackendSetup) -> Spy:
+        with pytest.raises(threading.BrokenBarrierError):
+            alone.wait(0.2)  # a second factory call at the same time would get through
+        made.append(Spy(setup.rank, setup.size))
+        return made[-1]
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(spies) == 1
-    assert len(spies[0].calls) == group.seq == 4
+    register_backend("careful", factory, ["cpu"])
+    try:
+        group = make(backend="careful")
+        assert not made
+        threads = [threading.Thread(target=group.barrier) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        unregister_backend("careful")
+    assert len(made) == 1
+    assert len(made[0].calls) == group.seq == 4
 
 
 def test_a_call_is_one_launch_with_its_timeout(spies: list[Spy]) -> None:
