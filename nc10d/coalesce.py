@@ -16,7 +16,7 @@ from typing import Any
 
 from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.group import ProcessGroup
-from nc10d.ops import Op
+from nc10d.ops import Op, Recv
 from nc10d.work import Work
 from nc10d.world import get_default_group
 
@@ -35,6 +35,12 @@ class BatchedWork(Work):
         if self._whole is None and not self._look():
             raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
         super()._settle(timeout, what)
+
+    def _value(self) -> Any:
+        # A batch need not tell who sent what was asked for by name.
+        op = self.ops[0]
+        known = op.peer if isinstance(op, Recv) and self._result is None else None
+        return super()._value() if known is None else known
 
     def _bind(self, whole: Work) -> None:
         self._whole = whole

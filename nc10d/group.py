@@ -168,6 +168,11 @@ class ProcessGroup(Collectives):
             return next(self._launches) - self._looks + 1
 
     @property
+    def inherited(self) -> bool:
+        """Say whether the group belongs to the process that forked this one."""
+        return isinstance(self._failure, ForkedGroupError)
+
+    @property
     def backend_name(self) -> str:
         """The backend by the name that it was asked for."""
         return self.config.asked
@@ -238,7 +243,7 @@ class ProcessGroup(Collectives):
 
     def close(self) -> None:
         """Give the backends back; idempotent. Later calls raise GroupClosed."""
-        inherited = isinstance(self._failure, ForkedGroupError)
+        inherited = self.inherited
         self._fail(GroupClosed(f"group {self.name!r} has been destroyed", group=self.name))
         with self._lock:
             backends, self._backends = self._backends, {}

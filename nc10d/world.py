@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import os
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,17 @@ class _ThreadWorld(threading.local):
 
 _process = World()
 _thread = _ThreadWorld()
+_inherited: list[Any] = []
+
+
+def _disown_store() -> None:
+    """Leave the parent's store alone in a forked child: closing it could end the parent's talk."""
+    for world in {_process, current_world()}:
+        _inherited.append(world.owned_store)
+        world.owned_store = None
+
+
+os.register_at_fork(after_in_child=_disown_store)
 
 
 def current_world() -> World:
@@ -131,8 +144,6 @@ class NonMember:
 
     @staticmethod
     def _warn(name: str) -> None:
-        import warnings
-
         message = f"{name}: this rank is not in the group, so the call does nothing"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
@@ -176,6 +187,8 @@ def init_process_group(
     RendezvousError or StoreTimeout if the ranks don't find each other.
     """
     world = current_world()
+    if world.default is not None and world.default.inherited:
+        world.clear()
     if world.default is not None:
         message = "the default process group exists already"
         raise ValueError(f"{message}: call destroy_process_group() before another init")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,13 @@ import pytest
 import torch.distributed
 
 import nc10d as dist
-from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, GroupClosed
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    ForkedGroupError,
+    GroupClosed,
+)
 from nc10d.store import HashStore
 from nc10d.testing import reference
 from nc10d.testing.local import run_local
@@ -397,6 +404,32 @@ def test_a_second_init_on_one_store_has_keys_of_its_own_and_the_same_names() -> 
             dist.get_default_group().store.set("key", b"1")
             dist.destroy_process_group()
     assert names[0] == names[1]
+
+
+def test_a_forked_child_can_make_a_world_of_its_own() -> None:
+    class Precious(HashStore):
+        closed = False
+
+        def close(self) -> None:
+            type(self).closed = True
+
+    with own_world() as world:
+        dist.init_process_group("fake", rank=0, world_size=2)
+        world.owned_store = Precious()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                dist.barrier()
+            except ForkedGroupError:
+                dist.init_process_group("fake", rank=0, world_size=3)
+                dist.barrier()
+                status = 0 if dist.get_world_size() == 3 and not Precious.closed else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def test_destroy_closes_the_latest_group_first(monkeypatch: pytest.MonkeyPatch) -> None:
