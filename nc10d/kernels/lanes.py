@@ -12,10 +12,12 @@ own bfloat16 conversion is not used because it flushes subnormal numbers to zero
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
 from llvmlite import ir
+from numba.core.registry import cpu_target
 
 from nc10d.dtypes import DType, Family
 
@@ -89,8 +91,25 @@ def is_nan(b: Builder, x: Value) -> Value:
 # Widening: stored bits -> float32
 
 
+@functools.cache
+def _cpu_converts_half() -> bool:
+    """Say whether the CPU has the float16 conversions; LLVM would call a missing function."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+f16c" in features or not triple.startswith("x86")
+
+
 def _half_to_float(b: Builder, bits: Value) -> Value:
-    return b.fpext(b.bitcast(bits, _as(bits, HALF)), _as(bits, FLOAT))
+    if _cpu_converts_half():
+        return b.fpext(b.bitcast(bits, _as(bits, HALF)), _as(bits, FLOAT))
+    # With the exponent's bits in place a float32 is 2**112 too small; its largest is special.
+    wide = b.zext(bits, _as(bits, I32))
+    magnitude = b.and_(wide, splat(wide, 0x7FFF))
+    sign = b.shl(b.and_(wide, splat(wide, 0x8000)), splat(wide, 16))
+    small = b.bitcast(b.shl(magnitude, splat(wide, 13)), _as(bits, FLOAT))
+    number = b.bitcast(b.fmul(small, splat(small, 2.0**112)), wide.type)
+    special = b.icmp_unsigned(">=", magnitude, splat(wide, 0x7C00))
+    number = b.select(special, b.or_(number, splat(wide, 0x7F800000)), number)
+    return b.bitcast(b.or_(sign, number), _as(bits, FLOAT))
 
 
 def _bfloat_to_float(b: Builder, bits: Value) -> Value:
@@ -118,10 +137,6 @@ def _e4m3_to_float(b: Builder, bits: Value) -> Value:
 # Narrowing: float32 -> stored bits, rounded once
 
 
-def _float_to_half(b: Builder, x: Value) -> Value:
-    return b.bitcast(b.fptrunc(x, _as(x, HALF)), _as(x, I16))
-
-
 def _float_to_bfloat(b: Builder, x: Value) -> Value:
     bits = b.bitcast(x, _as(x, I32))
     rounded = _round_off(b, bits, 16)
@@ -136,8 +151,10 @@ def _round_off(b: Builder, bits: Value, count: int) -> Value:
     return b.lshr(b.add(bits, nudge), splat(bits, count))
 
 
-def _to_float8(mantissa: int, bias: int, overflow: int, nan: int) -> Callable[..., Value]:
-    """Make the narrowing to an 8-bit float; what is too large becomes the code `overflow`."""
+def _to_small(
+    stored: ir.IntType, mantissa: int, bias: int, overflow: int, nan: int
+) -> Callable[[Builder, Value], Value]:
+    """Make the narrowing to a smaller format; what is too large becomes the code `overflow`."""
     # Below 2**(1 - bias) the result is a multiple of one unit: adding a float32 whose last
     # place is that unit makes the addition itself round.
     unit_anchor = float(2 ** (1 - bias - mantissa + 23))
@@ -158,10 +175,19 @@ def _to_float8(mantissa: int, bias: int, overflow: int, nan: int) -> Callable[..
         large = b.icmp_unsigned(">", code, splat(bits, overflow))
         code = b.select(large, splat(bits, overflow), code)
         code = b.select(is_nan(b, x), splat(bits, nan), code)
-        sign = b.and_(b.lshr(bits, splat(bits, 24)), splat(bits, 0x80))
-        return b.trunc(b.or_(sign, code), _as(x, I8))
+        sign = b.lshr(b.sub(bits, size_bits), splat(bits, 32 - stored.width))
+        return b.trunc(b.or_(sign, code), _as(x, stored))
 
     return narrow
+
+
+_to_half_in_steps = _to_small(I16, mantissa=10, bias=15, overflow=0x7C00, nan=0x7E00)
+
+
+def _float_to_half(b: Builder, x: Value) -> Value:
+    if not _cpu_converts_half():
+        return _to_half_in_steps(b, x)
+    return b.bitcast(b.fptrunc(x, _as(x, HALF)), _as(x, I16))
 
 
 WIDEN: dict[DType, Callable[[Builder, Value], Value]] = {
@@ -173,8 +199,8 @@ WIDEN: dict[DType, Callable[[Builder, Value], Value]] = {
 NARROW: dict[DType, Callable[[Builder, Value], Value]] = {
     DType.FLOAT16: _float_to_half,
     DType.BFLOAT16: _float_to_bfloat,
-    DType.FLOAT8_E5M2: _to_float8(mantissa=2, bias=15, overflow=0x7C, nan=0x7E),
-    DType.FLOAT8_E4M3FN: _to_float8(mantissa=3, bias=7, overflow=0x7F, nan=0x7F),
+    DType.FLOAT8_E5M2: _to_small(I8, mantissa=2, bias=15, overflow=0x7C, nan=0x7E),
+    DType.FLOAT8_E4M3FN: _to_small(I8, mantissa=3, bias=7, overflow=0x7F, nan=0x7F),
 }
 
 

@@ -202,6 +202,15 @@ def test_kernels_work_on_whole_vectors(name, machine_code):
     assert re.search(rf"\b({PACKED[name]})\s[^\n]*%[yz]mm", machine_code[name])
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 CPU")
+def test_a_cpu_without_float16_conversions_computes_the_same(tmp_path):
+    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    env = os.environ | plain | {"NC10D_CACHE_DIR": str(tmp_path / "code")}
+    some = "float16 and (16_bit or special or divide or scale)"
+    run = [sys.executable, "-m", "pytest", __file__, "-k", some]
+    subprocess.run(run, env=env, check=True, stdout=subprocess.DEVNULL)
+
+
 def test_every_kernel_is_listed_once_and_is_its_own():
     made = [(name, make()) for name, make in reduce.every_kernel()]
     assert len({name for name, _ in made}) == len(made) == len({address for _, address in made})
