@@ -1,5 +1,6 @@
 """The oracle itself, against numbers worked out by hand or in exact arithmetic."""
 
+import doctest
 from fractions import Fraction
 
 import ml_dtypes
@@ -108,3 +109,7 @@ def test_same_bits_sees_signs_of_zero_but_not_payloads():
     assert not reference.same_bits(np.array([1]), np.array([1.0]))
     assert not reference.same_bits(np.array([1.0]), np.array([[1.0]]))
     assert reference.same_bits(np.array([complex(np.nan, 1)]), np.array([complex(np.nan, 1)]))
+
+
+def test_the_examples_in_its_docstring_hold():
+    assert doctest.testmod(reference) == (4, 0)
