@@ -207,6 +207,22 @@ def test_a_plan_repeats_the_block_on_the_arrays_of_the_moment() -> None:
     assert run_local(rank, 2) == [[12.0], [12.0]]
 
 
+def test_a_sync_block_blocks_until_all_is_done_though_it_gave_out_works() -> None:
+    left = threading.Event()
+
+    def rank(me: int) -> bool:
+        if me == 1:
+            early = left.wait(0.2)
+            dist.all_reduce(np.ones(1))
+            return early
+        with dist.coalescing_manager():
+            dist.all_reduce(np.ones(1), async_op=True)
+        left.set()
+        return False
+
+    assert run_local(rank, 2) == [False, False]
+
+
 programs = st.lists(
     st.sampled_from(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "ring"]),
     min_size=1,
