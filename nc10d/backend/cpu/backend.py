@@ -10,6 +10,7 @@ looks at it in slices of 50 ms at the latest, stops its channels and raises the 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -38,6 +39,7 @@ from nc10d.errors import (
     PeerLost,
 )
 from nc10d.ops import OP_NAMES, Op, Recv, Send
+from nc10d.outcome import fresh
 from nc10d.store.base import Store
 from nc10d.validate import validate
 from nc10d.work import Work
@@ -81,9 +83,7 @@ class CpuBackend:
         self.size = len(members)
         half = WORLD_HALF if len(members) == host.size else GROUP_HALF
         self._offset = host.allocate(area_bytes(self.size, half))
-        own = host.arena.mapping.base + self._offset
         host.arena.mapping.words(self._offset + at.AREA_STATE, 1)[0] = at.OPEN
-        del own
         store.set(f"area/{rank}", str(self._offset))
         raw = gather_keys(store, "area", self.size, deadline, f"join the group {group_name!r}")
         self.areas = Areas(host, members, rank, [int(text) for text in raw], half)
@@ -146,38 +146,48 @@ class CpuBackend:
 
     def _go_on(self, answer: int, op: Op, timeout: float) -> None:
         """Drive a program that this thread has begun to its end, a slice at a time."""
+        channel = self.channel
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
-            while answer == at.BLOCKED:
-                failure = self._look((op,), self.channel, deadline)
-                if failure is not None:
-                    break
-                slice_ns = int(deadline.slice(SLICE) * 1e9) or 1
-                answer = engine.drive(self._address, slice_ns)
+            while answer == at.BLOCKED and not self._trouble(channel, deadline):
+                answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
         except BaseException:
-            engine.unlock(self._address)
+            channel.give_up()
             self._interrupted((op,))
             raise
         if answer == at.DONE:
             return
-        engine.unlock(self._address)
+        # Whoever learns of a failure stops the channels: this thread must have left before.
+        channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
-            self._failed(self.channel, answer)
-        failure = self.failure()
+            self._failed(channel, answer)
+        failure = self._look((op,), channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
-        raise failure
+        raise fresh(failure)
+
+    def _trouble(self, channel: Channel, deadline: Deadline) -> bool:
+        """Between slices: has the group failed, has a peer left, is the time over?"""
+        if self._failure is not None or causes.read(self.areas) is not None:
+            return True
+        return self._deserter(channel) is not None or deadline.expired()
+
+    def _deserter(self, channel: Channel) -> int | None:
+        """Return the rank that a channel waits for, if it has left without doing its part."""
+        peer = self._blocked_on(channel)
+        if peer is None or self.areas.state(peer) != at.CLOSED:
+            return None
+        arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
+        return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
 
     def _look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
-        """Between slices: has the group failed, has a peer left, is the time over?"""
+        """Return the group's failure; a peer that has left, or a deadline, makes one."""
         failure = self.failure()
         if failure is not None:
             return failure
-        peer = self._blocked_on(channel)
-        if peer is not None and self.areas.state(peer) == at.CLOSED:
-            flag = channel.get(at.C_BLOCKED_AT)
-            if engine.load_word(flag) < channel.get(at.C_BLOCKED_FOR):
-                return self._left(peer, ops)
-        return self.fail_timeout(ops, peer) if deadline.expired() else None
+        deserter = self._deserter(channel)
+        if deserter is not None:
+            return self._left(deserter, ops)
+        return self.fail_timeout(ops, self._blocked_on(channel)) if deadline.expired() else None
 
     def _blocked_on(self, channel: Channel) -> int | None:
         if channel.get(at.C_BLOCKED_AT) == 0:
@@ -227,11 +237,16 @@ class CpuBackend:
     # -- waiting ---------------------------------------------------------------------------
 
     def wait_part(
-        self, channel: Channel, submission: Submission, until: Deadline, ops: Sequence[Op]
+        self,
+        channel: Channel,
+        submission: Submission,
+        until: Deadline,
+        limit: Deadline,
+        ops: Sequence[Op],
     ) -> DistError | None:
-        """Block until a submission has ended or `until`; return the group's failure, if any.
+        """Block until a submission has ended, or `until`; return the group's failure, if any.
 
-        If `until` is the operation's own deadline, its passing is a failure.
+        `limit` is the operation's own deadline: when it passes, the group fails.
         """
         while True:
             slice_ns = max(1, int(until.slice(SLICE) * 1e9))
@@ -242,10 +257,8 @@ class CpuBackend:
                 self.post.absorb(channel, until)
             elif answer < 0 and answer != at.ABORTED:
                 self._failed(channel, answer)
-            elif until.expired() and not submission.words[at.D_DEADLINE // 8]:
-                return self.failure()
-            failure = self._look(ops, channel, until)
-            if failure is not None:
+            failure = self._look(ops, channel, limit)
+            if failure is not None or until.expired():
                 return failure
 
     def clear_way(self, parts: Sequence[Part]) -> None:
@@ -391,7 +404,11 @@ class CpuBackend:
     def _check_usable(self) -> None:
         failure = self.failure()
         if failure is not None:
-            raise failure
+            raise fresh(failure)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and os.getpid() == self.host.pid:
+            self.close()
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -102,6 +102,11 @@ class Channel:
                 return
         self.broken = True
 
+    def give_up(self) -> None:
+        """Leave a program unfinished: for the caller of `run` or `drive` that holds the lock."""
+        self.words[at.C_BROKEN // 8] = 1
+        engine.unlock(self.address)
+
     def idle(self) -> bool:
         """Say whether no submission waits or runs."""
         return self.get(at.C_HEAD) == self.get(at.C_TAIL)

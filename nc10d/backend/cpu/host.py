@@ -55,7 +55,7 @@ class Host:
         self.process: int = engine.address(self._process)
         self._channels: dict[int, Channel] = {}
         self._spare: list[int] = []
-        self._retired: list[Channel] = []
+        self._retired: list[tuple[int, Channel]] = []
         self._zombies: list[tuple[int, Words]] = []
         self.groups: dict[str, weakref.ref[CpuBackend]] = {}
         self._lock = threading.RLock()
@@ -141,9 +141,11 @@ class Host:
                     self._table[index] = 0
                     del self._channels[index]
                     self._spare.append(index)
-            # Blocks are small and the worker holds no reference: keep them while it lives.
+            # The worker has let go of what it read once it has gone round twice.
             if self._worker is not None:
-                self._retired.append(channel)
+                rounds = int(self._process[at.P_ROUNDS // 8])
+                self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]
+                self._retired.append((rounds, channel))
 
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of host ranks (a bit mask), and my own."""

@@ -132,7 +132,7 @@ class Post:
         linked = self._backend.links.program(False, nbytes, inbox.channel)
         submission = Submission(linked, [engine.address(data)], data, 0, message)
         channel, _ = self._backend.enqueue(inbox.channel, submission)
-        failure = self._backend.wait_part(channel, submission, until, ())
+        failure = self._backend.wait_part(channel, submission, until, until, ())
         if failure is None:
             channel.forget(submission)
             inbox.early.append(Unexpected(tag, dtype, data))

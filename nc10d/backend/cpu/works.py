@@ -38,39 +38,34 @@ class CpuWork(Work):
         self.deadline = deadline
 
     def _poll(self) -> None:
-        parts = self._parts
-        while parts and parts[-1][1].finished():
-            channel, submission = parts.pop()
-            channel.forget(submission)
-        if not parts:
+        if all(submission.finished() for _, submission in self._parts):
             self._complete()
             return
         failure = self._backend.failure()
         if failure is not None:
             self._finish(failure)
         else:
-            self._backend.clear_way(parts)
+            self._backend.clear_way(self._parts)
 
     def _block(self, deadline: Deadline) -> None:
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
-        while self._parts:
-            channel, submission = self._parts[-1]
-            failure = self._backend.wait_part(channel, submission, until, self.ops)
+        for channel, submission in list(self._parts):
+            wait_part = self._backend.wait_part
+            failure = wait_part(channel, submission, until, self.deadline, self.ops)
             if failure is not None:
                 self._finish(failure)
                 return
-            if submission.finished():
-                self._parts.pop()
-                channel.forget(submission)
-            elif until is deadline:
+            if not submission.finished():
                 return
-        self._complete()
+        self._poll()
 
     def _complete(self) -> None:
+        # Several threads may find the end; what is copied back is copied before anyone is told.
+        for channel, submission in self._parts:
+            channel.forget(submission)
         for step in self._after:
             step()
-        self._after = ()
         self._finish(None, self._sender)
 
     def _watch(self) -> None:
@@ -133,7 +128,8 @@ class Joined(Work):
         self._works = works
 
     def _poll(self) -> None:
-        if all([work._look() for work in self._works]):
+        ended = [work._look() for work in self._works]
+        if all(ended):
             self._end()
 
     def _block(self, deadline: Deadline) -> None:

@@ -125,14 +125,11 @@ def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
     op = (SUM, AVG, MAX, premul_sum(3.0))[seed % 4]
     how, sizes = reduction(op, size), [8 * c for c in counts]
     programs = [
-        program("reduce_scatter", ga.reduce_scatter(w, sizes, user(0), inps, how), 2)
-        for w in world
+        program("reduce_scatter", ga.reduce_scatter(w, sizes, user(0), inps, how), 2) for w in world
     ]
     users = [[np.full(counts[r], -1), arrays[r]] for r in range(size)]
     total = fold([a.copy() for a in arrays], op)
-    expected = [
-        [total[starts[r] : starts[r + 1]], arrays[r].copy()] for r in range(size)
-    ]
+    expected = [[total[starts[r] : starts[r + 1]], arrays[r].copy()] for r in range(size)]
     return Case("reduce_scatter", programs, users, expected)
 
 
@@ -146,9 +143,7 @@ def even_all_to_all(world: list[Layout], count: int, seed: int) -> Case:
     ]
     users = [[a, np.full(count * size, -1)] for a in arrays]
     cut = [a.reshape(size, count) for a in arrays]
-    expected = [
-        [arrays[r].copy(), np.concatenate([c[r] for c in cut])] for r in range(size)
-    ]
+    expected = [[arrays[r].copy(), np.concatenate([c[r] for c in cut])] for r in range(size)]
     return Case("all_to_all", programs, users, expected)
 
 

@@ -54,7 +54,8 @@ def test_programs_mix_back_to_back_in_any_interleaving(
 ) -> None:
     world = layouts(size, 4096, 1024)
     cases = [
-        MAKERS[n](world, c, seed % 100 + i) for i, (n, c) in enumerate(zip(names, counts, strict=False))
+        MAKERS[n](world, c, seed % 100 + i)
+        for i, (n, c) in enumerate(zip(names, counts, strict=False))
     ]
     play(cases, size, 4096, seed)
 
