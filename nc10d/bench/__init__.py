@@ -1,0 +1,1 @@
+"""Benchmarks: what things cost on this machine, results checked."""
