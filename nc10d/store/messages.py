@@ -1,227 +1,346 @@
-"""The wire of torch 2.13's TCPStore, without I/O: bytes in, requests out, and back.
+"""The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol.
 
-Little-endian. A string (keys and values alike) is a u64 length and its bytes; a list is a u64
-count and its strings; a request is one byte of type and its fields. Keys are bytes as they travel:
-torch's client puts "/" in front of the user's key, and that is the client's affair.
+Little-endian. A request is one byte (its kind) and its fields; a string is a u64 length and that
+many bytes; a list is a u64 count and its items. Requests come out of `Parser.feed` as tuples
+`(kind, field, ...)`: keys and values are bytes, lists are Python lists. Bytes may arrive cut
+anywhere. Nothing is allocated for bytes that have not arrived, and whatever breaks a rule or a
+bound of `Limits` raises BadFrame, after which the connection is of no further use.
 
-A request is a plain tuple, its kind first: (SET, key, value), (ADD, key, amount), (WAIT, keys) ...
-Nothing is allocated ahead of the bytes that have come. The standard library only: the server runs
-this file as a sibling, without the package.
-
-Answers, by kind: bytes (a string) for COMPARE_SET and GET; i64 for ADD, GETNUMKEYS, DELETE_KEY and
-QUEUE_LEN; n strings without a count for MULTI_GET; i64 count and strings for LIST_KEYS; i64 length
-before the pop and, if it was above 0, a string for QUEUE_POP; u32 for PING; one byte for CHECK
-(READY or NOT_READY), WAIT, BARRIER (STOP_WAITING) and CANCEL_WAIT (WAIT_CANCELED). SET, APPEND,
-MULTI_SET, QUEUE_PUSH and VALIDATE have no answer.
+This file, `values`, `table` and `server` import the standard library only, and little of it: the
+server's process starts from nothing each time.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
 
-VALIDATE: Final = 0
-SET: Final = 1
-COMPARE_SET: Final = 2
-GET: Final = 3
-ADD: Final = 4
-CHECK: Final = 5
-WAIT: Final = 6
-GETNUMKEYS: Final = 7
-DELETE_KEY: Final = 8
-APPEND: Final = 9
-MULTI_GET: Final = 10
-MULTI_SET: Final = 11
-CANCEL_WAIT: Final = 12
-PING: Final = 13
-QUEUE_PUSH: Final = 14
-QUEUE_POP: Final = 15
-QUEUE_LEN: Final = 16
-LIST_KEYS: Final = 17
-BARRIER: Final = 18
+(
+    VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, GETNUMKEYS, DELETE_KEY, APPEND, MULTI_GET,
+    MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER,
+) = range(19)  # fmt: skip
 
-MAGIC: Final = 0x3C85F7CE
-READY: Final = b"\x00"
-NOT_READY: Final = b"\x01"
-STOP_WAITING: Final = b"\x00"
-WAIT_CANCELED: Final = b"\x01"
+MAGIC = 0x3C85F7CE
+READY, NOT_READY = b"\x00", b"\x01"
+STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
+# A key that no user can name (theirs begin with "/"); only our server says that it is there, and
+# so a client learns that requests sent behind a WAIT are held until the wait is over.
+HOLDS_REQUESTS = b"nc10d/holds-requests"
 
-# (kind, field, ...): tuples, for the server makes one a call in its hottest loop.
-Request: TypeAlias = tuple[Any, ...]
+U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
+_KIND_U32, _KIND_U64 = Struct("<BI"), Struct("<BQ")
 
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
-_KIND_U32 = struct.Struct("<BI")
-_KIND_U64 = struct.Struct("<BQ")
+Request = tuple[Any, ...]
+Bytes = bytes | memoryview
 
 
-class BadFrame(Exception):
-    """What came is not the protocol, or goes beyond a bound; the connection can't be saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one request may hold: bytes of a key, bytes of its values together, keys in a list."""
+class Limits(NamedTuple):
+    """The bounds of a server: bytes of a key, of a value, of all values, and items of a list."""
 
     key: int = 8 << 10
     value: int = 1 << 30
-    keys: int = 128 << 10
+    total: int = 4 << 30
+    items: int = 128 << 10
 
 
-# ---- requests, as the client sends them ----------------------------------------------------------
+class BadFrame(Exception):
+    """The peer broke the protocol or a bound; its connection must be closed."""
+
+
+class Incomplete(Exception):
+    """The request goes on: it cannot end before `need` bytes (counted from the buffer's start)."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+class Parser:
+    """Turns the bytes of one connection into requests."""
+
+    __slots__ = ("_need", "_pending", "limits", "validated")
+
+    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (an immutable tuple)
+        self.limits = limits
+        self.validated = False
+        self._pending = bytearray()
+        self._need = 0
+
+    @property
+    def pending(self) -> int:
+        """The number of bytes held of a request that has not arrived whole."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> list[Request]:
+        """Take `data`, return the requests that are now whole; BadFrame ends the connection."""
+        if not self._pending:
+            requests, at, self._need = self._parse(data)
+            if at < len(data):
+                self._pending += memoryview(data)[at:]
+            return requests
+        self._pending += data
+        if len(self._pending) < self._need:
+            return []
+        with memoryview(self._pending) as view:
+            requests, at, need = self._parse(view)
+        del self._pending[:at]
+        self._need = need
+        return requests
+
+    def _parse(self, data: Bytes) -> tuple[list[Request], int, int]:
+        """Return the whole requests in `data`, where they end, and how much the next one needs."""
+        requests: list[Request] = []
+        at, end, limits = 0, len(data), self.limits
+        try:
+            while at < end:
+                kind = data[at]
+                if kind >= len(_PARSE) or not (kind == VALIDATE or self.validated):
+                    raise BadFrame(f"request of kind {kind}")
+                request, at = _PARSE[kind](data, at + 1, kind, limits)
+                self.validated = True
+                requests.append(request)
+        except Incomplete as more:
+            return requests, at, more.need - at
+        return requests, at, 0
+
+
+def _number(data: Bytes, at: int, form: Struct) -> tuple[Any, int]:
+    end = at + form.size
+    if end > len(data):
+        raise Incomplete(end)
+    return form.unpack_from(data, at)[0], end
+
+
+def _string(data: Bytes, at: int, longest: int, later: int = 0) -> tuple[bytes, int]:
+    """Read a string; at least `later` more bytes are known to follow it."""
+    begin = at + 8
+    if begin > len(data):
+        raise Incomplete(begin + later)
+    end = begin + U64.unpack_from(data, at)[0]
+    if end - begin > longest:
+        raise BadFrame(f"a string of {end - begin} bytes, the limit is {longest}")
+    if end > len(data):
+        raise Incomplete(end + later)
+    return bytes(data[begin:end]), end
+
+
+def _count(data: Bytes, at: int, limits: Limits, least: int) -> tuple[int, int]:
+    count, at = _number(data, at, U64)
+    if count > limits.items:
+        raise BadFrame(f"a list of {count} items, the limit is {limits.items}")
+    # Waiting for all that must come keeps re-reading linear in the bytes received.
+    if at + count * least > len(data):
+        raise Incomplete(at + count * least)
+    return count, at
+
+
+def _nothing(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    return (kind,), at
+
+
+def _magic(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    value, at = _number(data, at, U32)
+    if value != MAGIC:
+        raise BadFrame(f"magic number {value:#x}")
+    return (kind,), at
+
+
+def _nonce(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    value, at = _number(data, at, U32)
+    return (kind, value), at
+
+
+def _key(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    key, at = _string(data, at, limits.key)
+    return (kind, key), at
+
+
+def _key_value(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    key, at = _string(data, at, limits.key, 8)
+    value, at = _string(data, at, limits.value)
+    return (kind, key, value), at
+
+
+def _key_values(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    key, at = _string(data, at, limits.key, 16)
+    expected, at = _string(data, at, limits.value, 8)
+    desired, at = _string(data, at, limits.value)
+    return (kind, key, expected, desired), at
+
+
+def _key_number(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    key, at = _string(data, at, limits.key, 8)
+    number, at = _number(data, at, I64)
+    return (kind, key, number), at
+
+
+def _keys(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    count, at = _count(data, at, limits, 8)
+    keys = []
+    for left in range(count - 1, -1, -1):
+        key, at = _string(data, at, limits.key, 8 * left)
+        keys.append(key)
+    return (kind, keys), at
+
+
+def _pairs(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    count, at = _count(data, at, limits, 16)
+    pairs = []
+    for left in range(count - 1, -1, -1):
+        key, at = _string(data, at, limits.key, 8 + 16 * left)
+        value, at = _string(data, at, limits.value, 16 * left)
+        pairs.append((key, value))
+    return (kind, pairs), at
+
+
+_PARSE: tuple[Callable[[Bytes, int, int, Limits], tuple[Request, int]], ...] = (
+    _magic, _key_value, _key_values, _key, _key_number, _keys, _keys, _nothing, _key, _key_value,
+    _keys, _pairs, _nothing, _nonce, _key_value, _key, _key, _nothing, _key_number,
+)  # fmt: skip
+
+
+def string(value: bytes) -> bytes:
+    """Encode one string."""
+    return U64.pack(len(value)) + value
+
+
+def strings(values: Sequence[bytes]) -> bytes:
+    """Encode a list of strings."""
+    return b"".join([U64.pack(len(values)), *map(string, values)])
+
+
+def simple(kind: int) -> bytes:
+    """Encode a request without fields."""
+    return bytes((kind,))
+
+
+def with_u32(kind: int, number: int) -> bytes:
+    """Encode VALIDATE or PING."""
+    return _KIND_U32.pack(kind, number)
+
+
+def with_key(kind: int, key: bytes) -> bytes:
+    """Encode a request with a key: GET, DELETE_KEY, QUEUE_POP, QUEUE_LEN."""
+    return _KIND_U64.pack(kind, len(key)) + key
+
+
+def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
+    """Encode a request with a key and values: SET, APPEND, COMPARE_SET, QUEUE_PUSH."""
+    return with_key(kind, key) + b"".join(map(string, values))
+
+
+def with_number(kind: int, key: bytes, number: int) -> bytes:
+    """Encode ADD or BARRIER; ValueError if the number does not fit in 64 bits."""
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{number} does not fit in 64 bits")
+    return with_key(kind, key) + I64.pack(number)
+
+
+def with_keys(kind: int, keys: Sequence[bytes]) -> bytes:
+    """Encode CHECK, WAIT or MULTI_GET."""
+    return simple(kind) + strings(keys)
+
+
+def with_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Encode MULTI_SET."""
+    fields = [string(key) + string(value) for key, value in pairs]
+    return b"".join([_KIND_U64.pack(MULTI_SET, len(fields)), *fields])
+
+
+# The calls by name, for clients. Keys as they travel: torch's client puts "/" in front of a user's.
 
 
 def encode_validate() -> bytes:
     """Encode the first message of every connection; no answer."""
-    return _KIND_U32.pack(VALIDATE, MAGIC)
+    return with_u32(VALIDATE, MAGIC)
 
 
 def encode_ping(nonce: int) -> bytes:
-    """Encode PING; the answer is the u32 `nonce`."""
-    return _KIND_U32.pack(PING, nonce & 0xFFFFFFFF)
-
-
-def encode_key(kind: int, key: bytes) -> bytes:
-    """Encode GET, DELETE_KEY, QUEUE_POP or QUEUE_LEN."""
-    return _KIND_U64.pack(kind, len(key)) + key
-
-
-def encode_key_value(kind: int, key: bytes, value: bytes) -> bytes:
-    """Encode SET, APPEND or QUEUE_PUSH; no answer."""
-    return b"".join((_KIND_U64.pack(kind, len(key)), key, _U64.pack(len(value)), value))
-
-
-def encode_key_int(kind: int, key: bytes, number: int) -> bytes:
-    """Encode ADD or BARRIER; a number beyond i64 is a struct.error."""
-    return b"".join((_KIND_U64.pack(kind, len(key)), key, _I64.pack(number)))
-
-
-def encode_keys(kind: int, keys: Sequence[bytes]) -> bytes:
-    """Encode WAIT, CHECK or MULTI_GET."""
-    return _KIND_U64.pack(kind, len(keys)) + b"".join(map(encode_bytes, keys))
-
-
-def encode_plain(kind: int) -> bytes:
-    """Encode GETNUMKEYS, CANCEL_WAIT or LIST_KEYS: the kind alone."""
-    return bytes((kind,))
+    """Encode PING; the answer is the same u32."""
+    return with_u32(PING, nonce & 0xFFFFFFFF)
 
 
 def encode_set(key: bytes, value: bytes) -> bytes:
     """Encode SET; no answer."""
-    return encode_key_value(SET, key, value)
+    return with_values(SET, key, value)
 
 
 def encode_append(key: bytes, value: bytes) -> bytes:
     """Encode APPEND; no answer."""
-    return encode_key_value(APPEND, key, value)
-
-
-def encode_queue_push(key: bytes, value: bytes) -> bytes:
-    """Encode QUEUE_PUSH; no answer; wakes one waiter."""
-    return encode_key_value(QUEUE_PUSH, key, value)
-
-
-def encode_compare_set(key: bytes, expected: bytes, desired: bytes) -> bytes:
-    """Encode COMPARE_SET; the answer is the value that then stands."""
-    return encode_key_value(COMPARE_SET, key, expected) + encode_bytes(desired)
-
-
-def encode_get(key: bytes) -> bytes:
-    """Encode GET; a missing key is answered with an empty string."""
-    return encode_key(GET, key)
-
-
-def encode_delete_key(key: bytes) -> bytes:
-    """Encode DELETE_KEY; the answer is 1 if the key was there, else 0."""
-    return encode_key(DELETE_KEY, key)
-
-
-def encode_queue_pop(key: bytes) -> bytes:
-    """Encode QUEUE_POP; the answer is the length before the pop, then the value if it was > 0."""
-    return encode_key(QUEUE_POP, key)
-
-
-def encode_queue_len(key: bytes) -> bytes:
-    """Encode QUEUE_LEN."""
-    return encode_key(QUEUE_LEN, key)
-
-
-def encode_add(key: bytes, amount: int) -> bytes:
-    """Encode ADD; the answer is the sum."""
-    return encode_key_int(ADD, key, amount)
-
-
-def encode_barrier(key: bytes, world_size: int) -> bytes:
-    """Encode BARRIER; answered when `world_size` calls have been made on `key`."""
-    return encode_key_int(BARRIER, key, world_size)
-
-
-def encode_check(keys: Sequence[bytes]) -> bytes:
-    """Encode CHECK; READY if all keys exist."""
-    return encode_keys(CHECK, keys)
-
-
-def encode_wait(keys: Sequence[bytes]) -> bytes:
-    """Encode WAIT; answered when all keys exist. Our server holds what follows until then."""
-    return encode_keys(WAIT, keys)
-
-
-def encode_multi_get(keys: Sequence[bytes]) -> bytes:
-    """Encode MULTI_GET; the answer has one string a key and no count."""
-    return encode_keys(MULTI_GET, keys)
+    return with_values(APPEND, key, value)
 
 
 def encode_multi_set(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Encode MULTI_SET; no answer."""
-    parts = [_KIND_U64.pack(MULTI_SET, len(pairs))]
-    for key, value in pairs:
-        parts += (_U64.pack(len(key)), key, _U64.pack(len(value)), value)
-    return b"".join(parts)
+    return with_pairs(pairs)
+
+
+def encode_queue_push(key: bytes, value: bytes) -> bytes:
+    """Encode QUEUE_PUSH, which wakes one waiter; no answer."""
+    return with_values(QUEUE_PUSH, key, value)
+
+
+def encode_compare_set(key: bytes, expected: bytes, desired: bytes) -> bytes:
+    """Encode COMPARE_SET; the answer is a string, the value that then stands."""
+    return with_values(COMPARE_SET, key, expected, desired)
+
+
+def encode_get(key: bytes) -> bytes:
+    """Encode GET; the answer is a string, empty for a missing key."""
+    return with_key(GET, key)
+
+
+def encode_multi_get(keys: Sequence[bytes]) -> bytes:
+    """Encode MULTI_GET; the answer is a string for each key, without a count."""
+    return with_keys(MULTI_GET, keys)
+
+
+def encode_add(key: bytes, amount: int) -> bytes:
+    """Encode ADD; the answer is an i64, the sum."""
+    return with_number(ADD, key, amount)
+
+
+def encode_check(keys: Sequence[bytes]) -> bytes:
+    """Encode CHECK; the answer is READY if all keys exist, else NOT_READY."""
+    return with_keys(CHECK, keys)
+
+
+def encode_wait(keys: Sequence[bytes]) -> bytes:
+    """Encode WAIT; the answer is STOP_WAITING, once all keys exist."""
+    return with_keys(WAIT, keys)
 
 
 def encode_cancel_wait() -> bytes:
-    """Encode CANCEL_WAIT; WAIT_CANCELED comes in the wait's place, or after its STOP_WAITING."""
-    return encode_plain(CANCEL_WAIT)
+    """Encode CANCEL_WAIT; the answer is WAIT_CANCELED, behind STOP_WAITING if that came first."""
+    return simple(CANCEL_WAIT)
+
+
+def encode_barrier(key: bytes, world_size: int) -> bytes:
+    """Encode BARRIER; the answer is STOP_WAITING, once `world_size` calls were made on `key`."""
+    return with_number(BARRIER, key, world_size)
 
 
 def encode_num_keys() -> bytes:
-    """Encode GETNUMKEYS."""
-    return encode_plain(GETNUMKEYS)
+    """Encode GETNUMKEYS; the answer is an i64."""
+    return simple(GETNUMKEYS)
 
 
 def encode_list_keys() -> bytes:
-    """Encode LIST_KEYS."""
-    return encode_plain(LIST_KEYS)
+    """Encode LIST_KEYS; the answer is a list of strings."""
+    return simple(LIST_KEYS)
 
 
-# ---- answers, as the server sends them -----------------------------------------------------------
+def encode_delete_key(key: bytes) -> bytes:
+    """Encode DELETE_KEY; the answer is an i64, 1 if the key was there and 0 if not."""
+    return with_key(DELETE_KEY, key)
 
 
-def encode_bytes(value: bytes) -> bytes:
-    """Encode one string."""
-    return _U64.pack(len(value)) + value
+def encode_queue_pop(key: bytes) -> bytes:
+    """Encode QUEUE_POP; the answer is an i64, the length, and a string if that is above 0."""
+    return with_key(QUEUE_POP, key)
 
 
-def encode_i64(number: int) -> bytes:
-    """Encode a count or a sum."""
-    return _I64.pack(number)
-
-
-def encode_u32(number: int) -> bytes:
-    """Encode PING's nonce."""
-    return _U32.pack(number)
-
-
-def encode_key_list(keys: Iterable[bytes]) -> bytes:
-    """Encode LIST_KEYS' answer: an i64 count and the strings."""
-    parts = [encode_bytes(key) for key in keys]
-    return _I64.pack(len(parts)) + b"".join(parts)
-
-
-# Answered with NOT_READY's 1 first by a server that keeps what follows a WAIT until that has ended
-# (ours), with READY's 0 by one that answers at once (torch's): two bytes come either way, 1 0 or
-# 0 1. The key has no "/" in front, so no user can set it.
-ORDER_PROBE: Final = encode_wait([b"nc10d/order"]) + encode_check([]) + encode_cancel_wait()
+def encode_queue_len(key: bytes) -> bytes:
+    """Encode QUEUE_LEN; the answer is an i64."""
+    return with_key(QUEUE_LEN, key)
