@@ -289,16 +289,16 @@ def batch(requests: Sequence[Request], layout: Layout) -> Request:
 def _runs(requests: Sequence[Request], layout: Layout) -> list[list[Request]]:
     """Cut a batch into runs: small all_reduces that fit one half together, or one other each."""
     runs: list[list[Request]] = []
-    room = 0
+    room = -1  # bytes left for another all_reduce in the last run
     for r in requests:
         need = line_up(r.part[0]) if r.part else layout.half + 1
         small = r.part is not None and r.part[0] <= all_reduce.one_shot_limit(layout)
-        if small and runs and need <= room:
+        if small and need <= room:
             runs[-1].append(r)
             room -= need
         else:
             runs.append([r])
-            room = layout.half - need if small else 0
+            room = layout.half - need if small else -1
     return runs
 
 

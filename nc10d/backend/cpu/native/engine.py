@@ -235,9 +235,11 @@ def nc10d_progress(channel: int) -> int:
             store(descriptor + D_STARTED, nc10d_now())
             nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
             nc10d_trace(channel, TRACE_START)
+        step = load(channel + C_PC)
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != DONE:
-            nc10d_trace(channel, TRACE_BLOCKED)
+            if load(channel + C_PC) != step:
+                nc10d_trace(channel, TRACE_BLOCKED)
             return answer
         nc10d_trace(channel, TRACE_DONE)
         nc10d_finish(channel, descriptor)

@@ -1,0 +1,138 @@
+"""Messages: any order of tags, any source, both directions at once, early and late receivers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d.errors import CollectiveMismatch
+from nc10d.testing.ranks import Ranks, run_ranks
+
+
+@pytest.fixture(scope="module")
+def three() -> Any:
+    with Ranks(3) as ranks:
+        yield ranks
+
+
+def payload(src: int, dst: int, number: int, count: int) -> Any:
+    return (np.arange(count) * 7 + src * 1000 + dst * 100 + number) % 30011
+
+
+Plan = list[tuple[int, int, int, int]]  # source, destination, tag, count
+
+
+def everyone_sends(group: Any, plan: Plan, send_order: list[int], recv_order: list[int]) -> None:
+    """Post all sends and receives in the given orders, then wait for all of them."""
+    works, expected = [], []
+    for kind, index in [("s", i) for i in send_order] + [("r", i) for i in recv_order]:
+        src, dst, tag, count = plan[index]
+        if kind == "s" and src == group.rank:
+            works.append(group.isend(payload(src, dst, index, count), dst, tag=tag))
+        if kind == "r" and dst == group.rank:
+            x = np.full(count, -1)
+            works.append(group.irecv(x, src, tag=tag))
+            expected.append((x, payload(src, dst, index, count)))
+    for work in works:
+        work.wait()
+    for got, want in expected:
+        assert np.array_equal(got, want)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_messages_with_tags_of_their_own_may_be_awaited_in_any_order(
+    three: Any, data: Any
+) -> None:
+    pair = st.sampled_from([(s, d) for s in range(3) for d in range(3) if s != d])
+    pairs = data.draw(st.lists(pair, min_size=1, max_size=12))
+    sizes = st.sampled_from([0, 1, 5, 8191, 8193, 40_000])
+    plan = [(s, d, tag, data.draw(sizes)) for tag, (s, d) in enumerate(pairs)]
+    numbers = list(range(len(plan)))
+    orders = [data.draw(st.permutations(numbers)) for _ in range(6)]
+    three.run(everyone_sends, [plan] * 3, orders[:3], orders[3:])
+
+
+def same_tag(group: Any) -> None:
+    if group.rank == 0:
+        for number in range(50):
+            group.send(np.array([number]), 1, tag=5)
+    elif group.rank == 1:
+        for number in range(50):
+            x = np.zeros(1, np.int64)
+            group.recv(x, 0, tag=5)
+            assert x[0] == number
+
+
+def test_messages_of_one_tag_arrive_in_order(three: Any) -> None:
+    three.run(same_tag)
+
+
+def anyone(group: Any) -> list[int]:
+    if group.rank:
+        for number in range(20):
+            group.send(np.array([group.rank * 100 + number]), 0, tag=number % 2)
+        return []
+    seen = []
+    for number in range(40):
+        x = np.zeros(1, np.int64)
+        sender = group.recv(x, None, tag=number // 20)
+        assert x[0] // 100 == sender
+        seen.append(int(x[0]))
+    return seen
+
+
+def test_receiving_from_any_source_takes_each_message_once(three: Any) -> None:
+    seen = three.run(anyone)[0]
+    assert sorted(seen) == sorted(r * 100 + n for r in (1, 2) for n in range(20))
+
+
+def swap(group: Any) -> None:
+    peer = 1 - group.rank
+    x, y = np.full(1 << 20, group.rank), np.zeros(1 << 20, np.int64)
+    ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert (y == peer).all()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_both_ranks_send_before_they_receive(kind: Any) -> None:
+    run_ranks(swap, 2, kind)
+
+
+def during_a_collective(group: Any) -> None:
+    """A message overtakes: it is received while a collective of the same group is under way."""
+    x = np.ones(1 << 20)
+    y = np.zeros(3)
+    if group.rank == 0:
+        group.recv(y, 1)
+        work = group.all_reduce(x, async_op=True)
+    else:
+        work = group.all_reduce(x, async_op=True)
+        group.send(np.arange(3.0), 0)
+    work.wait()
+    assert (x == 2).all()
+    assert group.rank or np.array_equal(y, np.arange(3.0))
+
+
+def test_messages_overtake_collectives() -> None:
+    run_ranks(during_a_collective, 2)
+
+
+def wrong_size(group: Any) -> None:
+    if group.rank == 0:
+        group.send(np.zeros(4), 1)
+        group.barrier()
+    else:
+        group.recv(np.zeros(5), 0)
+
+
+def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
+    with pytest.raises(CollectiveMismatch, match="32 bytes of float64"):
+        run_ranks(wrong_size, 2)

@@ -1,0 +1,55 @@
+"""What the engine does, seen in its trace: programs side by side, and a batch as one submission."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nc10d as dist
+from nc10d.backend.cpu.native.layout import TRACE_DONE, TRACE_START
+from nc10d.testing.ranks import run_ranks
+
+
+def two_at_once(group: Any) -> list[tuple[int, int]]:
+    other = dist.new_group([0, 1])
+    host = group.backend("cpu").host
+    x, y = np.ones(500_000), np.ones(500_000)
+    group.barrier()
+    buffer = host.start_trace()
+    works = [group.all_reduce(x, async_op=True), other.all_reduce(y, async_op=True)]
+    # Only the worker advances them: a thread that waits for one would help that one alone.
+    while not all(work.is_completed() for work in works):
+        pass
+    rows = buffer[: host.stop_trace()]
+    assert (x == 2).all()
+    assert (y == 2).all()
+    return [(int(row[1]), int(row[2])) for row in rows]
+
+
+def test_two_asynchronous_programs_advance_side_by_side() -> None:
+    for events in run_ranks(two_at_once, 2):
+        channels = {channel for channel, _ in events}
+        assert len(channels) == 2
+        starts = {c: events.index((c, TRACE_START)) for c in channels}
+        ends = {c: events.index((c, TRACE_DONE)) for c in channels}
+        assert max(starts.values()) < min(ends.values()), "one began only after the other's end"
+
+
+def coalesced(group: Any) -> list[tuple[int, int]]:
+    arrays = [np.full(256, i, np.float32) for i in range(64)]
+    host = group.backend("cpu").host
+    group.barrier()
+    buffer = host.start_trace()
+    with dist.coalescing_manager(group):
+        for x in arrays:
+            group.all_reduce(x)
+    rows = buffer[: host.stop_trace()]
+    assert all((x == 2 * i).all() for i, x in enumerate(arrays))
+    return [(int(row[2]), int(row[3])) for row in rows]
+
+
+def test_sixty_four_coalesced_operations_are_one_descriptor() -> None:
+    for events in run_ranks(coalesced, 2):
+        assert [event for event, _ in events if event != 2] == [TRACE_START, TRACE_DONE]
+        assert len({descriptor for _, descriptor in events}) == 1
