@@ -78,6 +78,10 @@ class StoreTimeout(StoreError, TimeoutError):
     """A store call did not end within its timeout; the message names the store and the keys."""
 
 
+class QueueEmptyError(StoreError):
+    """A queue of the store had nothing to pop, and the call was not to wait."""
+
+
 class RendezvousError(DistError):
     """The ranks could not find each other (bad address, missing variable, wrong world size)."""
 

@@ -1,0 +1,38 @@
+"""Stores: where the ranks of a job leave and find small values, and how they first meet.
+
+TCPStore (a server and its clients, on torch's wire), FileStore (a shared file), HashStore (this
+process), PrefixStore (a view of another store). What all of them can do is `Store`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+    from nc10d.store.client import TCPStore
+    from nc10d.store.file import FileStore
+    from nc10d.store.hash import HashStore
+    from nc10d.store.prefix import PrefixStore
+
+_HOMES = {
+    "FileStore": "file",
+    "HashStore": "hash",
+    "PrefixStore": "prefix",
+    "Store": "base",
+    "TCPStore": "client",
+}
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -3,8 +3,9 @@
 Little-endian. A request is one byte (its kind) and its fields; a string is a u64 length and that
 many bytes; a list is a u64 count and its items. Requests come out of `Parser.feed` as tuples
 `(kind, field, ...)`: keys and values are bytes, lists are Python lists. Bytes may arrive cut
-anywhere. Nothing is allocated for bytes that have not arrived, and whatever breaks a rule or a
-bound of `Limits` raises BadFrame, after which the connection is of no further use.
+anywhere. Nothing is allocated for bytes that have not arrived. Whatever breaks a rule or a bound
+of `Limits` is a BadFrame, after which the connection is of no further use; requests before it
+count all the same, however the bytes were cut.
 
 This file, `values`, `table` and `server` import the standard library only, and little of it: the
 server's process starts from nothing each time.
@@ -59,11 +60,12 @@ class Incomplete(Exception):
 class Parser:
     """Turns the bytes of one connection into requests."""
 
-    __slots__ = ("_need", "_pending", "limits", "validated")
+    __slots__ = ("_need", "_pending", "broken", "limits", "validated")
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.limits = limits
         self.validated = False
+        self.broken: BadFrame | None = None
         self._pending = bytearray()
         self._need = 0
 
@@ -73,7 +75,10 @@ class Parser:
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[Request]:
-        """Take `data`, return the requests that are now whole; BadFrame ends the connection."""
+        """Take `data` and return the requests that are now whole.
+
+        A bad frame behind some of them is put into `broken`; without any before it, it is raised.
+        """
         if not self._pending:
             requests, at, self._need = self._parse(data)
             if at < len(data):
@@ -102,6 +107,10 @@ class Parser:
                 requests.append(request)
         except Incomplete as more:
             return requests, at, more.need - at
+        except BadFrame as bad:
+            self.broken = bad
+            if not requests:
+                raise
         return requests, at, 0
 
 

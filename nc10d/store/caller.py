@@ -1,0 +1,168 @@
+"""One client's calls to a server: turns between threads, deadlines, and what failures mean.
+
+A call sends one packet and reads one reply. On a timeout a wait is taken back (CANCEL_WAIT); where
+the server does not answer that at once, or where any other reply is still to come, the connection
+is dropped and the next call makes a new one. A forked child drops its copy of the parent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from nc10d.deadline import Timeout, seconds
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.store import messages as m
+from nc10d.store.link import Disconnected, Link, connect, connect_once
+
+T = TypeVar("T")
+_CANCEL_GRACE = 0.05
+_NAMED_KEYS = 8
+
+
+class Caller:
+    """Calls the server at `host` and `port`; `name` is what errors call the store."""
+
+    def __init__(self, host: str, port: int, limit: float, name: str) -> None:
+        self.seconds = limit
+        self.name = name
+        self.host, self.port = host, port
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._closed = False
+        _callers.add(self)
+
+    def connect(self, deadline: float) -> None:
+        """Connect, to a server that may not be up yet; StoreTimeout if it isn't by `deadline`."""
+        try:
+            self._link = connect(self.host, self.port, deadline)
+        except OSError as error:
+            raise StoreTimeout(
+                f"{self.name}: no connection within {self.seconds:g} s: {error or 'no answer'}"
+            ) from error
+
+    def close(self) -> None:
+        """Close the connection; idempotent. Later calls are StoreErrors."""
+        self._closed = True
+        self._drop()
+
+    def call(
+        self,
+        packet: bytes,
+        take: Callable[[Link], T],
+        keys: Sequence[str],
+        timeout: Timeout = None,
+        waits: bool = False,
+    ) -> T:
+        """Send `packet` and return what `take` makes of the reply, in this thread's turn.
+
+        `keys` are named in errors. `waits` says that the packet begins with a wait, which can be
+        taken back.
+        """
+        limit = self.seconds if timeout is None else seconds(timeout)
+        deadline = time.monotonic() + limit
+        if not self._lock.acquire(blocking=False):
+            self._take_turn(deadline, limit, keys)
+        try:
+            link = self._link or self._reconnect(deadline)
+            link.deadline = deadline
+            link.send(packet)
+            return take(link)
+        except StoreError:
+            raise
+        except TimeoutError:
+            self._take_back(waits)
+            raise self._late(limit, keys) from None
+        except OSError as error:
+            self._drop()
+            raise StoreError(f"{self.name}{_named(keys)}: {error}") from error
+        except BaseException:
+            self._drop()  # interrupted: the reply is still to come
+            raise
+        finally:
+            self._lock.release()
+
+    def wait_then(
+        self, packet: bytes, take: Callable[[Link], T], keys: Sequence[str], names: list[bytes]
+    ) -> T:
+        """Wait for keys, then ask: in one packet where the server holds what is behind a wait."""
+        wait = m.with_keys(m.WAIT, names)
+        link = self._link
+        if link is not None and link.holds_requests:
+            return self.call(wait + packet, _stop_then(take), keys, None, True)
+        end = time.monotonic() + self.seconds
+        self.call(wait, take_stop, keys, None, True)
+        return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
+
+    def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
+        left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=left):
+            raise self._late(limit, keys, "; another thread's call was under way")
+
+    def _reconnect(self, deadline: float) -> Link:
+        if self._closed:
+            raise StoreError(f"{self.name} is closed on this rank")
+        self._link = connect_once(self.host, self.port, deadline)
+        return self._link
+
+    def _take_back(self, waits: bool) -> None:
+        """Bring the stream back into step after a timeout, or drop it."""
+        with contextlib.suppress(OSError):
+            if waits and self._link is not None and self._link.cancel_wait(_CANCEL_GRACE):
+                return
+        self._drop()
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _late(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
+        return StoreTimeout(f"{self.name}{_named(keys)}: no answer within {limit:g} s{why}")
+
+    def after_fork(self) -> None:
+        """In a forked child: leave the parent's connection to the parent."""
+        self._lock = threading.Lock()
+        self._drop()
+
+
+_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for caller in [*_callers]:
+        caller.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _named(keys: Sequence[str]) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(map(repr, keys[:_NAMED_KEYS]))
+    more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
+    return f", key{'s' if len(keys) > 1 else ''} {shown}{more}"
+
+
+def take_stop(link: Link) -> None:
+    """Take the end of a wait."""
+    _expect_stop(link.take(1))
+
+
+def _expect_stop(answer: bytes) -> None:
+    if answer != m.STOP_WAITING:
+        raise Disconnected(f"the server ended a wait with {answer!r}")
+
+
+def _stop_then(take: Callable[[Link], T]) -> Callable[[Link], T]:
+    def take_both(link: Link) -> T:
+        _expect_stop(link.take(1))
+        return take(link)
+
+    return take_both

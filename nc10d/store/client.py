@@ -1,0 +1,235 @@
+"""TCPStore: a client of a store's server, by torch 2.13's protocol, and the server's owner.
+
+Several threads may share a store: one connection, calls take turns, and a call that waits makes
+the others wait; a thread that waits long should have a `clone()`. Calls of one thread take effect
+in their order. `set`, `append`, `multi_set` and `queue_push` await no answer. After a timeout or
+an interruption the store goes on: the next call connects again where that is needed. A forked
+child gets a connection of its own at its first call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from nc10d.deadline import Timeout, seconds
+from nc10d.errors import QueueEmptyError, StoreTimeout
+from nc10d.store import messages as m
+from nc10d.store.base import (
+    DEFAULT_TIMEOUT,
+    Store,
+    Value,
+    decode_key,
+    encode_key,
+    encode_keys,
+    encode_value,
+    pair,
+)
+from nc10d.store.caller import Caller, take_stop
+from nc10d.store.hosting import Hosting, host_server, shared_server
+from nc10d.store.link import Link
+
+_ARRIVALS = b"init/"
+
+
+class TCPStore(Store):
+    """A store served over TCP; with `is_master`, this process also starts the server.
+
+    `port` 0 lets the server choose (see the `port` property). With `world_size` the store counts
+    who comes, and with `wait_for_workers` the master returns when all have. `multi_tenant` shares
+    a server that this process has on that port already. `master_listen_fd` is a listening socket
+    to serve. `use_libuv` is accepted for torch's sake and means nothing. `server` says where the
+    server runs, "process" (the default: a busy owner delays nobody, and it ends once the owner
+    and all clients have gone) or "thread"; `limits` are its bounds. Raises StoreError if the
+    address is taken or cannot be reached within `timeout`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        server: str = "process",
+        limits: m.Limits = m.Limits(),  # noqa: B008 (an immutable tuple)
+    ) -> None:
+        if world_size == 0:
+            raise ValueError("TCPStore world size cannot be 0")
+        self._seconds = seconds(timeout)
+        self._hosting: Hosting | None = None
+        if is_master and multi_tenant and master_listen_fd is None:
+            self._hosting = shared_server(host, port, server, limits)
+        elif is_master:
+            self._hosting = host_server(host, port, server, limits, master_listen_fd)
+        self._host, self._port = host, self._hosting.port if self._hosting else port
+        # The owner need not be able to reach itself under the name that others use.
+        near = self._hosting.host if self._hosting else host
+        self._caller = Caller(near, self._port, self._seconds, f"store {self.address}")
+        self._call, self._wait_then = self._caller.call, self._caller.wait_then
+        try:
+            self._join(world_size, is_master and wait_for_workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
+        deadline = time.monotonic() + self._seconds
+        self._caller.connect(deadline)
+        if self._hosting is not None:
+            self._hosting.reap()
+        if world_size is None or world_size < 0:
+            return
+        self._arrivals(1)
+        if wait_for_workers:
+            self._await_workers(world_size, deadline)
+
+    def _arrivals(self, more: int) -> int:
+        return self._call(m.with_number(m.ADD, _ARRIVALS, more), Link.take_number, ())
+
+    def _await_workers(self, world_size: int, deadline: float) -> None:
+        pause = 0.001
+        while (count := self._arrivals(0)) < world_size:
+            if time.monotonic() >= deadline:
+                raise StoreTimeout(
+                    f"store {self.address}: {count} of {world_size} clients came within "
+                    f"{self._seconds:g} s"
+                )
+            # The protocol has no wait for a count, and torch's clients only ever add to it.
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    @property
+    def host(self) -> str:
+        """The host that clients connect to, as it was given."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """Host and port, as errors name them."""
+        return f"{self._host}:{self._port}"
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self.address})"
+
+    def set(self, key: str, value: Value) -> None:
+        self._call(m.with_values(m.SET, _key(key), encode_value(value)), _nothing, (key,))
+
+    def get(self, key: str) -> bytes:
+        name = _key(key)
+        return self._wait_then(m.with_key(m.GET, name), Link.take_string, (key,), [name])
+
+    def add(self, key: str, amount: int) -> int:
+        return self._call(m.with_number(m.ADD, _key(key), amount), Link.take_number, (key,))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._call(m.with_keys(m.CHECK, _keys(keys)), _take_byte, keys) == m.READY
+
+    def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        self._call(m.with_keys(m.WAIT, _keys(keys)), take_stop, keys, timeout, True)
+
+    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
+        values = encode_value(expected), encode_value(desired)
+        packet = m.with_values(m.COMPARE_SET, _key(key), *values)
+        return self._call(packet, Link.take_string, (key,))
+
+    def append(self, key: str, value: Value) -> None:
+        self._call(m.with_values(m.APPEND, _key(key), encode_value(value)), _nothing, (key,))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        names = _keys(keys)
+        take = _take_strings(len(names))
+        return self._wait_then(m.with_keys(m.MULTI_GET, names), take, keys, names)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        pairs = [(b"/" + key, value) for key, value in pair(keys, values)]
+        self._call(m.with_pairs(pairs), _nothing, keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self._call(m.with_key(m.DELETE_KEY, _key(key)), Link.take_number, (key,)) > 0
+
+    def num_keys(self) -> int:
+        return self._call(m.simple(m.GETNUMKEYS), Link.take_number, ())
+
+    def list_keys(self) -> list[str]:
+        names = self._call(m.simple(m.LIST_KEYS), _take_list, ())
+        return [decode_key(name[1:]) for name in names if name.startswith(b"/")]
+
+    def queue_push(self, key: str, value: Value) -> None:
+        self._call(m.with_values(m.QUEUE_PUSH, _key(key), encode_value(value)), _nothing, (key,))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        name = _key(key)
+        packet = m.with_key(m.QUEUE_POP, name)
+        if block:
+            value = self._wait_then(packet, _take_popped, (key,), [name])
+        else:
+            value = self._call(packet, _take_popped, (key,))
+        if value is None:
+            raise QueueEmptyError(f"store {self.address}: the queue {key!r} is empty")
+        return value
+
+    def queue_len(self, key: str) -> int:
+        return self._call(m.with_key(m.QUEUE_LEN, _key(key)), Link.take_number, (key,))
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
+        packet = m.with_number(m.BARRIER, _key(key), world_size)
+        self._call(packet, take_stop, (key,), timeout, True)
+
+    def clone(self) -> TCPStore:
+        host = self._caller.host
+        twin = TCPStore(host, self._port, timeout=self._seconds)
+        twin._host = self._host
+        return twin
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        super().set_timeout(timeout)
+        self._caller.seconds = self._seconds
+
+    def close(self) -> None:
+        self._caller.close()
+        hosting, self._hosting = self._hosting, None
+        if hosting is not None:
+            hosting.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_caller"):
+            self.close()
+
+
+def _key(key: str) -> bytes:
+    return b"/" + encode_key(key)
+
+
+def _keys(keys: Sequence[str]) -> list[bytes]:
+    return [b"/" + key for key in encode_keys(keys)]
+
+
+def _nothing(link: Link) -> None:
+    """Take no reply."""
+
+
+def _take_byte(link: Link) -> bytes:
+    return link.take(1)
+
+
+def _take_strings(count: int) -> Callable[[Link], list[bytes]]:
+    return lambda link: [link.take_string() for _ in range(count)]
+
+
+def _take_list(link: Link) -> list[bytes]:
+    return _take_strings(link.take_number())(link)
+
+
+def _take_popped(link: Link) -> bytes | None:
+    return link.take_string() if link.take_number() > 0 else None

@@ -1,0 +1,248 @@
+"""Where a store's server lives: in a process of its own, or in a thread; and on which address.
+
+The owner binds and listens, so the port is known and a taken one is an error at once, and clients
+may connect before the server is up. The server's process gets the listening socket and the read
+end of a pipe; it ends when the pipe's write end has closed (the owner closed it, or died) and the
+last client has gone. It has a session of its own and no output, so that neither Ctrl-C nor a
+reader of the owner's output has to do with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from nc10d.errors import StoreError
+from nc10d.store.messages import Limits
+
+_BACKLOG = 4096
+_ENTRY = Path(__file__).with_name("entry.py")
+ANY = ("", "0.0.0.0", "::")
+
+
+class Hosting:
+    """A running server, where this machine reaches it, and the pipe that keeps it alive.
+
+    Several owners in this process may share one (`keep`, `release`); the server ends when the
+    last has let go and the last client has gone.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], lifeline: int, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.host = "127.0.0.1" if address[0] in ANY else address[0]
+        self.port = address[1]
+        self._lifeline: int | None = lifeline
+        self._child = child
+        self._users = 1
+        _hostings.add(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this process still keeps the server alive."""
+        return self._lifeline is not None
+
+    def keep(self) -> None:
+        """Share the server with one more owner."""
+        self._users += 1
+
+    def release(self) -> None:
+        """Let go; with the last owner the server may end."""
+        self._users -= 1
+        if self._users == 0:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close the pipe; idempotent."""
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            os.close(lifeline)
+        self.reap()
+
+    def reap(self) -> None:
+        """Collect the intermediate process, which ends as soon as the server is up."""
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+
+    def forget_child(self) -> None:
+        """In a forked child: the pipe belongs to the parent, and so does the process."""
+        if self._child is not None:
+            self._child.returncode = 0
+            self._child = None
+        self.cut()
+
+
+_hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for hosting in [*_hostings]:
+        hosting.forget_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def host_server(
+    host: str, port: int, kind: str, limits: Limits, listen_fd: int | None = None
+) -> Hosting:
+    """Start a server for `host` and `port` (0: any free one); StoreError if the port is taken.
+
+    `kind` is "process" or "thread". `listen_fd` is a listening socket to serve instead; it is
+    taken over.
+    """
+    start = _STARTERS.get(kind)
+    if start is None:
+        raise ValueError(f"server must be one of {sorted(_STARTERS)}, not {kind!r}")
+    if listen_fd is not None:
+        listener = socket.socket(fileno=listen_fd)
+    else:
+        listener = listen(host, port)
+    with listener:
+        return start(listener, limits)
+
+
+def shared_server(host: str, port: int, kind: str, limits: Limits) -> Hosting:
+    """Share the server that this process has on `port`, or start one."""
+    for hosting in [*_hostings]:
+        if port and hosting.port == port and hosting.alive:
+            hosting.keep()
+            return hosting
+    return host_server(host, port, kind, limits)
+
+
+def _start_process(listener: socket.socket, limits: Limits) -> Hosting:
+    read, write = os.pipe()
+    command = [sys.executable, "-I", "-S", str(_ENTRY), str(listener.fileno()), str(read)]
+    try:
+        child = subprocess.Popen(
+            [*command, *map(str, limits)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(), read),
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError as error:
+        os.close(write)
+        raise StoreError(f"cannot start the store's server: {error}") from error
+    finally:
+        os.close(read)
+    return Hosting(listener.getsockname()[:2], write, child)
+
+
+def _start_thread(listener: socket.socket, limits: Limits) -> Hosting:
+    from nc10d.store.server import Server
+
+    read, write = os.pipe()
+    address = listener.getsockname()[:2]
+    server = Server(listener.dup(), read, limits)
+    threading.Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
+    return Hosting(address, write, None)
+
+
+_STARTERS: dict[str, Callable[[socket.socket, Limits], Hosting]] = {
+    "process": _start_process,
+    "thread": _start_thread,
+}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket where clients that connect to `host` will come.
+
+    That is NC10D_BIND if set, else the host's own address if it is this machine's, else any.
+    """
+    bind = os.environ.get("NC10D_BIND")
+    try:
+        if bind:
+            return _bound(_resolve(bind, port))
+        return _listen_for(host, port)
+    except OSError as error:
+        where = f"{bind or host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise StoreError(
+                f"store {where}: the address is in use already; another job or another rank 0 "
+                f"listens there (choose another port, or 0 for a free one)"
+            ) from error
+        raise StoreError(f"store {where}: cannot listen there: {error}") from error
+
+
+def _listen_for(host: str, port: int) -> socket.socket:
+    if host in ANY:
+        return _listen_anywhere(port)
+    address = _resolve(host, port)
+    # A machine's own name is a loopback address in many /etc/hosts; others could not reach that.
+    if _is_loopback(address[1][0]) and not (host == "localhost" or _is_loopback(host)):
+        return _listen_anywhere(port)
+    try:
+        return _bound(address)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return _listen_anywhere(port)
+
+
+def _listen_anywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(_NoSuchFamily):
+            return _bound((socket.AF_INET6, ("::", port)))
+    return _bound((socket.AF_INET, ("0.0.0.0", port)))
+
+
+class _NoSuchFamily(Exception):
+    """The machine has no IPv6 addresses."""
+
+
+Address = tuple[socket.AddressFamily, tuple[str, int]]
+
+
+def _resolve(host: str, port: int) -> Address:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+    return family, (str(address[0]), port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(address: Address) -> socket.socket:
+    family, where = address
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _NoSuchFamily(str(error)) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if where[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _set_inherited_options(sock)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_inherited_options(listener: socket.socket) -> None:
+    """Set what every accepted socket inherits: no delay, and dead hosts found in a minute."""
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

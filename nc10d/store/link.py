@@ -1,0 +1,156 @@
+"""One connection of a client to a store's server: requests out, replies in, by a deadline.
+
+The socket never blocks; waiting is a poll that a signal interrupts (Ctrl-C raises at once).
+Failures are plain ones here, TimeoutError and OSError; who knows the keys makes them StoreErrors.
+After a failure the stream may be out of step, so a link that has failed is closed, not used again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import time
+
+from nc10d.store import messages as m
+
+_READ = 1 << 16
+_READ_LARGE = 1 << 20
+_LONGEST_POLL = 3600.0
+_RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
+
+
+class Disconnected(OSError):
+    """The server closed the connection."""
+
+
+class Link:
+    """A connected socket, and the bytes of the reply that have not been taken yet."""
+
+    __slots__ = ("_at", "_got", "_poll", "deadline", "holds_requests", "sock")
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.deadline = deadline
+        self._got = b""
+        self._at = 0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.holds_requests = self._shake_hands()
+
+    def _shake_hands(self) -> bool:
+        """Introduce this client; say whether the server holds requests behind a wait."""
+        nonce = os.getpid() & 0xFFFFFFFF
+        self.send(
+            m.with_u32(m.VALIDATE, m.MAGIC)
+            + m.with_u32(m.PING, nonce)
+            + m.with_keys(m.CHECK, [m.HOLDS_REQUESTS])
+        )
+        if self.take(4) != m.U32.pack(nonce):
+            raise Disconnected("what listens there is not a store")
+        return self.take(1) == m.READY
+
+    def send(self, data: bytes) -> None:
+        """Hand all of `data` to the kernel; TimeoutError at the deadline."""
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data):
+            return
+        rest = memoryview(data)
+        while sent < len(rest):
+            rest = rest[sent:]
+            self._ready(select.POLLOUT)
+            sent = self.sock.send(rest)
+
+    def take(self, count: int) -> bytes:
+        """Return the reply's next `count` bytes; TimeoutError at the deadline."""
+        at = self._at
+        end = at + count
+        if end > len(self._got):
+            self._fill(count)
+            at, end = 0, count
+        self._at = end
+        return self._got[at:end]
+
+    def take_number(self) -> int:
+        """Return the reply's next 64-bit number."""
+        number: int = m.I64.unpack(self.take(8))[0]
+        return number
+
+    def take_string(self) -> bytes:
+        """Return the reply's next string."""
+        return self.take(m.U64.unpack(self.take(8))[0])
+
+    def _fill(self, count: int) -> None:
+        parts = [self._got[self._at :]]
+        missing = count - len(parts[0])
+        while missing > 0:
+            self._ready(select.POLLIN)
+            data = self.sock.recv(_READ if missing <= _READ else _READ_LARGE)
+            if not data:
+                raise Disconnected("the server closed the connection")
+            parts.append(data)
+            missing -= len(data)
+        self._got = b"".join(parts) if parts[0] or len(parts) > 2 else parts[1]
+
+    def _ready(self, event: int) -> None:
+        if event != select.POLLIN:
+            self._poll.modify(self.sock, event)
+        try:
+            while not self._poll.poll(self._slice()):
+                if time.monotonic() >= self.deadline:
+                    raise TimeoutError
+        finally:
+            if event != select.POLLIN:
+                self._poll.modify(self.sock, select.POLLIN)
+
+    def _slice(self) -> int:
+        """Return the milliseconds left, rounded up so that a wait never ends early."""
+        left = min(self.deadline - time.monotonic(), _LONGEST_POLL)
+        return max(0, math.ceil(left * 1000))
+
+    def cancel_wait(self, grace: float) -> bool:
+        """Take back a wait that is under way; say whether the server agreed within `grace` s."""
+        self.deadline = time.monotonic() + grace
+        self.send(m.simple(m.CANCEL_WAIT))
+        return self.take(1) == m.WAIT_CANCELED
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+def connect(host: str, port: int, deadline: float) -> Link:
+    """Connect to a server that may not be up yet; the last OSError once the deadline has come.
+
+    A name that does not resolve yet counts as not up yet: cluster names appear with their hosts.
+    """
+    pause = _RETRY_FIRST
+    while True:
+        try:
+            return connect_once(host, port, deadline)
+        except OSError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+        # Nobody tells us when a server that is not there yet comes up: ask again.
+        time.sleep(min(pause, left))
+        pause = min(pause * 2, _RETRY_LONGEST)
+
+
+def connect_once(host: str, port: int, deadline: float) -> Link:
+    """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time was over before the connection was made")
+    sock = socket.create_connection((host, port), None if math.isinf(left) else left)
+    try:
+        return Link(sock, deadline)
+    except BaseException:
+        sock.close()
+        raise

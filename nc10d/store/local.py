@@ -1,0 +1,139 @@
+"""Stores whose values this process holds itself: every call of `Store`, said once.
+
+A child says how to get exclusive access to the values (`_access`) and how to wait for a change.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.errors import QueueEmptyError, StoreTimeout
+from nc10d.store.base import (
+    Store,
+    Value,
+    decode_key,
+    encode_key,
+    encode_keys,
+    encode_value,
+    pair,
+)
+from nc10d.store.values import Values
+
+T = TypeVar("T")
+
+
+class LocalStore(Store):
+    """A store over a Values object that is at hand."""
+
+    @abstractmethod
+    def _access(self) -> AbstractContextManager[Values]:
+        """Give the values to this thread alone; others see its changes, and wake, at the end."""
+
+    @abstractmethod
+    def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
+        """Call `ready` with exclusive access, after each change, until it gives something.
+
+        None once the deadline has come.
+        """
+
+    @abstractmethod
+    def _name(self) -> str:
+        """Return what errors call this store."""
+
+    def _await(
+        self, ready: Callable[[Values], T | None], keys: Sequence[str], timeout: Timeout = None
+    ) -> T:
+        limit = self._seconds if timeout is None else seconds(timeout)
+        found = self._until(ready, Deadline.after(limit))
+        if found is None:
+            named = ", ".join(map(repr, keys))
+            raise StoreTimeout(f"{self._name()}, keys {named}: not there within {limit:g} s")
+        return found
+
+    def set(self, key: str, value: Value) -> None:
+        with self._access() as values:
+            values.put(encode_key(key), encode_value(value))
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._access() as values:
+            return values.add(encode_key(key), amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = encode_keys(keys)
+        with self._access() as values:
+            return all(map(values.exists, names))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        names = encode_keys(keys)
+        self._await(lambda values: all(map(values.exists, names)) or None, keys, timeout)
+
+    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
+        with self._access() as values:
+            return values.compare_set(
+                encode_key(key), encode_value(expected), encode_value(desired)
+            )
+
+    def append(self, key: str, value: Value) -> None:
+        with self._access() as values:
+            values.extend(encode_key(key), encode_value(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        names = encode_keys(keys)
+
+        def found(values: Values) -> list[bytes] | None:
+            if not all(map(values.exists, names)):
+                return None
+            return [values.data.get(name, b"") for name in names]
+
+        return self._await(found, keys)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        pairs = pair(keys, values)
+        with self._access() as held:
+            for key, value in pairs:
+                held.put(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        with self._access() as values:
+            return values.remove(encode_key(key))
+
+    def num_keys(self) -> int:
+        with self._access() as values:
+            return len(values.data)
+
+    def list_keys(self) -> list[str]:
+        with self._access() as values:
+            return [decode_key(key) for key in values.data]
+
+    def queue_push(self, key: str, value: Value) -> None:
+        with self._access() as values:
+            values.push(encode_key(key), encode_value(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        name = encode_key(key)
+        if block:
+            return self._await(lambda values: values.pop(name), [key])
+        with self._access() as values:
+            value = values.pop(name)
+        if value is None:
+            raise QueueEmptyError(f"{self._name()}: the queue {key!r} is empty")
+        return value
+
+    def queue_len(self, key: str) -> int:
+        with self._access() as values:
+            return values.queued(encode_key(key))
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
+        name = encode_key(key)
+        with self._access() as values:
+            values.add(name, 1)
+        self._await(
+            lambda values: int(values.data.get(name, b"0")) >= world_size or None, [key], timeout
+        )

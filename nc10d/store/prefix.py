@@ -1,0 +1,96 @@
+"""PrefixStore: a view of another store, in which every key has a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from nc10d.deadline import Timeout
+from nc10d.store.base import Store, Value
+
+
+class PrefixStore(Store):
+    """Says `prefix/key` to `store` wherever it is told `key`.
+
+    As in torch: num_keys counts all keys of the store below; list_keys shows only this prefix's,
+    without it; the timeout is the store's below. Closing a view closes nothing.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self._prefix = prefix + "/"
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store below."""
+        return self._store
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._store.timeout
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        self._store.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        return self._store.has_extended_api()
+
+    def __repr__(self) -> str:
+        return f"PrefixStore({self._prefix[:-1]!r}, {self._store!r})"
+
+    def _all(self, keys: Sequence[str]) -> list[str]:
+        if isinstance(keys, str | bytes):
+            raise TypeError(f"expected a sequence of keys, not the single {keys!r}")
+        return [self._prefix + key for key in keys]
+
+    def set(self, key: str, value: Value) -> None:
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(self._prefix + key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._store.add(self._prefix + key, amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._store.check(self._all(keys))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        self._store.wait(self._all(keys), timeout)
+
+    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
+        return self._store.compare_set(self._prefix + key, expected, desired)
+
+    def append(self, key: str, value: Value) -> None:
+        self._store.append(self._prefix + key, value)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._store.multi_get(self._all(keys))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._store.multi_set(self._all(keys), values)
+
+    def delete_key(self, key: str) -> bool:
+        return self._store.delete_key(self._prefix + key)
+
+    def num_keys(self) -> int:
+        return self._store.num_keys()
+
+    def list_keys(self) -> list[str]:
+        begin = len(self._prefix)
+        return [key[begin:] for key in self._store.list_keys() if key.startswith(self._prefix)]
+
+    def queue_push(self, key: str, value: Value) -> None:
+        self._store.queue_push(self._prefix + key, value)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        return self._store.queue_pop(self._prefix + key, block)
+
+    def queue_len(self, key: str) -> int:
+        return self._store.queue_len(self._prefix + key)
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
+        self._store.barrier(self._prefix + key, world_size, timeout)
+
+    def clone(self) -> PrefixStore:
+        return PrefixStore(self._prefix[:-1], self._store.clone())

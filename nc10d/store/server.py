@@ -1,0 +1,246 @@
+"""The server's hands: one loop that moves bytes between sockets and a Table, and decides nothing.
+
+The loop ends when nobody needs it: its owner has gone (the owner's descriptor reads end-of-file,
+which the kernel sees to however the owner dies) and the last client has gone too. A connection
+that breaks the protocol or a bound is closed alone. Nothing blocks except the wait for events;
+a client that does not read its replies is not read from either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+from collections import deque
+
+from nc10d.store.messages import BadFrame, Limits, Parser
+from nc10d.store.table import Table
+
+_READ = 1 << 16
+_READ_LARGE = 1 << 20
+_MOST_UNSENT = 1 << 20
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+IN, OUT = select.POLLIN, select.POLLOUT  # epoll's numbers are the same
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process hold as many clients as the system allows it."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Connection:
+    """One client's socket, what has arrived of its next request, and what is not sent yet."""
+
+    __slots__ = ("counted", "events", "parser", "sock", "unsent", "unsent_bytes")
+
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+        self.sock = sock
+        self.parser = Parser(limits)
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+        self.counted = 0  # of parser.pending, in the server's total
+        self.events = IN
+
+
+class Server:
+    """Serves one listening socket; `owner` is a descriptor to read end-of-file from, or None."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        owner: int | None = None,
+        limits: Limits = Limits(),  # noqa: B008 (an immutable tuple)
+    ) -> None:
+        self._listener = listener
+        self._owner = owner
+        self._limits = limits
+        self._table = Table(limits)
+        self._connections: dict[int, Connection] = {}
+        self._pending = 0
+        self._accepting = True
+        # Level-triggered, and where there is no epoll, poll has the same four methods.
+        self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
+        listener.setblocking(False)
+        self._poll.register(listener, IN)
+        if owner is not None:
+            self._poll.register(owner, IN)
+
+    def serve(self) -> None:
+        """Serve until owner and clients have gone; blocks. Closes the listener at the end."""
+        try:
+            while not self._unneeded():
+                for fd, event in self._poll.poll():
+                    connection = self._connections.get(fd)
+                    if connection is not None:
+                        self._serve(connection, event)
+                    elif fd == self._owner:
+                        self._end_of_owner(fd)
+                    elif fd == self._listener.fileno():
+                        self._accept()
+        finally:
+            self._close()
+
+    def _unneeded(self) -> bool:
+        # Who connects and says nothing (a port scan) is no client and keeps nothing alive.
+        return self._owner is None and not any(
+            connection.parser.validated for connection in self._connections.values()
+        )
+
+    def _end_of_owner(self, fd: int) -> None:
+        if os.read(fd, 64) == b"":
+            self._poll.unregister(fd)
+            self._owner = None
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._set_accepting(False)
+                    return
+                continue  # this one was gone before we came to it
+            sock.setblocking(False)
+            self._connections[sock.fileno()] = Connection(sock, self._limits)
+            self._poll.register(sock, IN)
+
+    def _set_accepting(self, accepting: bool) -> None:
+        if accepting != self._accepting:
+            self._accepting = accepting
+            self._poll.modify(self._listener, IN if accepting else 0)
+
+    def _serve(self, connection: Connection, event: int) -> None:
+        if event & OUT:
+            self._flush(connection)
+        if event & ~OUT and connection.events & IN:
+            self._read(connection)
+        elif event & ~(IN | OUT):
+            self._drop(connection)
+
+    def _read(self, connection: Connection) -> None:
+        parser = connection.parser
+        try:
+            data = connection.sock.recv(_READ_LARGE if connection.counted else _READ)
+            if not data:
+                self._drop(connection)
+                return
+            requests = parser.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame):
+            self._drop(connection)
+            return
+        if parser.pending != connection.counted:
+            self._count(connection)
+            if connection.sock.fileno() < 0:
+                return
+        if len(requests) == 1:
+            replies = self._table.apply(requests[0], connection)
+        else:
+            replies = [one for r in requests for one in self._table.apply(r, connection)]
+        if len(replies) == 1:
+            self._send(*replies[0])
+        elif replies:
+            self._send_all(replies)
+        if parser.broken is not None:
+            self._drop(connection)
+
+    def _count(self, connection: Connection) -> None:
+        """Keep unfinished requests within the bound on all values."""
+        self._pending += connection.parser.pending - connection.counted
+        connection.counted = connection.parser.pending
+        if self._pending + self._table.values.nbytes > self._limits.total:
+            self._drop(connection)
+
+    def _send_all(self, replies: list[tuple[Connection, bytes | None]]) -> None:
+        """Send each client its replies, small neighbours in one packet."""
+        run: list[bytes] = []
+        for at, (connection, data) in enumerate(replies):
+            follower = replies[at + 1] if at + 1 < len(replies) else (None, None)
+            if data is not None and len(data) <= _READ:
+                run.append(data)
+                if follower[0] is connection and follower[1] is not None:
+                    continue
+                data, run = b"".join(run), []
+            elif run:
+                self._send(connection, b"".join(run))
+                run = []
+            self._send(connection, data)
+
+    def _send(self, connection: Connection, data: bytes | None) -> None:
+        """Send now what the kernel takes, keep the rest; None closes the connection."""
+        if data is None:
+            self._drop(connection)
+            return
+        if not connection.unsent:
+            try:
+                sent = connection.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._drop(connection)
+                return
+            if sent == len(data):
+                return
+            data_left = memoryview(data)[sent:]
+        else:
+            data_left = memoryview(data)
+        connection.unsent.append(data_left)
+        connection.unsent_bytes += len(data_left)
+        self._watch(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        unsent = connection.unsent
+        try:
+            while unsent:
+                sent = connection.sock.send(unsent[0])
+                connection.unsent_bytes -= sent
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                    break
+                unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+            return
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for room while something is unsent, for requests unless too much is."""
+        events = OUT if connection.unsent else 0
+        events |= IN if connection.unsent_bytes <= _MOST_UNSENT else 0
+        if events != connection.events and connection.sock.fileno() >= 0:
+            connection.events = events
+            self._poll.modify(connection.sock, events)
+
+    def _drop(self, connection: Connection) -> None:
+        fd = connection.sock.fileno()
+        if fd < 0:
+            return
+        del self._connections[fd]
+        self._poll.unregister(fd)
+        connection.sock.close()
+        connection.unsent.clear()
+        self._pending -= connection.counted
+        connection.counted = 0
+        self._table.forget(connection)
+        self._set_accepting(True)
+
+    def _close(self) -> None:
+        for connection in [*self._connections.values()]:
+            connection.sock.close()
+        self._listener.close()
+        if self._owner is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._owner)
+        if hasattr(self._poll, "close"):
+            self._poll.close()

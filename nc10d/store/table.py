@@ -1,0 +1,224 @@
+"""The server's mind, without I/O: requests in, replies out, waits remembered.
+
+`apply(request, client)` returns the replies that are due now as (client, bytes) pairs, in the
+order in which each client must receive them; None in place of bytes says that the client broke a
+rule and must be closed. A client is any hashable object. What a client sends behind a WAIT or a
+BARRIER that is not over is held until it is; CANCEL_WAIT ends the wait and forgets what was held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from nc10d.store import messages as m
+from nc10d.store.values import Full, Values
+
+Reply = tuple[Hashable, bytes | None]
+_Handler = Callable[[m.Request, Hashable, list[Reply]], None]
+_MOST_HELD = 64 << 10
+_JOINED = 1 << 16
+
+
+class _Wait:
+    """What one client waits for: keys that are missing, or a barrier's count."""
+
+    __slots__ = ("count", "held", "missing", "nbytes")
+
+    def __init__(self, missing: set[bytes], count: int = 0) -> None:
+        self.missing = missing
+        self.count = count
+        self.held: deque[m.Request] = deque()
+        self.nbytes = 0
+
+
+class Table:
+    """Values, and who waits for which of them."""
+
+    def __init__(self, limits: m.Limits = m.Limits()) -> None:  # noqa: B008 (an immutable tuple)
+        self.values = Values(limits.total)
+        self._waits: dict[Hashable, _Wait] = {}
+        self._waiters: dict[bytes, dict[Hashable, None]] = {}
+        self._barriers: dict[bytes, dict[Hashable, None]] = {}
+        self._released: deque[tuple[Hashable, deque[m.Request]]] = deque()
+        self._handlers: tuple[_Handler, ...] = (
+            self._nothing, self._set, self._compare_set, self._get, self._add, self._check,
+            self._wait, self._num_keys, self._delete_key, self._append, self._multi_get,
+            self._multi_set, self._cancel_wait, self._ping, self._queue_push, self._queue_pop,
+            self._queue_len, self._list_keys, self._barrier,
+        )  # fmt: skip
+
+    def apply(self, request: m.Request, client: Hashable) -> list[Reply]:
+        """Do what `client` asks; return the replies that are due, to whichever clients."""
+        replies: list[Reply] = []
+        if self._waits and client in self._waits and request[0] != m.CANCEL_WAIT:
+            self._hold(request, client, replies)
+            return replies
+        self._run(request, client, replies)
+        while self._released:
+            self._resume(*self._released.popleft(), replies)
+        return replies
+
+    def forget(self, client: Hashable) -> None:
+        """Drop the waits of a client that is gone."""
+        wait = self._waits.pop(client, None)
+        if wait is None:
+            return
+        for key in wait.missing:
+            for waiters in (self._waiters, self._barriers):
+                if client in waiters.get(key, ()):
+                    del waiters[key][client]
+                    if not waiters[key]:
+                        del waiters[key]
+
+    def _run(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        try:
+            self._handlers[request[0]](request, client, replies)
+        except (Full, ValueError):
+            replies.append((client, None))
+
+    def _hold(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        wait = self._waits[client]
+        wait.nbytes += _weight(request)
+        if wait.nbytes > _MOST_HELD:
+            replies.append((client, None))
+        else:
+            wait.held.append(request)
+
+    def _resume(self, client: Hashable, held: deque[m.Request], replies: list[Reply]) -> None:
+        while held:
+            self._run(held.popleft(), client, replies)
+            if client in self._waits:
+                self._waits[client].held = held
+                return
+
+    def _release(self, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.STOP_WAITING))
+        held = self._waits.pop(client).held
+        if held:
+            self._released.append((client, held))
+
+    def _arrived(self, key: bytes, client: Hashable, replies: list[Reply]) -> None:
+        missing = self._waits[client].missing
+        missing.discard(key)
+        if not missing:
+            self._release(client, replies)
+
+    def _wake_all(self, key: bytes, replies: list[Reply]) -> None:
+        for client in self._waiters.pop(key, ()):
+            self._arrived(key, client, replies)
+
+    def _wake_one(self, key: bytes, replies: list[Reply]) -> None:
+        waiters = self._waiters.get(key)
+        if not waiters:
+            return
+        client = next(iter(waiters))
+        del waiters[client]
+        if not waiters:
+            del self._waiters[key]
+        self._arrived(key, client, replies)
+
+    def _nothing(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        pass
+
+    def _ping(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.U32.pack(request[1])))
+
+    def _set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        self.values.put(request[1], request[2])
+        if self._waiters:
+            self._wake_all(request[1], replies)
+
+    def _multi_set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        for key, value in request[1]:
+            self.values.put(key, value)
+            self._wake_all(key, replies)
+
+    def _append(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        self.values.extend(request[1], request[2])
+        self._wake_all(request[1], replies)
+
+    def _compare_set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        _, key, expected, desired = request
+        _value(self.values.compare_set(key, expected, desired), client, replies)
+        if key in self.values.data:
+            self._wake_all(key, replies)
+
+    def _add(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.I64.pack(self.values.add(request[1], request[2]))))
+        if self._waiters:
+            self._wake_all(request[1], replies)
+
+    def _get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        _value(self.values.data.get(request[1], b""), client, replies)
+
+    def _multi_get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        for key in request[1]:
+            _value(self.values.data.get(key, b""), client, replies)
+
+    def _check(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        keys, exists = request[1], self.values.exists
+        ready = keys == [m.HOLDS_REQUESTS] or all(map(exists, keys))
+        replies.append((client, m.READY if ready else m.NOT_READY))
+
+    def _wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        exists = self.values.exists
+        missing = {key for key in request[1] if not exists(key)}
+        if not missing:
+            replies.append((client, m.STOP_WAITING))
+            return
+        self._waits[client] = _Wait(missing)
+        for key in missing:
+            self._waiters.setdefault(key, {})[client] = None
+
+    def _cancel_wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        self.forget(client)
+        replies.append((client, m.WAIT_CANCELED))
+
+    def _num_keys(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.I64.pack(len(self.values.data))))
+
+    def _list_keys(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.strings([*self.values.data])))
+
+    def _delete_key(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.I64.pack(self.values.remove(request[1]))))
+
+    def _queue_push(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        self.values.push(request[1], request[2])
+        self._wake_one(request[1], replies)
+
+    def _queue_pop(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.I64.pack(self.values.queued(request[1]))))
+        value = self.values.pop(request[1])
+        if value is not None:
+            _value(value, client, replies)
+
+    def _queue_len(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        replies.append((client, m.I64.pack(self.values.queued(request[1]))))
+
+    def _barrier(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        _, key, world_size = request
+        count = self.values.add(key, 1)
+        self._waits[client] = _Wait({key}, world_size)
+        waiting = self._barriers.setdefault(key, {})
+        waiting[client] = None
+        for one in [one for one in waiting if self._waits[one].count <= count]:
+            del waiting[one]
+            self._release(one, replies)
+        if not waiting:
+            del self._barriers[key]
+        self._wake_all(key, replies)
+
+
+def _weight(request: m.Request) -> int:
+    """Return about how many bytes a held request takes."""
+    fields = request[1] if request[1:] and isinstance(request[1], list) else request[1:]
+    return 64 + sum(64 + len(field) for field in fields if isinstance(field, bytes))
+
+
+def _value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
+    if len(value) <= _JOINED:
+        replies.append((client, m.string(value)))
+    else:  # a large value is passed on by reference, however many ask for it
+        replies += [(client, m.U64.pack(len(value))), (client, value)]

@@ -1,0 +1,95 @@
+"""What a store holds: values and queues by key, and what each call does to them.
+
+Keys and values are bytes. A queue and a value may share a key and do not touch each other. The
+five primitives (put, extend, remove, push, pop) are the only ones that change anything, so that
+a store can keep a journal by overriding them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Full(Exception):
+    """The values together would exceed their bound."""
+
+
+class Values:
+    """Values and queues of bytes by key, bounded to `limit` bytes in all (keys not counted)."""
+
+    __slots__ = ("data", "limit", "nbytes", "queues")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.data: dict[bytes, bytes] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}
+        self.limit = limit
+        self.nbytes = 0
+
+    def _grow(self, count: int) -> None:
+        if self.limit is not None and self.nbytes + count > self.limit:
+            raise Full(f"values of more than {self.limit} bytes in all")
+        self.nbytes += count
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store `value` under `key`, in place of what was there."""
+        self._grow(len(value) - len(self.data.get(key, b"")))
+        self.data[key] = value
+
+    def extend(self, key: bytes, tail: bytes) -> None:
+        """Append `tail` to the value under `key`, which begins empty."""
+        self._grow(len(tail))
+        self.data[key] = self.data.get(key, b"") + tail
+
+    def remove(self, key: bytes) -> bool:
+        """Remove the value under `key` (a queue stays); say whether there was one."""
+        value = self.data.pop(key, None)
+        self.nbytes -= len(value or b"")
+        return value is not None
+
+    def push(self, key: bytes, value: bytes) -> None:
+        """Append `value` to the queue under `key`."""
+        self._grow(len(value))
+        self.queues.setdefault(key, deque()).append(value)
+
+    def pop(self, key: bytes) -> bytes | None:
+        """Take the oldest value off the queue under `key`; None if it is empty."""
+        queue = self.queues.get(key)
+        if queue is None:
+            return None
+        value = queue.popleft()
+        if not queue:
+            del self.queues[key]
+        self.nbytes -= len(value)
+        return value
+
+    def exists(self, key: bytes) -> bool:
+        """Say whether there is a value or a queued value under `key`."""
+        return key in self.data or key in self.queues
+
+    def queued(self, key: bytes) -> int:
+        """Return the length of the queue under `key`."""
+        return len(self.queues.get(key, ()))
+
+    def add(self, key: bytes, amount: int) -> int:
+        """Add to the decimal number under `key` (0 if missing) and return the sum, in 64 bits.
+
+        ValueError if what is stored is not a number.
+        """
+        total = _wrap(int(self.data.get(key, b"0")) + amount)
+        self.put(key, b"%d" % total)
+        return total
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        """Store `desired` if `expected` is stored, and return what is stored then.
+
+        Where nothing is stored, an empty `expected` stores, another one is returned as it came.
+        """
+        if key not in self.data and expected:
+            return expected
+        if self.data.get(key, b"") == expected:
+            self.put(key, desired)
+        return self.data[key]
+
+
+def _wrap(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
