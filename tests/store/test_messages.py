@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,7 @@ def feed_split(parser: m.Parser, data: bytes, cuts: list[int]) -> list[m.Request
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     requests: list[m.Request] = []
     try:
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             if begin < end and parser.broken is None:
                 requests += parser.feed(data[begin:end])
     except m.BadFrame:
