@@ -114,7 +114,7 @@ class Store(ABC):
     def clone(self) -> Store:
         """Return a store on the same keys, for use by another thread beside this one."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most stores hold on to nothing)
         """Give back what this store holds on to; idempotent. Keys stay where others see them."""
 
 

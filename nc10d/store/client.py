@@ -7,6 +7,7 @@ an interruption the store goes on: the next call connects again where that is ne
 child gets a connection of its own at its first call.
 """
 
+# ruff: noqa: D102  (what a call does is said once, in Store)
 from __future__ import annotations
 
 import time

@@ -1,5 +1,6 @@
 """HashStore: a store in this process's memory, for ranks that are threads."""
 
+# ruff: noqa: D102  (what a call does is said once, in Store)
 from __future__ import annotations
 
 import threading

@@ -3,6 +3,7 @@
 A child says how to get exclusive access to the values (`_access`) and how to wait for a change.
 """
 
+# ruff: noqa: D102  (what a call does is said once, in Store)
 from __future__ import annotations
 
 from abc import abstractmethod

@@ -1,5 +1,6 @@
 """PrefixStore: a view of another store, in which every key has a prefix."""
 
+# ruff: noqa: D102  (what a call does is said once, in Store)
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -49,7 +49,11 @@ class Connection:
 
 
 class Server:
-    """Serves one listening socket; `owner` is a descriptor to read end-of-file from, or None."""
+    """Serves one listening socket for as long as `owner`, a descriptor, does not read end-of-file.
+
+    After that, until the last client has gone. With `owner` None the server has none: it serves
+    until an exception ends it.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Server:
     ) -> None:
         self._listener = listener
         self._owner = owner
+        self._owned = owner is not None
         self._limits = limits
         self._table = Table(limits)
         self._connections: dict[int, Connection] = {}
@@ -88,13 +93,16 @@ class Server:
 
     def _unneeded(self) -> bool:
         # Who connects and says nothing (a port scan) is no client and keeps nothing alive.
-        return self._owner is None and not any(
-            connection.parser.validated for connection in self._connections.values()
+        return (
+            self._owned
+            and self._owner is None
+            and not any(connection.parser.validated for connection in self._connections.values())
         )
 
     def _end_of_owner(self, fd: int) -> None:
         if os.read(fd, 64) == b"":
             self._poll.unregister(fd)
+            os.close(fd)
             self._owner = None
 
     def _accept(self) -> None:

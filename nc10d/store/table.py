@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from nc10d.store import messages as m
 from nc10d.store.values import Full, Values
 
-Reply = tuple[Hashable, bytes | None]
+Reply = tuple[Any, bytes | None]
 _Handler = Callable[[m.Request, Hashable, list[Reply]], None]
 _MOST_HELD = 64 << 10
 _JOINED = 1 << 16

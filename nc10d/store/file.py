@@ -1,0 +1,129 @@
+"""FileStore: a store in a file that processes share, on one host or over a network file system.
+
+The file goes when its last user has closed the store or ended, provided that all `world_size`
+users had come by then; a world of unknown size leaves it. A file whose users have all gone
+without taking it along (they were killed) is begun anew by the next job.
+"""
+
+# ruff: noqa: D102  (what a call does is said once, in Store)
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from nc10d.deadline import Deadline
+from nc10d.errors import StoreError
+from nc10d.store.journal import Journal, JournaledValues
+from nc10d.store.local import LocalStore
+from nc10d.store.messages import BadFrame
+from nc10d.store.values import Values
+
+T = TypeVar("T")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
+
+
+class FileStore(LocalStore):
+    """A store in the file `path`, used by `world_size` processes (None or -1: not known).
+
+    Several threads may share it; a call that waits holds up nobody. Any failure of the file
+    system is a StoreError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], world_size: int | None = None) -> None:
+        if world_size == 0:
+            raise ValueError("FileStore world size cannot be 0")
+        self._path = os.fspath(path)
+        self._world_size = -1 if world_size is None else world_size
+        self._lock = threading.RLock()
+        self._journal: Journal | None = None
+        self._closed = False
+        with self._access() as values:
+            values.arrive()
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+    def _name(self) -> str:
+        return f"store {self._path}"
+
+    def __repr__(self) -> str:
+        return f"FileStore({self._path!r}, {self._world_size})"
+
+    @contextmanager
+    def _access(self) -> Iterator[JournaledValues]:
+        with self._lock:
+            journal = self._opened()
+            try:
+                with journal.access() as values:
+                    yield values
+            except (OSError, BadFrame) as error:
+                raise StoreError(f"{self._name()}: {error}") from error
+
+    def _opened(self) -> Journal:
+        if self._closed:
+            raise StoreError(f"{self._name()} is closed on this rank")
+        if self._journal is None:
+            try:
+                self._journal = Journal(self._path, self._world_size)
+            except (OSError, BadFrame) as error:
+                raise StoreError(f"{self._name()}: {error}") from error
+            # Runs when this store is dropped or the interpreter ends, whichever is first.
+            self._finalizer = weakref.finalize(self, self._journal.close)
+            _stores.add(self)
+        return self._journal
+
+    def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
+        pause = _FIRST_PAUSE
+        with self._access() as values:
+            found = ready(values)
+        while found is None and not deadline.expired():
+            # A network file system wakes nobody: look whether the file has grown.
+            time.sleep(deadline.slice(pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if self._opened().changed():
+                pause = _FIRST_PAUSE
+                with self._access() as values:
+                    found = ready(values)
+        return found
+
+    def clone(self) -> FileStore:
+        twin = object.__new__(FileStore)
+        twin._path, twin._world_size = self._path, self._world_size
+        twin._lock, twin._journal, twin._closed = threading.RLock(), None, False
+        twin._seconds = self._seconds
+        twin._opened()
+        return twin
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                self._finalizer.detach()
+                journal.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: leave the parent's file description, open one of its own later."""
+        self._lock = threading.RLock()
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            self._finalizer.detach()
+            journal.abandon()
+
+
+_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in [*_stores]:
+        store.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
