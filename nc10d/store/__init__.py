@@ -1,11 +1,11 @@
-"""Stores: where the ranks of a job leave and find small values, and how they first meet.
+"""Key-value stores in which ranks meet: one abstract `Store`, and four ways to have one.
 
-TCPStore (a server and its clients, on torch's wire), FileStore (a shared file), HashStore (this
-process), PrefixStore (a view of another store). What all of them can do is `Store`.
+Each name is imported on first use: a HashStore needs no sockets.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,24 +15,21 @@ if TYPE_CHECKING:
     from nc10d.store.hash import HashStore
     from nc10d.store.prefix import PrefixStore
 
-_HOMES = {
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
+
+_HOME = {
     "FileStore": "file",
     "HashStore": "hash",
     "PrefixStore": "prefix",
     "Store": "base",
     "TCPStore": "client",
 }
-__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
