@@ -121,6 +121,20 @@ def shared_server(host: str, port: int, kind: str, limits: Limits) -> Hosting:
     return host_server(host, port, kind, limits)
 
 
+_kept: dict[str, Hosting] = {}
+
+
+def keep_one(host: str, port: int) -> None:
+    """Have a server on `port`, in a process, and keep it until this process ends.
+
+    Only the latest is kept so: the one before it is let go.
+    """
+    hosting = shared_server(host, port, "process", Limits())
+    before, _kept["latest"] = _kept.get("latest"), hosting
+    if before is not None:
+        before.release()
+
+
 def _start_process(listener: socket.socket, limits: Limits) -> Hosting:
     read, write = os.pipe()
     command = [sys.executable, "-I", "-S", str(_ENTRY), str(listener.fileno()), str(read)]

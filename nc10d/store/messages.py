@@ -31,6 +31,7 @@ HOLDS_REQUESTS = b"nc10d/holds-requests"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _KIND_U32, _KIND_U64 = Struct("<BI"), Struct("<BQ")
+_u64 = U64.unpack_from
 
 Request = tuple[Any, ...]
 Bytes = bytes | memoryview
@@ -96,13 +97,13 @@ class Parser:
     def _parse(self, data: Bytes) -> tuple[list[Request], int, int]:
         """Return the whole requests in `data`, where they end, and how much the next one needs."""
         requests: list[Request] = []
-        at, end, limits = 0, len(data), self.limits
+        at, end, limits, parse = 0, len(data), self.limits, _PARSE
         try:
             while at < end:
                 kind = data[at]
-                if kind >= len(_PARSE) or not (kind == VALIDATE or self.validated):
+                if kind > BARRIER or not (self.validated or kind == VALIDATE):
                     raise BadFrame(f"request of kind {kind}")
-                request, at = _PARSE[kind](data, at + 1, kind, limits)
+                request, at = parse[kind](data, at + 1, kind, limits)
                 self.validated = True
                 requests.append(request)
         except Incomplete as more:
@@ -126,7 +127,7 @@ def _string(data: Bytes, at: int, longest: int, later: int = 0) -> tuple[bytes, 
     begin = at + 8
     if begin > len(data):
         raise Incomplete(begin + later)
-    end = begin + U64.unpack_from(data, at)[0]
+    end = begin + _u64(data, at)[0]
     if end - begin > longest:
         raise BadFrame(f"a string of {end - begin} bytes, the limit is {longest}")
     if end > len(data):
@@ -166,6 +167,15 @@ def _key(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]
 
 
 def _key_value(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    # SETs come in bursts: when all is here, and within the bounds, read it in one go.
+    begin, end = at + 8, len(data)
+    if begin <= end:
+        mid = begin + _u64(data, at)[0]
+        start = mid + 8
+        if start <= end and mid - begin <= limits.key:
+            stop = start + _u64(data, mid)[0]
+            if stop <= end and stop - start <= limits.value:
+                return (kind, bytes(data[begin:mid]), bytes(data[start:stop])), stop
     key, at = _string(data, at, limits.key, 8)
     value, at = _string(data, at, limits.value)
     return (kind, key, value), at

@@ -1,0 +1,213 @@
+"""What the environment tells a rank about its job: pure, but for one look at parent processes.
+
+torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) come first; where they are
+absent, those of the MPI launchers and of srun serve. Such launchers name no port, so all ranks
+derive the same one, between 10000 and 29999 (below what the kernel gives out), from something
+they share: the Slurm job and step, the PMIx namespace, or on one host the launcher's own process
+(its pid and start). Rank 0 listens there; should another program have the port, rank 0 says so,
+and MASTER_PORT chooses another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nc10d.errors import RendezvousError
+
+Environment = Mapping[str, str]
+_FIRST_PORT, _PORTS = 10000, 20000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who this rank is and where all meet.
+
+    `served`: a launcher's agent runs the store's server. `job` sets the keys of jobs apart whose
+    derived ports happen to be the same.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    served: bool = False
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """Which variables a launcher sets: rank, size, ranks on this host, and a mark of its own."""
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    here: str
+    marks: tuple[str, ...] = ()
+
+    def started(self, environment: Environment) -> bool:
+        """Say whether this launcher started the process."""
+        return self.rank in environment and all(mark in environment for mark in self.marks)
+
+
+_LAUNCHERS = (
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
+    # A batch script has SLURM_PROCID too, but only tasks of srun are in a numbered step.
+    _Launcher(
+        "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "", ("SLURM_STEP_ID",)
+    ),
+)
+# As the kernel names processes: at most 15 letters.
+_PROXIES = frozenset(
+    ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy")
+    + ("orted", "orterun", "prted", "prterun", "slurmstepd")
+)
+
+
+def find_place(
+    environment: Environment,
+    rank: int | None,
+    size: int | None,
+    ancestor: Callable[[], str],
+) -> Place:
+    """Return what `environment` says; a given `rank` or `size` wins over it.
+
+    `ancestor` identifies the launcher's process on this host. RendezvousError names what is
+    missing.
+    """
+    launcher = None if "RANK" in environment else _launcher_of(environment)
+    if rank is None:
+        rank = _number(environment, launcher.rank if launcher else "RANK")
+    if size is None:
+        names = launcher.size if launcher else ("WORLD_SIZE",)
+        size = _number(environment, *names)
+    if not 0 <= rank < size:
+        raise RendezvousError(f"rank {rank} is outside a world of {size}", rank=rank)
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    job = ""
+    if launcher is not None and (host is None or port is None):
+        host = host or _host(environment, launcher, size)
+        job = _job(environment, launcher, size, ancestor) if port is None else ""
+        port = port or str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS)
+    served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if host is None:
+        raise _missing("MASTER_ADDR", "the host of rank 0")
+    if port is None:
+        raise _missing("MASTER_PORT", "a free port on the host of rank 0")
+    return Place(rank, size, host, _port(port), served, job)
+
+
+def _launcher_of(environment: Environment) -> _Launcher | None:
+    return next((one for one in _LAUNCHERS if one.started(environment)), None)
+
+
+def _number(environment: Environment, *names: str) -> int:
+    for name in names:
+        if name in environment:
+            return _whole(name, environment[name])
+    what = "this process's rank" if "RANK" in names[0] else "the number of ranks"
+    raise _missing(names[0], what)
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RendezvousError(f"{name}={text!r} is not a number") from None
+
+
+def _port(text: str) -> int:
+    port = _whole("MASTER_PORT", text)
+    if not 0 < port < 1 << 16:
+        raise RendezvousError(f"MASTER_PORT={text} is not a port (1 to 65535)")
+    return port
+
+
+def _missing(name: str, what: str) -> RendezvousError:
+    return RendezvousError(
+        f"{name} is not set: env:// needs {what} in it. Start the script with a launcher "
+        f"(python -m nc10d.run --nproc-per-node N script.py, torchrun, mpirun, srun), or export "
+        f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank"
+    )
+
+
+def _one_host(environment: Environment, launcher: _Launcher, size: int) -> bool:
+    if launcher.name == "srun":
+        nodes = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+        return next((environment[name] for name in nodes if name in environment), "1") == "1"
+    return environment.get(launcher.here, str(size)) == str(size)
+
+
+def _host(environment: Environment, launcher: _Launcher, size: int) -> str:
+    if _one_host(environment, launcher, size):
+        return "127.0.0.1"
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if nodes:
+        return first_node(nodes)
+    raise RendezvousError(
+        f"{launcher.name} started ranks on several hosts: set MASTER_ADDR to the host of rank 0, "
+        f"the same for all ranks"
+    )
+
+
+def first_node(nodes: str) -> str:
+    """Return the first host of a Slurm node list.
+
+    >>> first_node("tux[007-010,12],other")
+    'tux007'
+    """
+    found = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", nodes)
+    if found is None:
+        raise RendezvousError(f"cannot read the node list {nodes!r}: set MASTER_ADDR")
+    return "".join(part or "" for part in found.groups())
+
+
+def _job(
+    environment: Environment, launcher: _Launcher, size: int, ancestor: Callable[[], str]
+) -> str:
+    """Return a name that all ranks of this job share, and no other job."""
+    if "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" in environment:
+        return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    if "PMIX_NAMESPACE" in environment:
+        return environment["PMIX_NAMESPACE"]
+    if _one_host(environment, launcher, size):
+        return ancestor()
+    raise RendezvousError(
+        f"{launcher.name} started ranks on several hosts: set MASTER_PORT to a free port on the "
+        f"host of rank 0, the same for all ranks"
+    )
+
+
+def launcher_ancestor() -> str:
+    """Identify the launcher's process on this host: the nearest ancestor with a launcher's name.
+
+    A shell may stand between the launcher and a rank. Without such an ancestor it is the parent.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        name, parent, start = _process(pid)
+        if name in _PROXIES:
+            return f"{name}-{pid}-{start}"
+        pid = parent
+    return f"parent-{os.getppid()}"
+
+
+def _process(pid: int) -> tuple[str, int, str]:
+    """Return a process's name, parent and start (proc(5): fields 2, 4 and 22 of its stat)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", 0, ""
+    begin, end = stat.index("(") + 1, stat.rindex(")")
+    rest = stat[end + 2 :].split()
+    return stat[begin:end], int(rest[1]), rest[19]
