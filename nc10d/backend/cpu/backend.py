@@ -96,6 +96,7 @@ class CpuBackend:
         self._address = self.channel.address
         self._failure: DistError | None = None
         self._failing = threading.RLock()
+        self.ending = threading.RLock()
         self._closed = False
         self._watched: set[Work] = set()
         host.join(self)

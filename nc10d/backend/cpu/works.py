@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.deadline import Deadline
-from nc10d.ops import Op
+from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ class CpuWork(Work):
         self._poll()
 
     def _complete(self) -> None:
-        # Several threads may find the end; what is copied back is copied before anyone is told.
+        # Several threads may find the end: one copies back, before anybody is told.
+        with self._backend.ending:
+            after, self._after = self._after, ()
+            for step in after:
+                step()
         for channel, submission in self._parts:
             channel.forget(submission)
-        for step in self._after:
-            step()
         self._finish(None, self._sender)
 
     def _watch(self) -> None:
@@ -118,14 +120,24 @@ class AnySource(Work):
 
 
 class Joined(Work):
-    """A batch of several works that ends when all of them have; the first failure is its own."""
+    """A batch of several works that ends when all of them have; the first failure is its own.
 
-    __slots__ = ("_backend", "_works")
+    Its result has an entry for each operation: the sender of a receive, or None.
+    """
 
-    def __init__(self, backend: CpuBackend, ops: Sequence[Op], works: Sequence[Work]) -> None:
+    __slots__ = ("_backend", "_messages", "_works")
+
+    def __init__(
+        self,
+        backend: CpuBackend,
+        ops: Sequence[Op],
+        works: Sequence[Work],
+        messages: Sequence[Work],
+    ) -> None:
         super().__init__(ops)
         self._backend = backend
         self._works = works
+        self._messages = messages
 
     def _poll(self) -> None:
         ended = [work._look() for work in self._works]
@@ -140,7 +152,9 @@ class Joined(Work):
 
     def _end(self) -> None:
         failures = [work._exception for work in self._works if work._exception is not None]
-        self._finish(failures[0] if failures else None)
+        senders = (work._result for work in self._messages)
+        results = [next(senders) if isinstance(op, (Send, Recv)) else None for op in self.ops]
+        self._finish(failures[0] if failures else None, results)
 
     def _watch(self) -> None:
         self._backend.watch(self)

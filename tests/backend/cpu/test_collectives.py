@@ -16,9 +16,7 @@ from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import Call, issue, outputs, programs, worlds
 
 MODES = ("sync", "async", "coalesced", "alternating")
-relaxed = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def perform(group: Any, ops: list[Any], mode: str) -> list[list[Any]]:

@@ -46,9 +46,7 @@ def everyone_sends(group: Any, plan: Plan, send_order: list[int], recv_order: li
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_messages_with_tags_of_their_own_may_be_awaited_in_any_order(
-    three: Any, data: Any
-) -> None:
+def test_messages_with_tags_of_their_own_may_be_awaited_in_any_order(three: Any, data: Any) -> None:
     pair = st.sampled_from([(s, d) for s in range(3) for d in range(3) if s != d])
     pairs = data.draw(st.lists(pair, min_size=1, max_size=12))
     sizes = st.sampled_from([0, 1, 5, 8191, 8193, 40_000])

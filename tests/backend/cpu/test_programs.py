@@ -60,6 +60,17 @@ def test_programs_mix_back_to_back_in_any_interleaving(
     play(cases, size, 4096, seed)
 
 
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("seed", range(30))
+def test_rooted_calls_with_changing_roots_keep_out_of_each_others_way(size: int, seed: int) -> None:
+    # Between two ranks that are no roots nothing orders one call before the next but FREE.
+    world = layouts(size, 1024, 256)
+    rng = random.Random(seed)
+    makers = [broadcast, MAKERS["reduce"], all_gather]
+    cases = [rng.choice(makers)(world, rng.choice([1, 2, 20, 300]), i) for i in range(12)]
+    play(cases, size, 1024, seed)
+
+
 def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
     world = layouts(3, 1024, 256)
     cases = [broadcast(world, 100 + i, 0) for i in range(20)]

@@ -2,7 +2,8 @@
 
 broadcast: the root shows its array half a board at a time, everyone copies it out; the two
 halves let the root be one round ahead. No rank leaves before all have entered: that is what lets
-a disagreement (two roots, say) be found in the very call.
+a disagreement (two roots, say) be found in the very call. Tick 2 says that a rank has left the
+round, so the root signals it only after it has compared everyone's fingerprints.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
 def _tiny(layout: Layout, nbytes: int, root: int) -> list[Step]:
     if layout.rank == root:
         put = [copy(inline(root), user(0), nbytes)] if nbytes else []
-        return [free(), enter(), *put, signal(2), meet_all(), end_round(2, 2)]
+        return [free(), enter(), *put, signal(1), meet_all(), signal(2), end_round(2, 2)]
     get = [copy(user(0), inline(root), nbytes)] if nbytes else []
     return [free(), enter(), signal(1), meet(root), *get, signal(2), end_round(2, 2)]
 
@@ -56,7 +57,7 @@ def _tiny(layout: Layout, nbytes: int, root: int) -> list[Step]:
 def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
     if layout.rank == root:
         put = copy(board(root), user(0), nbytes)
-        return [free(), enter(), put, signal(2), meet_all(), end_round(2, 2)]
+        return [free(), enter(), put, signal(1), meet_all(), signal(2), end_round(2, 2)]
     get = copy(user(0), board(root), nbytes)
     return [free(), enter(), signal(1), meet(root), get, signal(2), end_round(2, 2)]
 
