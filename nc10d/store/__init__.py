@@ -1,11 +1,11 @@
-"""Key-value stores in which ranks meet: one abstract `Store`, and four ways to have one.
+"""Stores: where the ranks of a job leave and find small values, and how they first meet.
 
-Each name is imported on first use: a HashStore needs no sockets.
+TCPStore (a server and its clients, on torch's wire), FileStore (a shared file), HashStore (this
+process), PrefixStore (a view of another store). What all of them can do is `Store`.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from nc10d.store.hash import HashStore
     from nc10d.store.prefix import PrefixStore
 
-__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
-
-_HOME = {
+_HOMES = {
     "FileStore": "file",
     "HashStore": "hash",
     "PrefixStore": "prefix",
     "Store": "base",
     "TCPStore": "client",
 }
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -1,13 +1,9 @@
-"""What a store is: strings to bytes, shared by ranks, with waits for what is not there yet.
+"""What every store is: keys, values, queues and waits, with the method set of torch's Store.
 
-The methods and their edge cases are c10d's. A value is str (stored as UTF-8) or bytes, and always
-comes back as bytes. A queue lives beside the value of the same key; a queue that is not empty
-counts as a key for `check` and `wait`, not for `num_keys` and `list_keys`. Reading what is not
-there waits for it, up to the store's timeout. Unless a class says otherwise, a store may be used
-from several threads.
-
-Errors: StoreTimeout when a wait ends without its keys, StoreError when the store can't be reached
-or refuses; both name the store and the keys.
+Keys are text, values come back as bytes; a str value is stored as UTF-8. Every call that waits
+(get, multi_get, wait, barrier, a blocking queue_pop) has a timeout, the store's own unless it is
+given, and raises StoreTimeout naming the store and the keys; any failure of the store itself is
+a StoreError. Timeouts are seconds or datetime.timedelta.
 """
 
 from __future__ import annotations
@@ -17,156 +13,141 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 
-from nc10d.deadline import Deadline, Timeout, seconds
-from nc10d.errors import StoreError, StoreTimeout
+from nc10d.deadline import Timeout, seconds
 
-DEFAULT_TIMEOUT = 300.0
-"""Seconds that a store's calls wait when nobody says otherwise; c10d's value."""
-
-_NAMED_KEYS = 8
-
-
-class QueueEmpty(StoreError):
-    """`queue_pop(key, block=False)` found nothing."""
+Value = str | bytes | bytearray | memoryview
+DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 class Store(ABC):
-    """Values by key, for all who hold this store; see the module for the rules."""
+    """A key-value store that the ranks of a job share."""
 
-    _timeout: float = DEFAULT_TIMEOUT
+    _seconds: float = DEFAULT_TIMEOUT.total_seconds()
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits that is given no timeout of its own."""
+        return timedelta.max if math.isinf(self._seconds) else timedelta(seconds=self._seconds)
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set how long calls wait that are given no timeout (None: for ever)."""
+        self._seconds = seconds(timeout)
+
+    def has_extended_api(self) -> bool:
+        """Say that append, multi_get and multi_set are there: always True."""
+        return True
 
     @abstractmethod
-    def set(self, key: str, value: str | bytes) -> None:
-        """Store `value`, whatever was there."""
+    def set(self, key: str, value: Value) -> None:
+        """Store `value` under `key`, in place of what was there; wakes who waits for the key."""
 
     @abstractmethod
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of `keys`, in their order; blocks until all are there."""
+    def get(self, key: str) -> bytes:
+        """Return the value under `key`; blocks until there is one."""
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to the decimal number at `key` (missing: 0) and return the sum.
-
-        A value that is no number is a ValueError, or a StoreError where another process finds it.
-        """
+        """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits)."""
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all `keys` are there; never blocks for them."""
+        """Say whether all `keys` are there (a queue counts if it is not empty); never blocks."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        """Block until all `keys` are there; no `timeout` means the store's own."""
+        """Block until all `keys` are there; None is the store's timeout."""
 
     @abstractmethod
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Store `desired` if the value is `expected`; return the value that then stands.
+    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
+        """Store `desired` if `expected` is stored (or nothing, and it is empty).
 
-        A missing key counts as an empty expectation: it is set if `expected` is empty, and else
-        `expected` is returned and nothing stored.
+        Returns what is stored then; if nothing is, `expected`.
         """
 
     @abstractmethod
-    def append(self, key: str, value: str | bytes) -> None:
-        """Put `value` behind what is at `key` (missing: empty)."""
+    def append(self, key: str, value: Value) -> None:
+        """Append to the value under `key`, which begins empty."""
+
+    @abstractmethod
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of all `keys`, in their order; blocks until all are there."""
+
+    @abstractmethod
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Store values under keys, pairwise; ValueError if there are not as many of both."""
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Remove a value; say whether it was there."""
+        """Remove the value under `key` (a queue stays); say whether there was one."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return the number of values, everybody's and of every prefix."""
+        """Return how many keys hold a value; queues and what is behind prefixes included not."""
 
     @abstractmethod
     def list_keys(self) -> list[str]:
-        """Return the keys that have values, in no order."""
+        """Return the keys that hold a value, in no particular order."""
 
     @abstractmethod
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put `value` at the end of the queue `key`."""
+    def queue_push(self, key: str, value: Value) -> None:
+        """Append `value` to the queue under `key`; wakes one who waits for it."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the oldest value of the queue; if empty, wait, or raise QueueEmpty."""
+        """Take the oldest value off the queue under `key`.
+
+        Blocks until there is one; without `block`, an empty queue raises QueueEmptyError.
+        """
 
     @abstractmethod
     def queue_len(self, key: str) -> int:
-        """Return how many values the queue holds."""
+        """Return the length of the queue under `key`."""
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        """Block until `world_size` calls have been made on `key`.
+        """Block until `world_size` calls in all have been made with this `key`.
 
-        The calls are counted in the value of `key` and never taken back: a barrier's key serves
-        once.
+        Calls are counted in the key's value and never taken back: a key serves one barrier.
         """
 
     @abstractmethod
     def clone(self) -> Store:
-        """Return another handle on the same values, for another thread or another timeout."""
+        """Return a store on the same keys, for use by another thread beside this one."""
 
-    def get(self, key: str) -> bytes:
-        """Return the value of `key`; blocks until it is there."""
-        return self.multi_get([key])[0]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store each value under its key."""
-        for key, value in paired(keys, values):
-            self.set(key, value)
-
-    def has_extended_api(self) -> bool:
-        """Say that append, multi_get, multi_set and queues are there: always."""
-        return True
-
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Let calls on this handle wait for `timeout` (seconds or timedelta; None: for ever)."""
-        self._timeout = seconds(timeout)
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long calls on this handle wait; timedelta.max for ever."""
-        forever = math.isinf(self._timeout)
-        return timedelta.max if forever else timedelta(seconds=self._timeout)
-
-    def close(self) -> None:
-        """Give back what this handle holds; idempotent. The values stay for the others."""
-
-    def _deadline(self, timeout: Timeout = None) -> Deadline:
-        return Deadline.after(self._timeout if timeout is None else timeout)
-
-    def _timed_out(
-        self, limit: float, keys: Sequence[str], what: str = "waiting for"
-    ) -> StoreError:
-        return StoreTimeout(f"{self!r}: timed out after {limit:g} s {what} {named(keys)}")
+    def close(self) -> None:  # noqa: B027 (most stores hold on to nothing)
+        """Give back what this store holds on to; idempotent. Keys stay where others see them."""
 
 
-def named(keys: Sequence[str]) -> str:
-    """Say the keys in an error, the first few of many."""
-    some = ", ".join(map(repr, keys[:_NAMED_KEYS]))
-    more = f" and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
-    return f"key{'s' if len(keys) != 1 else ''} {some}{more}"
+def encode_key(key: str) -> bytes:
+    """Return `key` as bytes; TypeError if it is not text."""
+    if not isinstance(key, str):
+        raise TypeError(f"a key must be str, not {type(key).__name__}")
+    return key.encode("utf-8", "surrogateescape")
 
 
-def as_bytes(value: str | bytes) -> bytes:
-    """Return a value as it is stored; TypeError for what is neither str nor bytes."""
-    if isinstance(value, bytes):
-        return value
+def encode_keys(keys: Sequence[str]) -> list[bytes]:
+    """Return `keys` as bytes; TypeError for a lone string, which is a sequence of letters."""
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"expected a sequence of keys, not the single {keys!r}")
+    return [encode_key(key) for key in keys]
+
+
+def decode_key(key: bytes) -> str:
+    """Undo encode_key."""
+    return key.decode("utf-8", "surrogateescape")
+
+
+def encode_value(value: Value) -> bytes:
+    """Return `value` as bytes, text as UTF-8; TypeError for anything else."""
     if isinstance(value, str):
         return value.encode()
-    raise TypeError(f"a store's values are str or bytes, not {type(value).__name__}")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a value must be str or bytes, not {type(value).__name__}")
 
 
-def as_number(key: str, value: bytes) -> int:
-    """Return the number that `add` finds at `key`; ValueError if it is none."""
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"add: the value of {key!r} is not a number: {value[:40]!r}") from None
-
-
-def paired(keys: Sequence[str], values: Sequence[str | bytes]) -> list[tuple[str, str | bytes]]:
-    """Return (key, value) pairs; ValueError if there are not as many of each."""
+def pair(keys: Sequence[str], values: Sequence[Value]) -> list[tuple[bytes, bytes]]:
+    """Return keys and values side by side, encoded; ValueError if they are not as many."""
     if len(keys) != len(values):
-        raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values")
-    return list(zip(keys, values, strict=True))
+        raise ValueError(f"{len(keys)} keys but {len(values)} values")
+    return list(zip(encode_keys(keys), map(encode_value, values), strict=True))
