@@ -69,8 +69,10 @@ _LAUNCHERS = (
 )
 # As the kernel names processes: at most 15 letters.
 _PROXIES = frozenset(
-    ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy")
-    + ("orted", "orterun", "prted", "prterun", "slurmstepd")
+    {
+        *("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy"),
+        *("orted", "orterun", "prted", "prterun", "slurmstepd"),
+    }
 )
 
 

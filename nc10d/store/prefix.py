@@ -14,12 +14,14 @@ class PrefixStore(Store):
     """Says `prefix/key` to `store` wherever it is told `key`.
 
     As in torch: num_keys counts all keys of the store below; list_keys shows only this prefix's,
-    without it; the timeout is the store's below. Closing a view closes nothing.
+    without it; the timeout is the store's below. Closing a view closes nothing, unless it was
+    made with `closes`: then it is the store's owner, and closes it.
     """
 
-    def __init__(self, prefix: str, store: Store) -> None:
+    def __init__(self, prefix: str, store: Store, *, closes: bool = False) -> None:
         self._prefix = prefix + "/"
         self._store = store
+        self._closes = closes
 
     @property
     def underlying_store(self) -> Store:
@@ -94,4 +96,9 @@ class PrefixStore(Store):
         self._store.barrier(self._prefix + key, world_size, timeout)
 
     def clone(self) -> PrefixStore:
-        return PrefixStore(self._prefix[:-1], self._store.clone())
+        # The clone below has no other owner.
+        return PrefixStore(self._prefix[:-1], self._store.clone(), closes=True)
+
+    def close(self) -> None:
+        if self._closes:
+            self._store.close()
