@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nc10d.errors import StoreError
 from nc10d.run.environment import Job
 from nc10d.run.plumbing import OutputPlan
 
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         agent.tell(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE
+    except StoreError as error:
+        agent.tell(f"nc10d-run: cannot host the store: {error}\n")
+        return 1
 
 
 def read(argv: Sequence[str]) -> Request:

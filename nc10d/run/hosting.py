@@ -14,20 +14,14 @@ from nc10d.run.environment import Job
 
 @contextlib.contextmanager
 def hosted_store(job: Job) -> Iterator[int]:
-    """Give the port on which ranks meet; on node 0 a store listens there until the block ends."""
+    """Give the port on which ranks meet; on node 0 a store listens there until the block ends.
+
+    StoreError if the port is taken.
+    """
     if job.node_rank != 0:
         yield job.master_port
         return
-    try:
-        from nc10d.store import TCPStore
-    except ImportError:  # TEMPORARY, until the store is in
-        import socket
-
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", job.master_port))
-            port = s.getsockname()[1]
-        yield port
-        return
+    from nc10d.store import TCPStore
 
     store = TCPStore(job.master_addr, job.master_port, is_master=True, wait_for_workers=False)
     try:

@@ -23,6 +23,7 @@ class OutputPlan:
     """What becomes of the ranks' output.
 
     `prefixed`: True for every rank, False for none, None for all but a rank 0 on a terminal.
+    Unless it is True, that one passes as it is; all others go line by line.
     `log_dir`: where files are kept, as log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log.
     `file_only`: whether (stdout, stderr) go to the files and not to the screen.
     """
@@ -90,14 +91,13 @@ class Plumber:
         streams: list[Stream] = []
         inherit: list[int] = []
         for sink, file, hidden in zip(self._sinks, files, self._plan.file_only, strict=True):
-            raw = self._plan.prefixed is False
-            if rank == 0 and self._plan.prefixed is None and not hidden and os.isatty(sink.fd):
+            mark = b"" if self._plan.prefixed is False else prefix(rank)
+            if rank == 0 and not self._plan.prefixed and not hidden and os.isatty(sink.fd):
                 ours, theirs = open_terminal(sink.fd)
                 terminals.append((sink.fd, ours))
-                raw = True
+                streams.append(Stream(ours, sink, None, file))
             else:
                 ours, theirs = os.pipe()
-            mark = None if raw else prefix(rank)
-            streams.append(Stream(ours, None if hidden else sink, mark, file))
+                streams.append(Stream(ours, None if hidden else sink, mark, file))
             inherit.append(theirs)
         return RankOutput(streams[0], streams[1], (inherit[0], inherit[1]), terminals)
