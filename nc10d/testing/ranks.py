@@ -19,7 +19,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nc10d.world import destroy_process_group, get_default_group, init_process_group, own_world
+from nc10d.world import (
+    current_world,
+    destroy_process_group,
+    get_default_group,
+    init_process_group,
+    own_world,
+)
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -122,7 +128,8 @@ def _serve(
             report((True, function(get_default_group(), *arguments)))
         except BaseException as error:  # noqa: BLE001
             report((False, _portable(error)))
-    destroy_process_group()
+    if current_world().default is not None:
+        destroy_process_group()
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -204,12 +204,11 @@ class CpuBackend:
         deadline = Deadline.after(timeout)
         limit = deadline_ns(timeout)
         together = [op for op in ops if not isinstance(op, (Send, Recv))]
-        works = [
+        messages = [
             self.post.launch(op, deadline, limit) for op in ops if isinstance(op, (Send, Recv))
         ]
-        if together:
-            works.insert(0, self._submit(together, deadline, limit))
-        return works[0] if len(works) == 1 else Joined(self, ops, works)
+        works = [self._submit(together, deadline, limit), *messages] if together else messages
+        return works[0] if len(works) == 1 else Joined(self, ops, works, messages)
 
     def _submit(self, ops: Sequence[Op], deadline: Deadline, limit: int) -> Work:
         """Append collectives to the channel as one submission."""

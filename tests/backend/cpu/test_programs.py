@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+
 import numpy as np
 import pytest
 from algorithm_cases import MAKERS, Case, all_gather, all_reduce, broadcast, layouts

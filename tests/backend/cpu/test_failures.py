@@ -1,0 +1,233 @@
+"""What goes wrong reaches every rank: the same cause, typed, with names and numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d as dist
+from nc10d.backend.cpu.native.layout import CLOSED
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistError,
+    GroupClosed,
+    PeerLost,
+)
+from nc10d.testing.ranks import Ranks, run_ranks
+
+
+def caught(group: Any, call: Any) -> DistError:
+    """Return the error that `call` ends with on this rank."""
+    try:
+        call(group)
+    except DistError as error:
+        return error
+    raise AssertionError(f"rank {group.rank} noticed nothing")
+
+
+def every_rank(call: Any, size: int, **options: Any) -> list[DistError]:
+    return run_ranks(lambda group: caught(group, call), size, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
+    start = time.monotonic()
+    errors = run_ranks(
+        lambda group: (
+            caught(group, lambda g: g.all_reduce(np.ones(4)))
+            if group.rank != 1
+            else stand_aside(group)
+        ),
+        size,
+        timeout=1.0,
+    )
+    assert 1.0 <= time.monotonic() - start < 10
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout), error
+        assert error.rank == 1
+        assert error.op == "all_reduce"
+        assert error.seq == 1
+        assert "waiting for rank 1" in str(error)
+    assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
+
+
+def stand_aside(group: Any) -> DistError:
+    """Call nothing until the group has failed, then make a call to hear why."""
+    backend = group.backend("cpu")
+    while backend.failure() is None:
+        pass
+    return caught(group, lambda g: g.barrier())
+
+
+CALLS: dict[str, Any] = {
+    "all_reduce": lambda g: g.all_reduce(np.ones(4)),
+    "barrier": lambda g: g.barrier(),
+    "broadcast": lambda g: g.broadcast(np.ones(4), 0),
+    "root": lambda g: g.broadcast(np.ones(4), 1),
+    "dtype": lambda g: g.all_reduce(np.ones(4, np.float32)),
+    "count": lambda g: g.all_reduce(np.ones(5)),
+    "op": lambda g: g.all_reduce(np.ones(4), dist.ReduceOp.MAX),
+    "large": lambda g: g.all_reduce(np.ones(1 << 18)),
+    "gather": lambda g: g.all_gather_into_tensor(np.ones(4 * g.size), np.ones(4)),
+    "reduce": lambda g: g.reduce(np.ones(4), 0),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("other", [name for name in CALLS if name != "all_reduce"])
+def test_calls_that_disagree_are_an_error_on_every_rank(other: str, size: int) -> None:
+    def call(group: Any) -> None:
+        CALLS[other if group.rank == size - 1 else "all_reduce"](group)
+        group.barrier()  # a rank that was not needed to find it out hears of it here
+
+    errors = every_rank(call, size, timeout=20.0)
+    assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
+    assert len({str(error) for error in errors}) == 1
+    assert "all_reduce(dtype=float64, count=4, op=SUM)" in str(errors[0])
+
+
+def test_two_broadcasting_roots_disagree_and_keep_their_arrays() -> None:
+    def call(group: Any) -> tuple[DistError, Any]:
+        x = np.full(3, group.rank)
+        return caught(group, lambda g: g.broadcast(x, g.rank)), x
+
+    for rank, (error, x) in enumerate(run_ranks(call, 2)):
+        assert isinstance(error, CollectiveMismatch)
+        assert "root=0" in str(error)
+        assert "root=1" in str(error)
+        assert (x == rank).all(), "nobody's array may be touched"
+
+
+def test_uneven_sizes_that_do_not_fit_are_an_error_on_every_rank() -> None:
+    def call(group: Any) -> None:
+        mine = [np.ones(2 if rank == group.rank else 3) for rank in range(2)]
+        theirs = [np.ones(2) for _ in range(2)]
+        group.all_to_all(theirs, mine)
+        group.barrier()
+
+    errors = every_rank(call, 2)
+    assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
+    assert "all_to_all" in str(errors[0])
+
+
+def test_an_abort_ends_every_wait_with_its_reason() -> None:
+    def call(group: Any) -> DistError:
+        if group.rank == 0:
+            group.abort("the loss is NaN")
+            return caught(group, lambda g: g.barrier())
+        return caught(group, lambda g: g.all_reduce(np.ones(3)))
+
+    for error in run_ranks(call, 3):
+        assert isinstance(error, Aborted)
+        assert "the loss is NaN" in str(error)
+
+
+def test_works_in_flight_fail_when_their_group_is_closed() -> None:
+    def call(group: Any) -> Any:
+        if group.rank == 0:
+            work = group.all_reduce(np.ones(500_000), async_op=True)
+            dist.destroy_process_group()
+            return work.exception()
+        while group.backend("cpu").areas.state(0) != CLOSED:
+            pass
+        return caught(group, lambda g: g.all_reduce(np.ones(500_000)))
+
+    def run() -> list[Any]:
+        with Ranks(2) as ranks:
+            return ranks.run(call)
+
+    closed, left = run()
+    assert isinstance(closed, GroupClosed)
+    assert isinstance(left, (PeerLost, GroupClosed)), left
+
+
+def test_a_rank_that_left_is_named_by_who_still_waits_for_it() -> None:
+    def call(group: Any) -> Any:
+        group.barrier()
+        if group.rank == 2:
+            dist.destroy_process_group()
+            return None
+        return caught(group, lambda g: g.barrier())
+
+    with Ranks(3) as ranks:
+        for error in ranks.run(call)[:2]:
+            assert isinstance(error, PeerLost), error
+            assert error.rank == 2
+            assert "has left" in str(error)
+
+
+def busy(group: Any) -> Any:
+    """Reduce for ever; return the error and when it came."""
+    x = np.ones(2000)
+    try:
+        while True:
+            group.all_reduce(x)
+            x[:] = 1
+    except DistError as error:
+        return error, time.monotonic()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_named_by_every_survivor(victim: int) -> None:
+    with Ranks(4, "processes") as ranks:
+        ranks.run(nothing)
+        processes = ranks.processes()
+        for member in ranks._members:
+            member.give((busy, ()))
+        outcome = ranks._members[victim].take(0.3)
+        assert outcome is None, outcome
+        killed = time.monotonic()
+        os.kill(processes[victim].pid or 0, signal.SIGKILL)
+        for rank, member in enumerate(ranks._members):
+            if rank == victim:
+                continue
+            outcome = member.take(10.0)
+            assert outcome is not None, f"rank {rank} hangs"
+            error, when = outcome[1]
+            assert isinstance(error, PeerLost), error
+            assert error.rank == victim
+            assert error.pid == processes[victim].pid
+            assert "signal 9" in str(error)
+            assert when - killed < 5.0
+
+
+def nothing(group: Any) -> None:
+    group.barrier()
+
+
+def interrupted(group: Any) -> str:
+    if group.rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            group.all_reduce(np.ones(3))
+        except KeyboardInterrupt:
+            return "KeyboardInterrupt"
+    else:
+        return type(caught(group, lambda g: g.all_reduce(np.ones(4)))).__name__ + str(
+            caught(group, lambda g: g.barrier())
+        )
+    return "nothing"
+
+
+def late_partner(group: Any) -> str:
+    if group.rank == 0:
+        return interrupted(group)
+    backend = group.backend("cpu")
+    while backend.failure() is None:
+        pass
+    return str(caught(group, lambda g: g.barrier()))
+
+
+def test_ctrl_c_ends_a_blocking_call_and_the_others_hear_of_it() -> None:
+    with Ranks(2, "processes") as ranks:
+        first, second = ranks.run(late_partner)
+    assert first == "KeyboardInterrupt"
+    assert "interrupted in all_reduce" in second
