@@ -1,0 +1,344 @@
+"""TCPStore as a client: who may talk to whom, and what it does when the other side misbehaves."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as torch_dist
+
+from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
+from nc10d.store import TCPStore
+
+HOST = "127.0.0.1"
+TWENTY = timedelta(seconds=20)
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    made = TCPStore(HOST, is_master=True, timeout=20)
+    yield made
+    made.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# ---- with torch ----------------------------------------------------------------------------------
+
+
+def torch_client(port: int) -> torch_dist.TCPStore:
+    return torch_dist.TCPStore(HOST, port, is_master=False, timeout=TWENTY)
+
+
+def test_torch_and_we_see_each_others_values(store: TCPStore) -> None:
+    theirs = torch_client(store.port)
+    theirs.set("k", "from torch")
+    assert store.get("k") == b"from torch"
+    store.set("k", "from us")
+    assert theirs.get("k") == b"from us"
+    assert (store.add("n", 1), theirs.add("n", 2)) == (1, 3)
+    theirs.queue_push("q", "1")
+    assert store.queue_pop("q") == b"1"
+    assert sorted(theirs.list_keys()) == sorted(store.list_keys()) == ["k", "n"]
+
+
+def test_every_call_works_on_torchs_server() -> None:
+    master = torch_dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    with contextlib.closing(TCPStore(HOST, master.port, timeout=20)) as store:
+        store.multi_set(["a", "ü"], ["1", b"\xff"])
+        assert store.multi_get(["ü", "a"]) == [b"\xff", b"1"]
+        store.append("a", "2")
+        assert store.get("a") == b"12"
+        assert store.add("a", -2) == 10
+        assert store.compare_set("c", "x", "y") == b"x"
+        assert store.compare_set("c", "", "y") == b"y"
+        assert (store.check(["a", "c"]), store.check(["a", "d"])) == (True, False)
+        assert sorted(store.list_keys()) == ["a", "c", "ü"]
+        assert (store.delete_key("a"), store.delete_key("a")) == (True, False)
+        store.queue_push("q", "1")
+        assert (store.queue_len("q"), store.queue_pop("q")) == (1, b"1")
+        with pytest.raises(QueueEmptyError):
+            store.queue_pop("q", block=False)
+        store.barrier("b", 1)
+        assert store.get("b") == b"1"
+        store.set_timeout(0.1)
+        for call in (store.get, store.queue_pop, lambda key: store.barrier(key, 2)):
+            with pytest.raises(StoreTimeout, match="never"):
+                call("never")
+            assert store.get("c") == b"y"
+        with ThreadPoolExecutor(1) as pool:
+            store.set_timeout(20)
+            twin = store.clone()
+            waiting = pool.submit(twin.get, "late")
+            store.set("late", "v")
+            assert waiting.result(20) == b"v"
+            twin.close()
+
+
+def test_a_barrier_of_torch_and_us_opens(store: TCPStore) -> None:
+    theirs = torch_client(store.port)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(theirs.barrier, "b", 2, TWENTY)
+        store.barrier("b", 2)
+        waiting.result(10)
+
+
+def test_workers_of_both_kinds_are_counted() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        port = free_port()
+        master = pool.submit(TCPStore, HOST, port, 2, True, 20)
+        theirs = torch_dist.TCPStore(HOST, port, 2, False, TWENTY)
+        with contextlib.closing(master.result(20)) as ours:
+            theirs.set("k", "v")
+            assert ours.get("k") == b"v"
+
+
+def test_torchs_master_counts_us() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        master = pool.submit(torch_dist.TCPStore, HOST, port, 2, True, TWENTY)
+        with contextlib.closing(TCPStore(HOST, port, 2, timeout=20)) as ours:
+            assert master.result(20).port == port
+            ours.set("k", "v")
+            assert master.result().get("k") == b"v"
+
+
+# ---- coming together -----------------------------------------------------------------------------
+
+
+def test_the_port_is_free_to_choose_and_can_be_read(store: TCPStore) -> None:
+    assert store.host == HOST
+    assert store.port > 0
+    assert store.check([])
+
+
+def test_a_world_of_nobody_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="world size cannot be 0"):
+        TCPStore(HOST, 0, 0, is_master=True)
+
+
+def test_the_master_says_how_many_came() -> None:
+    with pytest.raises(StoreTimeout, match=r"1 of 2 clients came within 0\.2 s"):
+        TCPStore(HOST, 0, 2, is_master=True, timeout=0.2)
+
+
+def test_the_master_need_not_wait() -> None:
+    TCPStore(HOST, 0, 2, is_master=True, timeout=5, wait_for_workers=False).close()
+
+
+def test_a_port_in_use_is_an_error_at_once(store: TCPStore) -> None:
+    with pytest.raises(StoreError, match=rf"{HOST}:{store.port}.*in use"):
+        TCPStore(HOST, store.port, is_master=True, timeout=20)
+
+
+def test_tenants_share_a_port() -> None:
+    first = TCPStore(HOST, is_master=True, multi_tenant=True, timeout=20)
+    second = TCPStore(HOST, first.port, is_master=True, multi_tenant=True, timeout=20)
+    first.set("k", "v")
+    first.close()
+    assert second.get("k") == b"v"
+    second.close()
+
+
+def test_a_listening_socket_can_be_handed_over() -> None:
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(HOST, port, is_master=True, timeout=20, master_listen_fd=listener.detach())
+    assert store.port == port
+    store.close()
+
+
+def test_a_server_that_is_not_up_yet_is_waited_for() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(TCPStore, HOST, port, timeout=20)
+        with pytest.raises(TimeoutError):
+            client.result(0.1)
+        master = TCPStore(HOST, port, is_master=True, timeout=20)
+        client.result(20).close()
+        master.close()
+
+
+def test_no_server_is_a_timeout_that_names_the_address() -> None:
+    port = free_port()
+    started = time.monotonic()
+    with pytest.raises(StoreTimeout, match=f"{HOST}:{port}"):
+        TCPStore(HOST, port, timeout=0.3)
+    assert 0.3 <= time.monotonic() - started < 0.45
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_ipv6_works() -> None:
+    store = TCPStore("::1", is_master=True, timeout=20)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    store.close()
+
+
+# ---- a server that misbehaves --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def frozen_torch_server() -> Iterator[tuple[int, int]]:
+    """Give port and pid of a server in a process that can be stopped."""
+    code = (
+        "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, "
+        "wait_for_workers=False); print(s.port, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        try:
+            yield int(child.stdout.readline()), child.pid
+        finally:
+            child.kill()
+
+
+def freeze(pid: int) -> None:
+    """Stop a child process; it does nothing more when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
+def test_a_frozen_server_is_a_timeout_on_time_and_a_dead_one_an_error_at_once() -> None:
+    with frozen_torch_server() as (port, pid):
+        store = TCPStore(HOST, port, timeout=20)
+        store.set("k", "v")
+        freeze(pid)
+        store.set_timeout(0.3)
+        for call in (lambda: store.get("k"), lambda: store.add("n", 1)):
+            started = time.monotonic()
+            with pytest.raises(StoreTimeout, match=f"{HOST}:{port}.*'[kn]'"):
+                call()
+            assert 0.3 <= time.monotonic() - started < 0.45
+        os.kill(pid, signal.SIGCONT)
+        store.set_timeout(20)
+        assert store.get("k") == b"v"
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(store.get, "never")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+            os.kill(pid, signal.SIGKILL)
+            started = time.monotonic()
+            with pytest.raises(StoreError, match="never") as caught:
+                waiting.result(10)
+            assert not isinstance(caught.value, StoreTimeout)
+            assert time.monotonic() - started < 1
+        store.close()
+
+
+def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
+    with frozen_torch_server() as (port, pid):
+        store = TCPStore(HOST, port, timeout=20)
+        store.multi_set(["a", "b"], ["for a", "for b"])
+        assert store.add("n", 0) == 0
+        for _ in range(5):
+            freeze(pid)
+            store.set_timeout(0.02)
+            with pytest.raises(StoreTimeout):
+                store.get("a")
+            os.kill(pid, signal.SIGCONT)
+            store.set_timeout(20)
+            assert store.get("b") == b"for b"
+        store.close()
+
+
+def test_a_listener_that_is_no_store_is_not_waited_for_beyond_the_timeout() -> None:
+    with socket.create_server((HOST, 0)) as mute:
+        started = time.monotonic()
+        with pytest.raises(StoreTimeout):
+            TCPStore(HOST, mute.getsockname()[1], timeout=0.3)
+        assert time.monotonic() - started < 0.45
+
+
+def test_a_closed_store_says_so_and_closes_again(store: TCPStore) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get("k")
+
+
+# ---- interruptions, threads, forks ---------------------------------------------------------------
+
+
+def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> None:
+    store.set("k", "v")
+    for call in (lambda: store.get("never"), lambda: store.wait(["never"])):
+        me = threading.get_ident()
+        timer = threading.Timer(0.1, signal.pthread_kill, (me, signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        assert time.monotonic() - started < 0.5
+        timer.join()
+        assert store.get("k") == b"v"
+
+
+def test_a_wait_in_another_threads_turn_ends_on_time(store: TCPStore) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.wait, ["never"], 1)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        started = time.monotonic()
+        with pytest.raises(StoreTimeout, match="another thread"):
+            store.wait(["k"], 0.2)
+        assert 0.2 <= time.monotonic() - started < 0.35
+        with pytest.raises(StoreTimeout):
+            waiting.result(10)
+
+
+def _child_uses(store: TCPStore, number: int) -> None:
+    for i in range(50):
+        store.set(f"{number}/{i}", str(i))
+        assert store.get(f"{number}/{i}") == str(i).encode()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore) -> None:
+    children = [
+        multiprocessing.get_context("fork").Process(target=_child_uses, args=(store, number))
+        for number in range(2)
+    ]
+    for child in children:
+        child.start()
+    _child_uses(store, 2)
+    for child in children:
+        child.join(20)
+        assert child.exitcode == 0
+    assert store.get("0/49") == b"49"
+
+
+# ---- how much ------------------------------------------------------------------------------------
+
+
+def test_a_hundred_mebibytes_are_a_value(store: TCPStore) -> None:
+    big = os.urandom(1 << 20) * 100
+    store.set("big", big)
+    assert store.get("big") == big
+
+
+def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
+    started = time.monotonic()
+    clients = [TCPStore(HOST, store.port, timeout=20) for _ in range(400)]
+    took = time.monotonic() - started
+    for client in clients:
+        client.close()
+    assert took < 2, f"400 clients took {took:.2f} s"
