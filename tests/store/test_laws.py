@@ -1,0 +1,313 @@
+"""Every store keeps the same laws: a dict and some queues say what each call returns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
+from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+# `fresh` makes a new store at every call, so examples share nothing.
+FIXTURES = [HealthCheck.function_scoped_fixture]
+SOON = 0.1
+MakeStore = Callable[[], contextlib.AbstractContextManager[Store]]
+KINDS = ("hash", "tcp", "tcp thread", "file", "prefix", "prefix tcp")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, TCPStore]]:
+    kinds = {"tcp": "process", "prefix tcp": "process", "tcp thread": "thread"}
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                contextlib.closing(TCPStore("127.0.0.1", is_master=True, server=kind))
+            )
+            for name, kind in kinds.items()
+        }
+
+
+@pytest.fixture(params=KINDS)
+def fresh(request, servers: dict[str, TCPStore], tmp_path: Path) -> MakeStore:
+    """A way to get an empty store, as often as one likes."""
+    number = iter(range(1 << 30))
+
+    @contextlib.contextmanager
+    def make() -> Iterator[Store]:
+        store: Store
+        match request.param:
+            case "hash":
+                store = HashStore()
+            case "file":
+                store = FileStore(tmp_path / f"store{next(number)}", 1)
+            case "prefix":
+                store = PrefixStore("inner", PrefixStore("outer", HashStore()))
+            case name:
+                store = servers[name]
+                for key in store.list_keys():
+                    store.delete_key(key)
+                if name == "prefix tcp":
+                    store = PrefixStore(f"p{next(number)}", store)
+        yield store
+        if request.param == "file":
+            store.close()
+
+    return make
+
+
+@pytest.fixture
+def store(fresh: MakeStore) -> Iterator[Store]:
+    with fresh() as one:
+        yield one
+
+
+KEYS = st.sampled_from(["", "a", "b", "a/b", "ключ"])
+VALUES = st.binary(max_size=40)
+NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
+CALLS = st.one_of(
+    st.tuples(st.just("set"), KEYS, VALUES),
+    st.tuples(st.just("append"), KEYS, VALUES),
+    st.tuples(st.just("compare_set"), KEYS, VALUES, VALUES),
+    st.tuples(st.just("delete_key"), KEYS),
+    st.tuples(st.just("check"), st.lists(KEYS, max_size=3)),
+    st.tuples(st.just("multi_set"), st.lists(st.tuples(KEYS, VALUES), max_size=4)),
+    st.tuples(st.just("add"), KEYS, NUMBERS),
+    st.tuples(st.just("list_keys")),
+)
+
+
+class Model:
+    """What a store does, in a dict."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def append(self, key, value):
+        self.values[key] = self.values.get(key, b"") + value
+
+    def compare_set(self, key, expected, desired):
+        now = self.values.get(key, b"")
+        if now == expected:
+            self.values[key] = desired
+        return self.values.get(key, expected)
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def multi_set(self, pairs):
+        self.values.update(pairs)
+
+    def add(self, key, amount):
+        total = (int(self.values.get(key, b"0")) + amount + (1 << 63)) % (1 << 64) - (1 << 63)
+        self.values[key] = str(total).encode()
+        return total
+
+    def list_keys(self):
+        return sorted(self.values)
+
+
+def call(store: Store, name: str, *arguments: object) -> object:
+    if name == "multi_set":
+        pairs = arguments[0]
+        return store.multi_set([key for key, _ in pairs], [value for _, value in pairs])
+    found = getattr(store, name)(*arguments)
+    return sorted(found) if name == "list_keys" else found
+
+
+def is_number(text: bytes) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=FIXTURES)
+@given(calls=st.lists(CALLS, max_size=20))
+def test_calls_return_what_a_dict_would_give(fresh: MakeStore, calls):
+    with fresh() as store:
+        model = Model()
+        for name, *arguments in calls:
+            if name == "add" and not is_number(model.values.get(arguments[0], b"0")):
+                continue
+            assert call(store, name, *arguments) == getattr(model, name)(*arguments)
+        keys = sorted(model.values)
+        assert store.multi_get(keys) == [model.values[key] for key in keys]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=FIXTURES)
+@given(items=st.lists(st.one_of(VALUES, st.none()), max_size=20))
+def test_a_queue_gives_back_in_order_what_was_pushed(fresh: MakeStore, items):
+    with fresh() as store:
+        expected: list[bytes] = []
+        for item in items:
+            if item is not None:
+                store.queue_push("q", item)
+                expected.append(item)
+            elif expected:
+                assert store.queue_pop("q") == expected.pop(0)
+            else:
+                with pytest.raises(QueueEmptyError):
+                    store.queue_pop("q", block=False)
+            assert store.queue_len("q") == len(expected)
+            assert store.check(["q"]) == bool(expected)
+        while expected:
+            assert store.queue_pop("q", block=False) == expected.pop(0)
+
+
+def test_a_queue_and_a_value_may_share_a_key(store: Store):
+    store.set("k", "value")
+    store.queue_push("k", "queued")
+    assert store.get("k") == b"value"
+    assert store.queue_pop("k") == b"queued"
+    assert store.get("k") == b"value"
+    store.queue_push("k", "again")
+    assert store.delete_key("k")
+    assert store.queue_len("k") == 1
+    assert store.queue_pop("k") == b"again"
+
+
+def test_num_keys_counts_what_is_new(store: Store):
+    before = store.num_keys()
+    store.multi_set(["a", "b"], ["1", b"2"])
+    store.queue_push("queues do not count", "x")
+    assert store.num_keys() == before + 2
+    assert store.queue_pop("queues do not count") == b"x"
+
+
+def test_adding_to_what_is_no_number_is_an_error(store: Store):
+    store.set("text", "abc")
+    with pytest.raises((StoreError, ValueError)):
+        store.add("text", 1)
+    assert store.get("text") == b"abc"
+
+
+@pytest.mark.parametrize("blocked", ["get", "multi_get", "wait", "queue_pop", "barrier"])
+def test_a_call_in_vain_times_out_naming_its_keys(store: Store, blocked: str):
+    store.set_timeout(SOON)
+    assert store.timeout == timedelta(seconds=SOON)
+    calls = {
+        "get": lambda: store.get("absent"),
+        "multi_get": lambda: store.multi_get(["absent"]),
+        "wait": lambda: store.wait(["absent"]),
+        "queue_pop": lambda: store.queue_pop("absent"),
+        "barrier": lambda: store.barrier("absent", 2),
+    }
+    begin = time.monotonic()
+    with pytest.raises(StoreTimeout, match="absent"):
+        calls[blocked]()
+    assert SOON <= time.monotonic() - begin <= SOON + 0.3
+    store.set_timeout(timedelta(seconds=60))
+    store.set("present", "1")
+    assert store.get("present") == b"1"
+
+
+def test_a_timeout_of_the_call_wins_over_the_stores(store: Store):
+    with pytest.raises(StoreTimeout):
+        store.wait(["absent"], timedelta(seconds=SOON))
+    with pytest.raises(StoreTimeout):
+        store.barrier("alone", 2, SOON)
+
+
+@pytest.mark.parametrize("write", ["set", "add", "append", "multi_set", "compare_set", "push"])
+def test_every_way_to_write_wakes_who_waits(store: Store, write: str):
+    writes: dict[str, Callable[[Store], object]] = {
+        "set": lambda s: s.set("k", "7"),
+        "add": lambda s: s.add("k", 7),
+        "append": lambda s: s.append("k", "7"),
+        "multi_set": lambda s: s.multi_set(["k"], ["7"]),
+        "compare_set": lambda s: s.compare_set("k", "", "7"),
+        "push": lambda s: s.queue_push("k", "7"),
+    }
+    waiter = store.clone()
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(waiter):
+        waiting = pool.submit(waiter.wait if write == "push" else waiter.multi_get, ["k"])
+        writes[write](store)
+        assert waiting.result(20) in ([b"7"], None)
+    if write == "push":
+        assert store.queue_pop("k") == b"7"
+
+
+def test_each_pushed_value_reaches_one_popper(store: Store):
+    clones = [store.clone() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        popped = [pool.submit(one.queue_pop, "work") for one in clones]
+        for n in range(4):
+            store.queue_push("work", str(n))
+        assert sorted(one.result(20) for one in popped) == [b"0", b"1", b"2", b"3"]
+    for one in clones:
+        one.close()
+
+
+def test_nobody_leaves_a_barrier_before_the_last_has_come(store: Store):
+    clones = [store.clone() for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        left = [pool.submit(one.barrier, "b", 4) for one in clones]
+        assert not any(one.done() for one in left)
+        store.barrier("b", 4)
+        for one in left:
+            one.result(20)
+    for one in clones:
+        one.close()
+
+
+def test_additions_from_many_threads_all_count(store: Store):
+    def add(_: int) -> None:
+        for _ in range(50):
+            store.add("n", 1)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert store.add("n", 0) == 200
+
+
+def test_the_callers_mistakes_are_refused_at_the_call(store: Store):
+    with pytest.raises(TypeError):
+        store.wait("letters")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        store.set("k", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        store.get(b"k")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 keys"):
+        store.multi_set(["a", "b"], ["1"])
+    with pytest.raises(ValueError, match="timeout"):
+        store.wait(["k"], -1)
+    assert store.has_extended_api()
+
+
+def test_prefixes_keep_keys_apart():
+    below = HashStore()
+    one, two = PrefixStore("one", below), PrefixStore("two", below)
+    one.set("k", "1")
+    two.set("k", "2")
+    assert (one.get("k"), two.get("k")) == (b"1", b"2")
+    assert sorted(below.list_keys()) == ["one/k", "two/k"]
+    assert one.list_keys() == ["k"]
+    assert one.underlying_store is below
+    one.set_timeout(7)
+    assert two.timeout == timedelta(seconds=7)
+
+
+def test_a_waiting_thread_of_a_hash_store_holds_up_nobody():
+    store = HashStore()
+    waiting = threading.Thread(target=store.wait, args=(["k"],))
+    waiting.start()
+    assert store.add("other", 1) == 1
+    store.set("k", "")
+    waiting.join(20)
+    assert not waiting.is_alive()
