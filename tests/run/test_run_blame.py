@@ -1,0 +1,43 @@
+"""Whom the launcher blames when ranks were in the middle of a collective."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The survivors fail within milliseconds, because of rank 2; an exception there is told before its
+# process has ended.
+DIE = """
+    import os, signal, sys
+    import numpy as np
+    import nc10d as dist
+
+    dist.init_process_group()
+    x = np.ones(1000)
+    for step in range(1000):
+        if step == 100 and dist.get_rank() == 2:
+            {how}
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+        ("raise ValueError('the bug')", 1, "exit code 1"),
+        ("dist.destroy_process_group(); raise ValueError('the bug')", 1, "exit code 1"),
+        ("sys.exit(3)", 3, "exit code 3"),
+    ],
+)
+def test_the_rank_that_broke_the_collective_is_blamed(
+    launch: Launch, script: Callable[[str], str], how: str, code: int, words: str
+) -> None:
+    done = launch("--nproc-per-node", "4", script(DIE.format(how=how)))
+    assert done.returncode == code, done.stderr
+    assert f"nc10d-run: rank 2 failed with {words}" in done.stderr
+    assert done.stderr.count("nc10d-run: rank ") == 1
