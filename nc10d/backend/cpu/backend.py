@@ -14,10 +14,13 @@ import os
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.area import Areas, area_bytes
+from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.host import Host, deadline_ns
 from nc10d.backend.cpu.links import Links
@@ -27,7 +30,9 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
-from nc10d.backend.cpu.requests import batch, request
+from nc10d.backend.cpu.program import Linked
+from nc10d.backend.cpu.requests import Request, request
+from nc10d.backend.cpu.requests import batch as batch_request
 from nc10d.backend.cpu.works import CpuWork, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.errors import (
@@ -92,6 +97,7 @@ class CpuBackend:
         self.links = Links(self.areas)
         self.post = Post(self)
         self.plans = Plans(self.layout)
+        self.batches = Batches()
         self._run_arrays = engine.run_arrays
         self._address = self.channel.address
         self._failure: DistError | None = None
@@ -116,23 +122,84 @@ class CpuBackend:
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. A known program on plain arrays goes straight in."""
-        if not async_op and len(ops) == 1:
-            op = ops[0]
-            found = self.plans.quick(op)
-            if found is not None:
-                linked, x, y = found
-                answer = self._run_arrays(self._address, linked.address, x, y)
-                if answer == at.DONE:
-                    return None
-                if answer != at.BUSY:
-                    self._go_on(answer, op, timeout)
-                    return None
-        work = self._launch(ops, timeout)
+        if len(ops) == 1:
+            if not async_op:
+                found = self.plans.quick(ops[0])
+                if found is not None:
+                    linked, x, y = found
+                    answer = self._run_arrays(self._address, linked.address, x, y)
+                    if answer == at.DONE:
+                        return None
+                    if answer != at.BUSY:
+                        self._go_on(answer, ops, timeout)
+                        return None
+        else:
+            batch = self.batches.find(ops)
+            if batch is not None:
+                return self._launch_batch(ops, batch, timeout, async_op)
+        if async_op:
+            work = self._launch(ops, timeout)
+            self.host.need_worker()
+            return work
+        if any(isinstance(op, (Send, Recv)) for op in ops):
+            self._await(self._launch(ops, timeout))
+        else:
+            self._run(ops, timeout)
+        return None
+
+    def _run(self, ops: Sequence[Op], timeout: float) -> None:
+        """Run collectives here and now, or in their turn if the channel is busy."""
+        self._check_usable()
+        for op in ops:
+            validate(op, self.rank, self.size)
+        wanted = self._joined(ops)
+        linked = self.plans.linked(wanted)
+        if len(ops) == 1:
+            self.plans.remember(ops[0], linked)
+        resolved = resolve(wanted)
+        table = np.array(resolved.addresses or [0], np.int64)
+        answer = engine.run(self._address, linked.address, engine.address(table))
+        if answer == at.BUSY:
+            part = self._enqueue(linked, resolved, timeout)
+            self._await(CpuWork(self, ops, [part], Deadline.after(timeout), resolved.after))
+            return
+        if answer != at.DONE:
+            self._go_on(answer, ops, timeout)
+        for step in resolved.after:
+            step()
+
+    def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:
+        submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(timeout))
+        return self.enqueue(self.channel, submission)
+
+    def _launch_batch(
+        self, ops: Sequence[Op], batch: Known | Fresh, timeout: float, async_op: bool
+    ) -> Work | None:
+        """Run all_reduces of plain arrays as one program, here and now if the channel is free."""
+        if isinstance(batch, Fresh):
+            for op in ops:
+                validate(op, self.rank, self.size)
+            batch = self.batches.remember(batch, self.plans.linked(self._joined(ops)))
+        if not async_op:
+            answer = engine.run(self._address, batch.linked.address, batch.address)
+            if answer != at.BUSY:
+                if answer != at.DONE:
+                    self._go_on(answer, ops, timeout)
+                return None
+        self._check_usable()
+        addresses = batch.table[0]
+        submission = Submission(batch.linked, addresses, batch.arrays, deadline_ns(timeout))
+        part = self.enqueue(self.channel, submission)
+        work = CpuWork(self, ops, [part], Deadline.after(timeout))
         if async_op:
             self.host.need_worker()
             return work
         self._await(work)
         return None
+
+    def _joined(self, ops: Sequence[Op]) -> Request:
+        requests = [request(op, self.layout) for op in ops]
+        return requests[0] if len(requests) == 1 else batch_request(requests, self.layout)
 
     def _await(self, work: Work) -> None:
         try:
@@ -145,7 +212,7 @@ class CpuBackend:
         name = describe(ops)
         self.abort(Aborted(f"rank {self.rank} was interrupted in {name}", rank=self.rank, op=name))
 
-    def _go_on(self, answer: int, op: Op, timeout: float) -> None:
+    def _go_on(self, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program that this thread has begun to its end, a slice at a time."""
         channel = self.channel
         deadline = Deadline.after(max(0.0, timeout - SLICE))
@@ -154,7 +221,7 @@ class CpuBackend:
                 answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
         except BaseException:
             channel.give_up()
-            self._interrupted((op,))
+            self._interrupted(ops)
             raise
         if answer == at.DONE:
             return
@@ -162,7 +229,7 @@ class CpuBackend:
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
             self._failed(channel, answer)
-        failure = self._look((op,), channel, deadline)
+        failure = self._look(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         raise fresh(failure)
 
@@ -212,12 +279,9 @@ class CpuBackend:
 
     def _submit(self, ops: Sequence[Op], deadline: Deadline, limit: int) -> Work:
         """Append collectives to the channel as one submission."""
-        requests = [request(op, self.layout) for op in ops]
-        wanted = requests[0] if len(requests) == 1 else batch(requests, self.layout)
+        wanted = self._joined(ops)
         linked = self.plans.linked(wanted)
-        resolved: Resolved = resolve(wanted)
-        if len(ops) == 1:
-            self.plans.remember(ops[0], linked)
+        resolved = resolve(wanted)
         submission = Submission(linked, resolved.addresses, resolved.keep, limit)
         part = self.enqueue(self.channel, submission)
         return CpuWork(self, ops, [part], deadline, resolved.after)

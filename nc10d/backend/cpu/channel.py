@@ -120,7 +120,7 @@ class Submission:
     def __init__(
         self,
         linked: Linked,
-        addresses: Sequence[int],
+        addresses: Sequence[int] | Words,
         keep: Any,
         deadline_ns: int = 0,
         message: tuple[int, int, int] = (0, 0, 0),
@@ -134,7 +134,7 @@ class Submission:
         self.words[at.D_DEADLINE // 8] = deadline_ns
         if message != (0, 0, 0):
             self.words[at.D_TAG // 8 : at.D_TAG // 8 + 3] = message
-        if addresses:
+        if len(addresses):
             self.words[at.DESCRIPTOR_WORDS :] = addresses
 
     def finished(self) -> bool:

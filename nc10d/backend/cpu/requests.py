@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -269,7 +270,8 @@ _READERS: dict[type[Any], Callable[[Any, Layout], Request]] = {
 
 def batch(requests: Sequence[Request], layout: Layout) -> Request:
     """Join several collectives into one program; small all_reduces in a row share a handshake."""
-    key = ("batch", *(r.key for r in requests))
+    apart = _apart(requests)
+    key = ("batch", apart, *(r.key for r in requests))
     arrays: list[Buffer | Words] = []
     outs: list[int] = []
     for r in requests:
@@ -281,9 +283,16 @@ def batch(requests: Sequence[Request], layout: Layout) -> Request:
         digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
         detail = f"{requests[0].build().call.describe()} and {len(requests) - 1} more, {digest}"
         call = Call("coalesced", count=len(requests), detail=detail)
-        return concatenate(call, [_joined(call, run, layout) for run in _runs(requests, layout)])
+        runs = _runs(requests, layout) if apart else [[r] for r in requests]
+        return concatenate(call, [_joined(call, run, layout) for run in runs])
 
     return Request(key, arrays, tuple(outs), build)
+
+
+def _apart(requests: Sequence[Request]) -> bool:
+    """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
+    spans = sorted(r.arrays[0].span for r in requests if r.part)  # type: ignore[union-attr]
+    return all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 def _runs(requests: Sequence[Request], layout: Layout) -> list[list[Request]]:

@@ -225,14 +225,47 @@ class _ArrayAddressModel(models.PrimitiveModel):
         super().__init__(manager, kind, I64)
 
 
-def _data_offset() -> int:
-    """Find where an ndarray object keeps the address of its data."""
-    probe = np.zeros(1)
-    words = (ctypes.c_int64 * 12).from_address(id(probe))
-    return 8 * next(i for i in range(1, 12) if words[i] == probe.ctypes.data)
+def _offsets() -> tuple[int, int, int, int]:
+    """Find where an ndarray object keeps its data, its dimensions, its dtype and its flags."""
+    probe = np.zeros((3, 5, 7))
+    words = list((ctypes.c_int64 * 12).from_address(id(probe)))
+    data, dtype = words.index(probe.ctypes.data), words.index(id(probe.dtype))
+    # The number of dimensions follows the data, then their sizes; flags follow the dtype.
+    sizes, flags = words[data + 2], words[dtype + 1] & 0xFFFFFFFF
+    assert words[data + 1] & 0xFFFFFFFF == 3, "this NumPy lays arrays out in another way"
+    assert list((ctypes.c_int64 * 3).from_address(sizes)) == [3, 5, 7]
+    assert flags == probe.flags.num
+    return 8 * data, 8 * data + 8, 8 * dtype, 8 * dtype + 8
 
 
-DATA_OFFSET = _data_offset()
+DATA_OFFSET, DIMS_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = _offsets()
+PLAIN_FLAGS = 0x0501
+"""C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
+LIST_ITEMS_OFFSET = 24
+"""Where a list object keeps the address of its items (CPython: count, type, size, items)."""
+
+
+class ArrayListType(types.Type):
+    """A Python list; native code sees the address of its items. The caller has checked it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="nc10d_array_list")
+
+
+array_list = ArrayListType()
+
+
+@register_model(ArrayListType)
+class _ArrayListModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, I64)
+
+
+@unbox(ArrayListType)
+def _unbox_list(kind: Any, value: Any, context: Any) -> Any:
+    builder = context.builder
+    place = builder.add(builder.ptrtoint(value, I64), I64(LIST_ITEMS_OFFSET))
+    return NativeValue(builder.load(builder.inttoptr(place, I64.as_pointer())))
 
 
 @unbox(ArrayAddressType)

@@ -15,9 +15,15 @@ from __future__ import annotations
 from numba import njit, types
 
 from nc10d.backend.cpu.native.atomics import (
+    DATA_OFFSET,
+    DIMS_OFFSET,
+    DTYPE_OFFSET,
+    FLAGS_OFFSET,
+    PLAIN_FLAGS,
     add,
     add_32,
     array_address,
+    array_list,
     as_int,
     call_engine,
     exchange,
@@ -310,15 +316,21 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
 
 @njit(nogil=True)
 def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
-    """Run a program here and now if the channel is free; see `run`."""
+    """Run a program here and now if the channel is free; see `run`.
+
+    Its arrays are x and y or, if x is 0, lie in a table at y.
+    """
     if not nc10d_try_lock(channel):
         return BUSY
     if load(channel + C_HEAD) != load_acquire(channel + C_TAIL) or load(channel + C_BROKEN) != 0:
         nc10d_unlock(channel)
         return BUSY
-    store(channel + C_OWN_USERS, x)
-    store(channel + C_OWN_USERS + 8, y)
-    nc10d_begin(channel, program, channel + C_OWN_USERS)
+    if x == 0:
+        nc10d_begin(channel, program, y)
+    else:
+        store(channel + C_OWN_USERS, x)
+        store(channel + C_OWN_USERS + 8, y)
+        nc10d_begin(channel, program, channel + C_OWN_USERS)
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
         nc10d_unlock(channel)
@@ -328,9 +340,9 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 SLICE_NS = 50_000_000
 
 
-@compiled("int64(int64, int64, int64, int64)")
-def _run(channel: int, program: int, x: int, y: int) -> int:
-    return nc10d_run(channel, program, x, y, SLICE_NS)
+@compiled("int64(int64, int64, int64)")
+def _run(channel: int, program: int, table: int) -> int:
+    return nc10d_run(channel, program, 0, table, SLICE_NS)
 
 
 @compiled(types.int64(types.int64, types.int64, array_address, array_address))
@@ -510,6 +522,46 @@ def _address(array: object) -> int:
     return as_int(array)
 
 
+@njit(nogil=True)
+def nc10d_count(array: int) -> int:
+    """Return how many elements an ndarray object has."""
+    count = 1
+    sizes = load(array + DIMS_OFFSET + 8)
+    for i in range(load(array + DIMS_OFFSET) & 0xFFFFFFFF):
+        count *= load(sizes + 8 * i)
+    return count
+
+
+@compiled(types.int64(array_list, types.int64, types.int64, types.int64))
+def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
+    items = as_int(arrays)
+    for i in range(count):
+        array = load(items + 8 * i)
+        if load(array + 8) != kind or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS:
+            return i
+        row = table + 8 * i
+        store(row, load(array + DATA_OFFSET))
+        store(row + 8 * count, load(array + DTYPE_OFFSET))
+        store(row + 16 * count, nc10d_count(array))
+    return -1
+
+
+@compiled(types.int64(array_list, types.int64, types.int64))
+def _same_arrays(arrays: object, count: int, table: int) -> int:
+    items = as_int(arrays)
+    for i in range(count):
+        array = load(items + 8 * i)
+        row = table + 8 * i
+        if (
+            load(row) != load(array + DATA_OFFSET)
+            or load(row + 8 * count) != load(array + DTYPE_OFFSET)
+            or load(row + 16 * count) != nc10d_count(array)
+            or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS
+        ):
+            return 0
+    return 1
+
+
 @compiled("int64(int64, int64, int64, int64, int64)")
 def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
     until = nc10d_now() + slice_ns
@@ -534,13 +586,13 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
 
 
 run = entry_point(_run)
-"""run(channel, program, x, y): run a program with up to two arrays (addresses) here and now.
+"""run(channel, program, table): run a program, with its arrays' addresses in a table, here and now.
 
 DONE; BUSY if the channel has other work (submit instead); BLOCKED after a slice (go on with
 `drive`) or a failure: then the caller still holds the channel.
 """
 run_arrays = entry_point(_run_arrays)
-"""Like `run`, with two ndarrays instead of addresses."""
+"""run_arrays(channel, program, x, y): like `run`, with one or two ndarrays."""
 drive = entry_point(_drive)
 """drive(channel, slice_ns): go on with what `run` began."""
 submit = entry_point(_submit)
@@ -561,5 +613,11 @@ compare_and_swap = entry_point(_swap_if)
 load_word = entry_point(_load)
 address = entry_point(_address)
 """address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
+read_arrays = entry_point(_read_arrays)
+"""read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
+addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
+"""
+same_arrays = entry_point(_same_arrays)
+"""same_arrays(list, count, table): 1 if these ndarrays still are as the table says."""
 wait_any = entry_point(_wait_any)
 """wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""

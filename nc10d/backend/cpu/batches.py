@@ -1,0 +1,113 @@
+"""Batches of all_reduces on plain arrays: known again by their arrays, or at least by their shapes.
+
+A block that comes again with the very same array objects costs one look at each of them; the
+table of addresses is kept with references to the arrays, and used only while address, dtype,
+element count and flags are unchanged (an array can be resized in place, or its number reused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.program import Linked
+from nc10d.ops import AllReduce, Op
+
+Words = npt.NDArray[np.int64]
+LIMIT = 256
+_ONLY_ALL_REDUCE = {AllReduce}
+_NDARRAY = id(np.ndarray)
+
+
+@dataclass(slots=True)
+class Known:
+    """A batch that may come again: its arrays, how they were, and its program.
+
+    `table` has three columns: addresses, dtypes and element counts.
+    """
+
+    arrays: list[Any]
+    reductions: list[Any]
+    table: Words
+    address: int
+    linked: Linked
+
+
+@dataclass(slots=True)
+class Fresh:
+    """A batch of plain arrays seen for the first time: what to remember once it has a program."""
+
+    key: tuple[int, ...]
+    arrays: list[Any]
+    reductions: list[Any]
+    table: Words
+    address: int
+    shape: tuple[Any, ...]
+
+
+class Batches:
+    """The batches that a group has launched."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Known] = {}
+        self._shapes: dict[tuple[Any, ...], Linked] = {}
+
+    def find(self, ops: Sequence[Op]) -> Known | Fresh | None:
+        """Look a batch up; None if it is not all_reduces of plain arrays apart from each other."""
+        if set(map(type, ops)) != _ONLY_ALL_REDUCE:
+            return None
+        arrays = [op.x for op in ops]  # type: ignore[union-attr]
+        key = tuple(map(id, arrays))
+        known = self._known.get(key)
+        if known is not None and self._unchanged(known, ops):
+            return known
+        return self._read(key, arrays, ops)
+
+    @staticmethod
+    def _unchanged(known: Known, ops: Sequence[Op]) -> bool:
+        if not engine.same_arrays(known.arrays, len(known.arrays), known.address):
+            return False
+        return known.reductions == [op.op for op in ops]  # type: ignore[union-attr]
+
+    def _read(
+        self, key: tuple[int, ...], arrays: list[Any], ops: Sequence[Op]
+    ) -> Known | Fresh | None:
+        count = len(arrays)
+        table: Words = np.empty((3, count), np.int64)
+        address: int = engine.address(table)
+        if engine.read_arrays(arrays, count, _NDARRAY, address) >= 0:
+            return None
+        reductions = [op.op for op in ops]  # type: ignore[union-attr]
+        # Dtypes by address: sound while an array of the remembered program's dtype is alive, and
+        # the shape keeps them alive.
+        dtypes = [x.dtype for x in arrays]
+        shape = (*table[1:].ravel().tolist(), *reductions)
+        fresh = Fresh(key, arrays, reductions, table, address, (shape, *dtypes))
+        if not _apart(table, dtypes):
+            return None
+        linked = self._shapes.get(fresh.shape)
+        return fresh if linked is None else self.remember(fresh, linked)
+
+    def remember(self, fresh: Fresh, linked: Linked) -> Known:
+        """Keep a batch with its program."""
+        if len(self._known) >= LIMIT:
+            self._known.clear()
+        if len(self._shapes) >= LIMIT:
+            self._shapes.clear()
+        self._shapes[fresh.shape] = linked
+        known = Known(fresh.arrays, fresh.reductions, fresh.table, fresh.address, linked)
+        self._known[fresh.key] = known
+        return known
+
+
+def _apart(table: Words, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    """Say whether no two arrays overlap: one handshake for all needs them apart."""
+    sizes = table[2] * np.array([dtype.itemsize for dtype in dtypes])
+    order = np.argsort(table[0])
+    starts = table[0][order]
+    return bool((starts[1:] >= (starts + sizes[order])[:-1]).all())
