@@ -1,0 +1,211 @@
+"""Where a server lives: what its owner, a terminal, a fork and a frozen peer do to its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.store import TCPStore
+from nc10d.store import messages as m
+
+
+@contextlib.contextmanager
+def owned(**options: object) -> Iterator[TCPStore]:
+    with contextlib.closing(TCPStore("127.0.0.1", is_master=True, **options)) as store:
+        yield store
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    with owned() as one:
+        yield one
+
+
+def run(script: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_tenants_share_a_server(store: TCPStore):
+    tenant = TCPStore("127.0.0.1", store.port, is_master=True, multi_tenant=True)
+    tenant.set("k", "v")
+    assert store.get("k") == b"v"
+    tenant.close()
+    assert store.get("k") == b"v"
+
+
+def test_an_owner_that_holds_the_gil_delays_nobody():
+    owner = run(
+        """
+        import ctypes, sys
+        from nc10d.store import TCPStore
+        store = TCPStore("127.0.0.1", is_master=True)
+        print(store.port, flush=True)
+        sys.stdin.readline()
+        print("holding", flush=True)
+        ctypes.PyDLL(None).usleep(5_000_000)  # PyDLL keeps the GIL
+        """
+    )
+    port = int(owner.stdout.readline())
+    with contextlib.closing(TCPStore("127.0.0.1", port, timeout=20)) as store:
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        assert owner.stdout.readline() == "holding\n"
+        begin = time.monotonic()
+        for n in range(100):
+            assert store.add("n", 1) == n + 1
+        assert time.monotonic() - begin < 1
+        assert owner.poll() is None
+    owner.kill()
+    owner.communicate()
+
+
+def test_ctrl_c_at_the_terminal_leaves_the_server_to_the_ranks():
+    owner = run(
+        """
+        import os, signal, sys
+        from nc10d.store import TCPStore
+        os.setsid()
+        store = TCPStore("127.0.0.1", is_master=True)
+        print(store.port, flush=True)
+        signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+        sys.stdin.readline()
+        """
+    )
+    port = int(owner.stdout.readline())
+    with contextlib.closing(TCPStore("127.0.0.1", port)) as store:
+        os.killpg(owner.pid, signal.SIGINT)
+        assert owner.stdout.readline() == "interrupted\n"
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+    owner.communicate("\n", timeout=20)
+
+
+def test_a_dead_server_is_an_error_at_once(tmp_path):
+    server = run("from nc10d.store.__main__ import main; main(['--host=127.0.0.1', '--port=0'])")
+    port = int(server.stdout.readline().rpartition(":")[2])
+    store = TCPStore("127.0.0.1", port, timeout=60)
+    waiter = store.clone()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.get, "never")
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+        server.kill()
+        server.communicate()
+        with pytest.raises(StoreError, match=rf"127.0.0.1:{port}.*'never'"):
+            waiting.result(5)
+    begin = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"127.0.0.1:{port}"):
+            store.get("k")
+    assert time.monotonic() - begin < 1
+    store.close()
+    waiter.close()
+
+
+def test_a_forked_child_does_not_keep_its_parents_server_alive():
+    owner = run(
+        """
+        import os, sys
+        from nc10d.store import TCPStore
+        store = TCPStore("127.0.0.1", is_master=True)
+        print(store.port, flush=True)
+        if os.fork() == 0:
+            os.close(1)
+            sys.stdin.readline()
+            os._exit(0)
+        os._exit(0)
+        """
+    )
+    port = int(owner.stdout.readline())
+    owner.wait(20)
+    begin = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - begin < 10:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+    assert time.monotonic() - begin < 10
+    owner.communicate("\n", timeout=20)
+
+
+def test_the_limits_are_the_owners():
+    with owned(limits=m.Limits(key=100, value=1000)) as store:
+        store.set("k", bytes(1000))
+        assert len(store.get("k")) == 1000
+        store.set("k", bytes(1001))
+        with pytest.raises(StoreError):
+            store.get("k")
+        assert len(store.get("k")) == 1000
+
+
+def test_dropping_a_store_closes_it_quietly():
+    store = TCPStore("127.0.0.1", is_master=True)
+    port = store.port
+    del store
+    begin = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() - begin < 10:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+    assert time.monotonic() - begin < 10
+
+
+def test_where_the_server_listens(monkeypatch: pytest.MonkeyPatch):
+    from nc10d.store.hosting import listen
+
+    for host, expected in {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}.items():
+        with listen(host, 0) as listener:
+            assert listener.getsockname()[0] == expected
+    with listen("192.0.2.1", 0) as anywhere:  # an address of nobody (RFC 5737)
+        assert anywhere.getsockname()[0] in ("::", "0.0.0.0")
+    monkeypatch.setenv("NC10D_BIND", "127.0.0.2")
+    with listen("192.0.2.1", 0) as bound:
+        assert bound.getsockname()[0] == "127.0.0.2"
+
+
+def answering(server: socket.socket, replies: bytes) -> None:
+    """Shake hands as a server, say `replies`, and nothing more."""
+    peer, _ = server.accept()
+    with peer:
+        hello = peer.recv(1 << 16)
+        peer.sendall(hello[6:10] + m.READY + replies)
+        while peer.recv(1 << 16):
+            pass
+
+
+@pytest.mark.parametrize("name", ["get", "wait", "add", "check", "num_keys", "queue_pop"])
+def test_a_frozen_server_makes_calls_time_out_on_time(name: str):
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        server = threading.Thread(target=answering, args=(frozen, b""))
+        server.start()
+        store = TCPStore("127.0.0.1", port, timeout=0.2)
+        calls = {
+            "get": lambda: store.get("k"),
+            "wait": lambda: store.wait(["k"]),
+            "add": lambda: store.add("k", 1),
+            "check": lambda: store.check(["k"]),
+            "num_keys": store.num_keys,
+            "queue_pop": lambda: store.queue_pop("k"),
+        }
+        begin = time.monotonic()
+        with pytest.raises(StoreTimeout, match=f"127.0.0.1:{port}"):
+            calls[name]()
+        assert 0.2 <= time.monotonic() - begin <= 0.3
+        store.close()
+        server.join(20)
