@@ -41,9 +41,10 @@ def coalesced(group: Any) -> list[tuple[int, int]]:
     host = group.backend("cpu").host
     group.barrier()
     buffer = host.start_trace()
-    with dist.coalescing_manager(group):
+    with dist.coalescing_manager(group, async_ops=True) as batch:
         for x in arrays:
             group.all_reduce(x)
+    batch.wait()
     rows = buffer[: host.stop_trace()]
     assert all((x == 2 * i).all() for i, x in enumerate(arrays))
     return [(int(row[2]), int(row[3])) for row in rows]
