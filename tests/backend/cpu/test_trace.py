@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,19 @@ from nc10d.backend.cpu.native.layout import TRACE_DONE, TRACE_START
 from nc10d.testing.ranks import run_ranks
 
 
-def two_at_once(group: Any) -> list[tuple[int, int]]:
+def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]]:
     other = dist.new_group([0, 1])
     host = group.backend("cpu").host
     x, y = np.ones(500_000), np.ones(500_000)
     group.barrier()
+    if group.rank == 1:
+        both_begun.wait()
     buffer = host.start_trace()
     works = [group.all_reduce(x, async_op=True), other.all_reduce(y, async_op=True)]
     # Only the worker advances them: a thread that waits for one would help that one alone.
     while not all(work.is_completed() for work in works):
-        pass
+        if np.count_nonzero(buffer[:, 2] == TRACE_START) == 2:
+            both_begun.set()
     rows = buffer[: host.stop_trace()]
     assert (x == 2).all()
     assert (y == 2).all()
@@ -28,12 +32,14 @@ def two_at_once(group: Any) -> list[tuple[int, int]]:
 
 
 def test_two_asynchronous_programs_advance_side_by_side() -> None:
-    for events in run_ranks(two_at_once, 2):
-        channels = {channel for channel, _ in events}
-        assert len(channels) == 2
-        starts = {c: events.index((c, TRACE_START)) for c in channels}
-        ends = {c: events.index((c, TRACE_DONE)) for c in channels}
-        assert max(starts.values()) < min(ends.values()), "one began only after the other's end"
+    # Rank 1 joins only when rank 0 has begun both: the second did not wait for the first's end.
+    both_begun = threading.Event()
+    events = run_ranks(two_at_once, 2, "threads", [both_begun, both_begun])[0]
+    channels = {channel for channel, _ in events}
+    assert len(channels) == 2
+    starts = [events.index((c, TRACE_START)) for c in channels]
+    ends = [events.index((c, TRACE_DONE)) for c in channels]
+    assert max(starts) < min(ends)
 
 
 def coalesced(group: Any) -> list[tuple[int, int]]:
