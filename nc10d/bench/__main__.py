@@ -93,11 +93,7 @@ def _own_ranks(options: argparse.Namespace) -> int:
 
     with Ranks(options.ranks, "processes", timeout=300.0) as ranks:
         count = options.ranks
-        return _show((ranks.run(_measure, [job] * count)[0] for job in jobs(options)), count)
-
-
-def _measure(group: ProcessGroup, job: Job) -> Row:
-    return measure(group, job)
+        return _show((ranks.run(measure, [job] * count)[0] for job in jobs(options)), count)
 
 
 def _show(rows: Iterator[Row], ranks: int) -> int:

@@ -122,10 +122,15 @@ def _serve(
     except BaseException as error:  # noqa: BLE001  (whatever it is, the owner wants to know)
         report((False, _portable(error)))
         return
-    while (task := tasks()) is not STOP:
-        function, arguments = task
+    while True:
         try:
+            task = tasks()
+            if task is STOP:
+                break
+            function, arguments = task
             report((True, function(get_default_group(), *arguments)))
+        except EOFError:
+            break
         except BaseException as error:  # noqa: BLE001
             report((False, _portable(error)))
     if current_world().default is not None:
