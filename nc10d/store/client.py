@@ -209,10 +209,14 @@ class TCPStore(Store):
 
 
 def _key(key: str) -> bytes:
+    if type(key) is str and key.isascii():  # checked first: it is most calls' key
+        return b"/" + key.encode()
     return b"/" + encode_key(key)
 
 
 def _keys(keys: Sequence[str]) -> list[bytes]:
+    if isinstance(keys, list) and len(keys) == 1:
+        return [_key(keys[0])]
     return [b"/" + key for key in encode_keys(keys)]
 
 

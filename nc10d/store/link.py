@@ -1,12 +1,13 @@
 """One connection of a client to a store's server: requests out, replies in, by a deadline.
 
-The socket never blocks; waiting is a poll that a signal interrupts (Ctrl-C raises at once).
+Whatever waits is interrupted by a signal (Ctrl-C raises at once).
 Failures are plain ones here, TimeoutError and OSError; who knows the keys makes them StoreErrors.
 After a failure the stream may be out of step, so a link that has failed is closed, not used again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -18,6 +19,8 @@ from nc10d.store import messages as m
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _LONGEST_POLL = 3600.0
+_FIRST_LOOK = struct.pack("ll", 0, 4000)  # a timeval: seconds, microseconds
+_I64, _U64 = m.I64.unpack, m.U64.unpack
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
@@ -26,15 +29,24 @@ class Disconnected(OSError):
 
 
 class Link:
-    """A connected socket, and the bytes of the reply that have not been taken yet."""
+    """A connected socket, and the bytes of the reply that have not been taken yet.
 
-    __slots__ = ("_at", "_got", "_poll", "deadline", "holds_requests", "sock")
+    The first look for a reply is a receive that the kernel ends after a few milliseconds; only
+    what takes longer is polled for. Most replies are there by then, and a poll costs as much as
+    the receive itself.
+    """
+
+    __slots__ = ("_at", "_got", "_poll", "_recv", "_send", "deadline", "holds_requests", "sock")
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
-        sock.setblocking(False)
+        # Python's own timeouts would poll before each call; blocking for it, and bounded by us.
+        sock.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, _FIRST_LOOK)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.deadline = deadline
+        self._send, self._recv = sock.send, sock.recv
         self._got = b""
         self._at = 0
         self._poll = select.poll()
@@ -56,58 +68,69 @@ class Link:
     def send(self, data: bytes) -> None:
         """Hand all of `data` to the kernel; TimeoutError at the deadline."""
         try:
-            sent = self.sock.send(data)
+            sent = self._send(data)
         except BlockingIOError:
             sent = 0
-        if sent == len(data):
-            return
-        rest = memoryview(data)
-        while sent < len(rest):
-            rest = rest[sent:]
+        if sent != len(data):
+            self._send_rest(memoryview(data)[sent:])
+
+    def _send_rest(self, rest: memoryview) -> None:
+        while rest:
             self._ready(select.POLLOUT)
-            sent = self.sock.send(rest)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self.sock.send(rest, socket.MSG_DONTWAIT) :]
 
     def take(self, count: int) -> bytes:
         """Return the reply's next `count` bytes; TimeoutError at the deadline."""
         at = self._at
         end = at + count
-        if end > len(self._got):
-            self._fill(count)
-            at, end = 0, count
+        got = self._got
+        if end > len(got):
+            got, at, end = self._more(count), 0, count
         self._at = end
-        return self._got[at:end]
+        return got if count == len(got) else got[at:end]
 
     def take_number(self) -> int:
         """Return the reply's next 64-bit number."""
-        number: int = m.I64.unpack(self.take(8))[0]
+        number: int = _I64(self.take(8))[0]
         return number
 
     def take_string(self) -> bytes:
         """Return the reply's next string."""
-        return self.take(m.U64.unpack(self.take(8))[0])
+        return self.take(_U64(self.take(8))[0])
 
-    def _fill(self, count: int) -> None:
-        parts = [self._got[self._at :]]
-        missing = count - len(parts[0])
-        while missing > 0:
-            self._ready(select.POLLIN)
-            data = self.sock.recv(_READ if missing <= _READ else _READ_LARGE)
+    def _more(self, count: int) -> bytes:
+        """Receive until `count` bytes are there that have not been taken; return them first."""
+        data = b""
+        try:
+            data = self._recv(_READ)
             if not data:
                 raise Disconnected("the server closed the connection")
-            parts.append(data)
-            missing -= len(data)
-        self._got = b"".join(parts) if parts[0] or len(parts) > 2 else parts[1]
+        except BlockingIOError:
+            pass
+        if self._at < len(self._got):
+            data = self._got[self._at :] + data
+        self._got = data if len(data) >= count else self._receive(data, count)
+        return self._got
+
+    def _receive(self, first: bytes, count: int) -> bytes:
+        parts, missing = [first], count - len(first)
+        while missing > 0:
+            self._ready(select.POLLIN)
+            with contextlib.suppress(BlockingIOError):
+                data = self.sock.recv(_READ if missing <= _READ else _READ_LARGE)
+                if not data:
+                    raise Disconnected("the server closed the connection")
+                parts.append(data)
+                missing -= len(data)
+        return b"".join(parts)
 
     def _ready(self, event: int) -> None:
-        if event != select.POLLIN:
-            self._poll.modify(self.sock, event)
-        try:
-            while not self._poll.poll(self._slice()):
-                if time.monotonic() >= self.deadline:
-                    raise TimeoutError
-        finally:
-            if event != select.POLLIN:
-                self._poll.modify(self.sock, select.POLLIN)
+        """Wait for room or a reply; TimeoutError at the deadline. Any signal handler may raise."""
+        self._poll.modify(self.sock, event)
+        while not self._poll.poll(self._slice()):
+            if time.monotonic() >= self.deadline:
+                raise TimeoutError
 
     def _slice(self) -> int:
         """Return the milliseconds left, rounded up so that a wait never ends early."""

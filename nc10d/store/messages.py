@@ -30,7 +30,7 @@ STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
 HOLDS_REQUESTS = b"nc10d/holds-requests"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
-_KIND_U32, _KIND_U64 = Struct("<BI"), Struct("<BQ")
+_KIND_U32, _KIND_U64, _KIND_ONE = Struct("<BI"), Struct("<BQ"), Struct("<BQQ")
 _u64 = U64.unpack_from
 
 Request = tuple[Any, ...]
@@ -258,6 +258,8 @@ def with_number(kind: int, key: bytes, number: int) -> bytes:
 
 def with_keys(kind: int, keys: Sequence[bytes]) -> bytes:
     """Encode CHECK, WAIT or MULTI_GET."""
+    if len(keys) == 1:  # by far the most common
+        return _KIND_ONE.pack(kind, 1, len(keys[0])) + keys[0]
     return simple(kind) + strings(keys)
 
 
