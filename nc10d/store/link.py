@@ -12,6 +12,7 @@ import math
 import os
 import select
 import socket
+import struct
 import time
 
 from nc10d.store import messages as m
