@@ -187,9 +187,9 @@ class Collectives:
 
         Inside a coalescing block nothing has come yet: returns None.
         """
-        if self.in_batch():
+        if src is not None or self.in_batch():
             self._run(Recv(tensor, src, tag), tensor, False, timeout)
-            return None
+            return None if self.in_batch() else src
         work = self._run(Recv(tensor, src, tag), tensor, True, timeout)
         sender = None if work is None else work.result()
         return src if sender is None else int(sender)

@@ -124,7 +124,12 @@ class CpuBackend:
         """Run `ops`; see Backend. A known program on plain arrays goes straight in."""
         if len(ops) == 1:
             if not async_op:
-                found = self.plans.quick(ops[0])
+                op = ops[0]
+                if isinstance(op, (Send, Recv)):
+                    if not self.post.quick(op, timeout):
+                        self.wait_work(self._launch(ops, timeout))
+                    return None
+                found = self.plans.quick(op)
                 if found is not None:
                     linked, x, y = found
                     answer = self._run_arrays(self._address, linked.address, x, y)
@@ -142,7 +147,7 @@ class CpuBackend:
             self.host.need_worker()
             return work
         if any(isinstance(op, (Send, Recv)) for op in ops):
-            self._await(self._launch(ops, timeout))
+            self.wait_work(self._launch(ops, timeout))
         else:
             self._run(ops, timeout)
         return None
@@ -161,7 +166,7 @@ class CpuBackend:
         answer = engine.run(self._address, linked.address, engine.address(table))
         if answer == at.BUSY:
             part = self._enqueue(linked, resolved, timeout)
-            self._await(CpuWork(self, ops, [part], Deadline.after(timeout), resolved.after))
+            self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout), resolved.after))
             return
         if answer != at.DONE:
             self._go_on(answer, ops, timeout)
@@ -194,14 +199,15 @@ class CpuBackend:
         if async_op:
             self.host.need_worker()
             return work
-        self._await(work)
+        self.wait_work(work)
         return None
 
     def _joined(self, ops: Sequence[Op]) -> Request:
         requests = [request(op, self.layout) for op in ops]
         return requests[0] if len(requests) == 1 else batch_request(requests, self.layout)
 
-    def _await(self, work: Work) -> None:
+    def wait_work(self, work: Work) -> None:
+        """Wait for a synchronous call; an interrupt ends it for the whole group."""
         try:
             work.wait()
         except KeyboardInterrupt:

@@ -18,7 +18,17 @@ from nc10d.backend.cpu.program import Kernel, Linked, link
 from nc10d.backend.cpu.requests import Request
 from nc10d.dtypes import DType
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
-from nc10d.ops import AllGather, AllReduce, Barrier, Broadcast, Op, RedOp, Reduce, ReduceScatter
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Op,
+    RedOp,
+    Reduce,
+    ReduceScatter,
+)
 
 LIMIT = 4096
 Quick = tuple[Linked, Any, Any]
@@ -88,12 +98,24 @@ def _two_key(op: Any) -> tuple[Any, ...] | None:
     return (extra, inp.dtype, inp.size, out.size)
 
 
+def _exchange_key(op: AllToAll) -> tuple[Any, ...] | None:
+    out, inp = op.out, op.inp
+    if type(out) is not np.ndarray or type(inp) is not np.ndarray:
+        return None
+    if op.in_splits is not None or op.out_splits is not None:
+        return None
+    if not out.flags.carray or not inp.flags.carray:
+        return None
+    return (AllToAll, inp.dtype, inp.shape, out.shape)
+
+
 _KEYS: dict[type[Any], Callable[[Any], tuple[Any, ...] | None]] = {
     AllReduce: _one_key,
     Broadcast: _one_key,
     Reduce: _one_key,
     AllGather: _two_key,
     ReduceScatter: _two_key,
+    AllToAll: _exchange_key,
     Barrier: lambda _: (Barrier,),
 }
 
@@ -118,13 +140,14 @@ def _find_one(known: dict[Any, dict[Any, Linked]], op: Any) -> Quick | None:
 
 
 def _find_two(known: dict[Any, dict[Any, Linked]], op: Any) -> Quick | None:
-    key = _two_key(op)
+    key = _exchange_key(op) if type(op) is AllToAll else _two_key(op)
     if key is None:
         return None
     linked = known.get(key[0], _NONE).get(key[1:])
     if linked is None or np.may_share_memory(op.out, op.inp) or op.out.dtype != op.inp.dtype:
         return None
-    return (linked, op.inp, op.out) if type(op) is AllGather else (linked, op.out, op.inp)
+    # In the order in which requests.py numbers them.
+    return (linked, op.out, op.inp) if type(op) is ReduceScatter else (linked, op.inp, op.out)
 
 
 def _find_barrier(known: dict[Any, dict[Any, Linked]], op: Barrier) -> Quick | None:
@@ -140,5 +163,6 @@ _FINDERS: dict[type[Any], Callable[[Any, Any], Quick | None]] = {
     Reduce: _find_one,
     AllGather: _find_two,
     ReduceScatter: _find_two,
+    AllToAll: _find_two,
     Barrier: _find_barrier,
 }

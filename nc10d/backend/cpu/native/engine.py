@@ -358,8 +358,9 @@ def _drive(channel: int, slice_ns: int) -> int:
     return answer
 
 
-@compiled("int64(int64, int64)")
-def _submit(channel: int, descriptor: int) -> int:
+@njit(nogil=True)
+def nc10d_submit(channel: int, descriptor: int) -> int:
+    """Append a descriptor to the ring: DONE, or BUSY if it is full."""
     while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
         pause()
     tail = load(channel + C_TAIL)
@@ -370,6 +371,19 @@ def _submit(channel: int, descriptor: int) -> int:
     swap_if(channel + C_SUBMITTING, 1, 0)
     nc10d_wake_own(load(channel + C_PROCESS))
     return BUSY if full else DONE
+
+
+@compiled("int64(int64, int64)")
+def _submit(channel: int, descriptor: int) -> int:
+    return nc10d_submit(channel, descriptor)
+
+
+@compiled(types.int64(types.int64, types.int64, array_address, types.int64))
+def _submit_message(channel: int, descriptor: int, x: object, tag: int) -> int:
+    store(descriptor + D_TAG, tag)
+    store(load(descriptor + D_USERS), as_int(x))
+    store_release(descriptor + D_STATUS, 0)
+    return nc10d_submit(channel, descriptor)
 
 
 @njit(nogil=True)
@@ -597,6 +611,8 @@ drive = entry_point(_drive)
 """drive(channel, slice_ns): go on with what `run` began."""
 submit = entry_point(_submit)
 """submit(channel, descriptor): append to the ring; BUSY if it is full."""
+submit_message = entry_point(_submit_message)
+"""submit_message(channel, descriptor, array, tag): use a descriptor again for another message."""
 wait = entry_point(_wait)
 """wait(channel, descriptor, slice_ns): help until it has ended.
 
