@@ -70,13 +70,13 @@ class Caller:
             self._take_turn(deadline, limit, keys)
         try:
             link = self._link or self._reconnect(deadline)
-            link.deadline = deadline
+            link.deadline, link.waits = deadline, waits
             link.send(packet)
             return take(link)
         except StoreError:
             raise
         except TimeoutError:
-            self._take_back(waits)
+            self._take_back()
             raise self._late(limit, keys) from None
         except OSError as error:
             self._drop()
@@ -110,10 +110,11 @@ class Caller:
         self._link = connect_once(self.host, self.port, deadline)
         return self._link
 
-    def _take_back(self, waits: bool) -> None:
+    def _take_back(self) -> None:
         """Bring the stream back into step after a timeout, or drop it."""
+        link = self._link
         with contextlib.suppress(OSError):
-            if waits and self._link is not None and self._link.cancel_wait(_CANCEL_GRACE):
+            if link is not None and link.waits and link.cancel_wait(_CANCEL_GRACE):
                 return
         self._drop()
 
@@ -151,18 +152,16 @@ def _named(keys: Sequence[str]) -> str:
 
 
 def take_stop(link: Link) -> None:
-    """Take the end of a wait."""
-    _expect_stop(link.take(1))
-
-
-def _expect_stop(answer: bytes) -> None:
+    """Take the end of a wait: what comes behind it can't be taken back any more."""
+    answer = link.take(1)
     if answer != m.STOP_WAITING:
         raise Disconnected(f"the server ended a wait with {answer!r}")
+    link.waits = False
 
 
 def _stop_then(take: Callable[[Link], T]) -> Callable[[Link], T]:
     def take_both(link: Link) -> T:
-        _expect_stop(link.take(1))
+        take_stop(link)
         return take(link)
 
     return take_both

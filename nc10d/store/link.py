@@ -37,7 +37,10 @@ class Link:
     the receive itself.
     """
 
-    __slots__ = ("_at", "_got", "_poll", "_recv", "_send", "deadline", "holds_requests", "sock")
+    __slots__ = (
+        *("_at", "_got", "_poll", "_recv", "_send"),
+        *("deadline", "holds_requests", "sock", "waits"),
+    )
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         # Python's own timeouts would poll before each call; blocking for it, and bounded by us.
@@ -47,6 +50,7 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.deadline = deadline
+        self.waits = False  # whether a CANCEL_WAIT would end what is under way
         self._send, self._recv = sock.send, sock.recv
         self._got = b""
         self._at = 0

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -258,6 +259,35 @@ def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
             store.set_timeout(20)
             assert store.get("b") == b"for b"
         store.close()
+
+
+def _stall_within_an_answer(listener: socket.socket) -> None:
+    """Serve two connections: an answer that stops after the wait's end, then a whole one."""
+    for whole in (False, True):
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4096)
+            sock.sendall(struct.pack("<I", os.getpid() & 0xFFFFFFFF) + b"\0")
+            sock.recv(4096)
+            sock.sendall(STOP + LENGTH_1 + b"w" if whole else STOP)
+            # More comes only from a client that believes itself to be waiting still.
+            if sock.recv(4096):
+                sock.sendall(LENGTH_1 + b"v" + CANCELED + STOP + LENGTH_1 + b"x")
+
+
+STOP, CANCELED, LENGTH_1 = b"\0", b"\1", struct.pack("<Q", 1)
+
+
+def test_an_answer_that_stops_short_is_not_taken_for_the_end_of_the_wait() -> None:
+    with socket.create_server((HOST, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(_stall_within_an_answer, listener)
+        with contextlib.closing(TCPStore(HOST, listener.getsockname()[1], timeout=20)) as store:
+            store.set_timeout(0.1)
+            with pytest.raises(StoreTimeout):
+                store.get("k")
+            store.set_timeout(5)
+            assert store.get("k") == b"w"
+        serving.result(10)
 
 
 def test_a_listener_that_is_no_store_is_not_waited_for_beyond_the_timeout() -> None:
