@@ -263,9 +263,11 @@ def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
 
 def _stall_within_an_answer(listener: socket.socket) -> None:
     """Serve two connections: an answer that stops after the wait's end, then a whole one."""
+    listener.settimeout(5)
     for whole in (False, True):
         sock, _ = listener.accept()
         with sock:
+            sock.settimeout(5)
             sock.recv(4096)
             sock.sendall(struct.pack("<I", os.getpid() & 0xFFFFFFFF) + b"\0")
             sock.recv(4096)
