@@ -19,7 +19,7 @@ LAYERS = """
     errors deadline
     ops dtypes buffer arguments validate kernels cuda
     outcome work auth control
-    store rendezvous
+    store launchers rendezvous
     backend
     collectives group world coalesce queries subgroups mesh
     api p2p objects functional join observe reducer

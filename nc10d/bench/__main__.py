@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from nc10d.bench.measure import COLLECTIVES, Job, Row, measure
-from nc10d.group import ProcessGroup
 
 HEADER = (
     f"{'collective':<15}{'bytes':>11}{'count':>11} {'type':<9}{'op':<6}"

@@ -186,7 +186,7 @@ def _map(me: Rank, step: Step) -> bool:
 def _mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:
     values = data.copy().view(kernel.dtype)
     if kernel.kind == "SCALE":
-        return (values * values.dtype.type(arg)).view(np.uint8)
+        return np.asarray(values * values.dtype.type(arg)).view(np.uint8)
     assert kernel.kind == "DIVIDE", kernel
     exact = np.trunc(values / arg).astype(values.dtype)
     result = exact if values.dtype.kind in "iu" else values / values.dtype.type(arg)
@@ -243,6 +243,12 @@ def _enter(me: Rank, step: Step) -> bool:
     half = me.round & 1
     me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
     me.calls[me.round & 1] = me.queue[0][0].call.fingerprint()
+    return True
+
+
+def _header(me: Rank, step: Step) -> bool:
+    del step
+    me.marks[me.round & 1].touch(0, 1, me.rank, me.clock, write=True)
     return True
 
 
@@ -309,6 +315,7 @@ HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
     Kind.AGREE: _agree,
     Kind.ROUND: _round,
     Kind.LOOP_AGREED: _round,
+    Kind.HEADER: _header,
 }
 
 

@@ -11,7 +11,8 @@ from algorithm_cases import MAKERS, Case, all_gather, all_reduce, broadcast, lay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.program import Kind, Program, Step
+from nc10d.backend.cpu.algorithms import message
+from nc10d.backend.cpu.program import Call, Kind, Program, Step
 from nc10d.testing.simulator import Disagreement, World
 
 HALF, SMALL = 8192, 2048
@@ -90,6 +91,40 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
         assert moved
     for case in cases:
         np.testing.assert_array_equal(case.arrays[2][0], case.expected[2][0])
+
+
+def messages(counts: list[int], broken: tuple[int, int] | None = None) -> list[Case]:
+    """Messages over one link: rank 0 sends, rank 1 receives; maybe with one step made idle."""
+    cases = []
+    for number, count in enumerate(counts):
+        sent = np.arange(count) + 1000 * number
+        programs = [
+            Program(Call("send"), tuple(message.send(1024, 8 * count)), 1),
+            Program(Call("recv"), tuple(message.recv(1024, 8 * count)), 1),
+        ]
+        if broken is not None and number == 1:
+            programs[broken[0]] = _without(programs[broken[0]], broken[1])
+        arrays = [[sent.copy()], [np.full(count, -1)]]
+        cases.append(Case("message", programs, arrays, [[sent], [sent]]))
+    return cases
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 127, 128, 129, 300, 700]), min_size=1, max_size=8),
+    seed=st.integers(0, 2**31),
+)
+def test_messages_pass_a_link_in_order_whatever_their_sizes(counts: list[int], seed: int) -> None:
+    play(messages(counts), 2, 1024, seed)
+
+
+def test_removing_any_wait_of_a_message_is_caught() -> None:
+    counts = [300, 700, 300, 20, 20]
+    for rank, program in enumerate(messages(counts)[1].programs):
+        for index, step in enumerate(program.steps):
+            if step.kind is Kind.WAIT:
+                caught = any(_caught(messages(counts, (rank, index)), 2, s) for s in range(12))
+                assert caught, (rank, index, step)
 
 
 def _without(program: Program, index: int) -> Program:

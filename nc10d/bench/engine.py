@@ -1,0 +1,115 @@
+"""`python -m nc10d.bench.engine`: what a call costs at each floor, from the bare engine to the API.
+
+Two rank processes; each figure is the median over rounds of the mean time of a call, in µs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.api import all_reduce
+from nc10d.backend.cpu.native import engine
+from nc10d.coalesce import coalescing_manager
+from nc10d.group import ProcessGroup
+from nc10d.ops import AllReduce
+from nc10d.testing.ranks import Ranks
+
+ROUNDS = 15
+Figures = dict[str, float]
+
+
+def timed(group: ProcessGroup, call: Callable[[], object], calls: int) -> float:
+    """Return the median over rounds of the mean µs of a call; all ranks call together."""
+    means = []
+    for _ in range(ROUNDS):
+        group.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        means.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(means)
+
+
+def floors(group: ProcessGroup) -> Figures:
+    """Measure an 8-byte all_reduce by the engine, the backend, the group and the API."""
+    backend: Any = group.backend("cpu")
+    x = np.ones(2, np.float32)
+    op = AllReduce(x)
+    group.all_reduce(x)
+    linked, *_ = backend.plans.quick(op)
+    address, run = backend.channel.address, engine.run_arrays
+    return {
+        "engine": timed(group, lambda: run(address, linked.address, x, x), 2000),
+        "backend.launch": timed(group, lambda: backend.launch((op,), 60.0, False), 2000),
+        "group.all_reduce": timed(group, lambda: group.all_reduce(x), 2000),
+        "nc10d.all_reduce": timed(group, lambda: all_reduce(x), 2000),
+        "async, then wait": timed(group, lambda: _wait(all_reduce(x, async_op=True)), 500),
+        "send and recv, one way": timed(group, lambda: _ping_pong(group, x), 500) / 2,
+    }
+
+
+def _wait(work: Any) -> None:
+    work.wait()
+
+
+def _ping_pong(group: ProcessGroup, x: Any) -> None:
+    if group.rank == 0:
+        group.send(x, 1)
+        group.recv(x, 1)
+    else:
+        group.recv(x, 0)
+        group.send(x, 0)
+
+
+def blocks(group: ProcessGroup) -> Figures:
+    """Measure 64 all_reduces of 1 KiB in a coalescing block: new arrays, the same, a plan."""
+    arrays = [np.ones(256, np.float32) for _ in range(64)]
+
+    def block(some: Sequence[Any]) -> Any:
+        with coalescing_manager(group) as batch:
+            for x in some:
+                group.all_reduce(x)
+        return batch
+
+    plan = block(arrays).plan()
+    return {
+        "64 x 1 KiB, new arrays": _new_arrays(group, block),
+        "64 x 1 KiB, the same again": timed(group, lambda: block(arrays), 50),
+        "64 x 1 KiB, plan.launch()": timed(group, plan.launch, 100),
+    }
+
+
+def _new_arrays(group: ProcessGroup, block: Callable[[Any], Any]) -> float:
+    times = []
+    for _ in range(100):
+        fresh = [np.ones(256, np.float32) for _ in range(64)]
+        group.barrier()
+        start = time.perf_counter()
+        block(fresh)
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure on two ranks and print."""
+    parser = argparse.ArgumentParser(prog="python -m nc10d.bench.engine", description=__doc__)
+    parser.parse_args(arguments)
+    print(f"# 2 ranks on {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.2f}")
+    with Ranks(2, "processes", timeout=60.0) as ranks:
+        for measure in (floors, blocks):
+            for what, value in ranks.run(measure)[0].items():
+                print(f"{what:<30}{value:>10.2f} us", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    from nc10d.bench.engine import main as named  # ranks find functions by their module's name
+
+    raise SystemExit(named())
