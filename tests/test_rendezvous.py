@@ -1,0 +1,192 @@
+"""Ranks find each other: by environment, address or file, once and again, or say who is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nc10d.errors import RendezvousError
+from nc10d.launchers import find_place
+from nc10d.rendezvous import rendezvous
+from nc10d.store import Store, TCPStore
+
+HOST = "127.0.0.1"
+Met = tuple[Store, int, int]
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = ("MASTER_", "TORCHELASTIC_", "NC10D_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
+    for name in [*os.environ]:
+        if name.startswith(prefixes) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        found: int = sock.getsockname()[1]
+        return found
+
+
+@contextlib.contextmanager
+def met(size: int, method: str) -> Iterator[list[Met]]:
+    """Let `size` ranks, as threads, meet by `method`."""
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(lambda rank: rendezvous(method, rank, size, 20), range(size)))
+    try:
+        yield found
+    finally:
+        for store, _, _ in found:
+            store.close()
+
+
+def method_of(kind: str, port: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if kind == "env":
+        monkeypatch.setenv("MASTER_ADDR", HOST)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        return "env://"
+    return f"tcp://{HOST}:{port}" if kind == "tcp" else f"file://{path / 'meet'}"
+
+
+@pytest.mark.parametrize("kind", ["env", "tcp", "file"])
+def test_all_ranks_get_the_same_store(
+    kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with met(3, method_of(kind, port, tmp_path, monkeypatch)) as found:
+        assert [(rank, size) for _, rank, size in found] == [(0, 3), (1, 3), (2, 3)]
+        found[2][0].set("k", "v")
+        assert [store.get("k") for store, _, _ in found] == [b"v"] * 3
+
+
+@pytest.mark.parametrize("kind", ["env", "tcp", "file"])
+def test_a_second_meeting_does_not_see_the_firsts_keys(
+    kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = method_of(kind, port, tmp_path, monkeypatch)
+    with met(2, method) as first:
+        first[0][0].set("k", "old")
+        with met(2, method) as second:
+            assert not any(store.check(["k"]) for store, _, _ in second)
+            second[1][0].set("k", "new")
+            assert first[1][0].get("k") == b"old"
+
+
+def test_a_restarted_job_does_not_see_the_keys_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)) as agent:
+        monkeypatch.setenv("MASTER_ADDR", HOST)
+        monkeypatch.setenv("MASTER_PORT", str(agent.port))
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        prefixes = []
+        for restart in range(2):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+            with met(2, "env://") as found:
+                assert not found[1][0].check(["k"])
+                found[0][0].set("k", "v")
+                prefixes += [key for key in agent.list_keys() if key.endswith("/k")]
+        assert len({prefix.split("/")[1] for prefix in prefixes}) == 2
+
+
+def test_rank_and_size_may_stand_in_the_environment_or_the_address(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rank, size = rendezvous(f"tcp://{HOST}:{port}?rank=0&world_size=1", timeout=20)
+    store.close()
+    assert (rank, size) == (0, 1)
+    values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    store, rank, size = rendezvous("env://", -1, None, 20)
+    store.close()
+    assert (rank, size) == (0, 1)
+
+
+def test_who_did_not_come_is_named(port: int) -> None:
+    with pytest.raises(RendezvousError, match=r"1 of 3 ranks came within 0\.3 s; missing: 1, 2"):
+        rendezvous(f"tcp://{HOST}:{port}", 0, 3, 0.3)
+
+
+def test_a_rank_that_comes_twice_is_told(tmp_path: Path) -> None:
+    method = f"file://{tmp_path / 'meet'}"
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(rendezvous, method, 0, 2, 0.5) for _ in range(2)]
+        assert all(isinstance(call.exception(20), RendezvousError) for call in calls)
+
+
+@pytest.mark.parametrize(
+    "method", ["http://a", "tcp://nowhere", "tcp://h:1", "file://host/x", "file://"]
+)
+def test_a_method_that_says_too_little_is_a_value_error(method: str) -> None:
+    rank = None if method == "tcp://h:1" else 0
+    with pytest.raises(ValueError):
+        rendezvous(method, rank, 1, 5)
+
+
+# ---- what a launcher's environment says ----------------------------------------------------------
+
+FULL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+NAMELESS: dict[str, Callable[[int], dict[str, str]]] = {
+    "Hydra": lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
+    "Open MPI": lambda rank: {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+        "PMIX_NAMESPACE": "prterun-h-7@1",
+    },
+    "srun": lambda rank: {
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": "3",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+    },
+}
+
+
+@pytest.mark.parametrize("missing", FULL)
+def test_a_missing_variable_is_named(missing: str) -> None:
+    environment = {name: value for name, value in FULL.items() if name != missing}
+    with pytest.raises(RendezvousError, match=f"{missing} is not set.*export"):
+        find_place(environment, None, None, lambda: "parent")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "x"), ("MASTER_PORT", "70000"), ("RANK", "3")]
+)
+def test_a_wrong_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(RendezvousError, match=rf"(?i){name.split('_')[-1]}.*{value}"):
+        find_place({**FULL, name: value}, None, None, lambda: "parent")
+
+
+@pytest.mark.parametrize("launcher", NAMELESS)
+def test_ranks_without_an_address_derive_the_same_place(launcher: str) -> None:
+    places = [find_place(NAMELESS[launcher](r), None, None, lambda: "pid 9") for r in range(3)]
+    assert [(place.rank, place.size) for place in places] == [(0, 3), (1, 3), (2, 3)]
+    assert len({(place.host, place.port, place.job) for place in places}) == 1
+    assert 10000 <= places[0].port < 30000
+
+
+def test_two_jobs_on_one_host_derive_places_of_their_own() -> None:
+    one, two = (find_place(NAMELESS["Hydra"](0), None, None, lambda j=job: j) for job in "ab")
+    assert one.job != two.job
+    assert one.port != two.port
+
+
+@pytest.mark.parametrize("launcher", NAMELESS)
+def test_a_given_address_wins_over_a_derived_one(launcher: str) -> None:
+    address = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    place = find_place({**NAMELESS[launcher](1), **address}, None, None, lambda: "pid")
+    assert (place.host, place.port, place.job) == ("h", 29500, "")
+
+
+def test_torchruns_variables_win_over_the_launchers_around_it() -> None:
+    place = find_place({**NAMELESS["srun"](0), **FULL}, None, None, lambda: "pid")
+    assert (place.rank, place.size, place.host) == (1, 3, "h")
