@@ -1,0 +1,155 @@
+"""What the environment says about a rank, launcher by launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nc10d.errors import RendezvousError
+from nc10d.launchers import Place, find_place, first_node, launcher_ancestor
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-host-17@1",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NNODES": "2",
+    "SLURM_STEP_NODELIST": "tux[003-004]",
+}
+
+
+def place(environment: dict[str, str], rank: int | None = None, size: int | None = None) -> Place:
+    return find_place(environment, rank, size, lambda: "mpirun-1-2")
+
+
+def test_torchruns_variables_come_first():
+    assert place({**SRUN, **TORCHRUN}) == Place(1, 4, "node7", 29500)
+    served = place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert served.served
+    assert not place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).served
+
+
+def test_what_the_call_says_wins_over_the_environment():
+    assert place(TORCHRUN, rank=0, size=2).rank == 0
+    assert place(TORCHRUN, size=7).size == 7
+    with pytest.raises(RendezvousError, match="outside"):
+        place(TORCHRUN, rank=4)
+
+
+@pytest.mark.parametrize("name", sorted(TORCHRUN))
+def test_a_missing_variable_is_named_with_how_to_set_it(name: str):
+    there = {key: value for key, value in TORCHRUN.items() if key != name}
+    with pytest.raises(RendezvousError, match=rf"{name} is not set.*export"):
+        place(there)
+
+
+@pytest.mark.parametrize("bad", [{"RANK": "one"}, {"MASTER_PORT": "0"}, {"MASTER_PORT": "x"}])
+def test_a_variable_that_makes_no_sense_is_named(bad: dict[str, str]):
+    with pytest.raises(RendezvousError, match=next(iter(bad))):
+        place({**TORCHRUN, **bad})
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "size", "host"),
+    [
+        (HYDRA, 2, 3, "127.0.0.1"),
+        (OPEN_MPI, 0, 2, "127.0.0.1"),
+        (SRUN, 5, 8, "tux003"),
+        ({**SRUN, "SLURM_NNODES": "1"}, 5, 8, "127.0.0.1"),
+    ],
+)
+def test_other_launchers_ranks_agree_on_a_place(environment, rank, size, host):
+    found = place(environment)
+    assert (found.rank, found.size, found.host) == (rank, size, host)
+    assert 10000 <= found.port < 30000
+    assert found.job
+    number = next(name for name in environment if name.endswith(("_RANK", "_PROCID")))
+    assert place({**environment, number: "1"}).port == found.port
+
+
+def test_ranks_on_several_hosts_need_an_address_where_none_is_shared():
+    spread = {**HYDRA, "MPI_LOCALNRANKS": "1"}
+    with pytest.raises(RendezvousError, match="MASTER_ADDR"):
+        place(spread)
+    with pytest.raises(RendezvousError, match="MASTER_PORT"):
+        place({**spread, "MASTER_ADDR": "node1"})
+
+
+def test_a_batch_script_is_no_task_of_srun():
+    script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    with pytest.raises(RendezvousError, match="RANK is not set"):
+        place(script)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("tux", "tux"),
+        ("a,b", "a"),
+        ("tux[3-9]", "tux3"),
+        ("tux[007,9]", "tux007"),
+        ("tux[1-2].site,x", "tux1.site"),
+        ("n-1-[04-05]", "n-1-04"),
+    ],
+)
+def test_the_first_of_a_node_list(nodes: str, first: str):
+    assert first_node(nodes) == first
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 99))
+def test_a_derived_port_is_below_what_the_kernel_gives_out(job: int, step: int):
+    found = place({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+    assert 10000 <= found.port < 30000
+    assert str(job) in found.job
+
+
+def test_the_launchers_process_is_found_behind_a_shell():
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("needs mpirun")
+    code = "from nc10d.launchers import launcher_ancestor as f; print(f() + chr(10), end='')"
+    shell = f'{sys.executable} -c "{code}"; true'
+    done = subprocess.run(
+        [mpirun, "-n", "2", "sh", "-c", shell], capture_output=True, text=True, timeout=60
+    )
+    ancestors = done.stdout.split()
+    assert len(ancestors) == 2, done.stderr
+    assert len(set(ancestors)) == 1
+    assert ancestors[0].startswith("hydra")
+    assert launcher_ancestor().startswith(("parent-", "hydra", "slurm", "mpi"))
+
+
+def test_ranks_of_mpirun_meet_without_any_variable():
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("needs mpirun")
+    script = """
+        from nc10d.rendezvous import rendezvous
+        for number in range(2):
+            store, rank, size = rendezvous(timeout=30)
+            store.add("sum", rank + 1)
+            store.barrier("added", size)
+            print(f"{number}: {store.get('sum').decode()}" + chr(10), end="", flush=True)
+            store.close()
+    """
+    done = subprocess.run(
+        [mpirun, "-n", "3", sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sorted(done.stdout.split("\n")) == ["", *["0: 6"] * 3, *["1: 6"] * 3], done.stderr
