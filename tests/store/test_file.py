@@ -1,0 +1,1 @@
+"""FileStore: processes that come, go and are killed leave the file right, or no file."""
