@@ -80,18 +80,24 @@ class FileStore(LocalStore):
         return self._journal
 
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
-        pause = _FIRST_PAUSE
-        with self._access() as values:
-            found = ready(values)
-        while found is None and not deadline.expired():
+        pause, seen, found = _FIRST_PAUSE, -1, None
+        while True:
+            if self._grown_from(seen):
+                pause = _FIRST_PAUSE
+                with self._access() as values:
+                    seen = self._opened().position
+                    found = ready(values)
+            if found is not None or deadline.expired():
+                return found
             # A network file system wakes nobody: look whether the file has grown.
             time.sleep(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if self._opened().changed():
-                pause = _FIRST_PAUSE
-                with self._access() as values:
-                    found = ready(values)
-        return found
+
+    def _grown_from(self, position: int) -> bool:
+        try:
+            return self._opened().grown_from(position)
+        except OSError as error:
+            raise StoreError(f"{self._name()}: {error}") from error
 
     def clone(self) -> FileStore:
         twin = object.__new__(FileStore)

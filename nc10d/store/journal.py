@@ -142,9 +142,14 @@ class Journal:
                 self._start_over()
             _lock(self._fd, fcntl.F_UNLCK, _ACCESS)
 
-    def changed(self) -> bool:
-        """Say, without locking, whether the file has grown since the last access."""
-        return os.fstat(self._fd).st_size != self._read
+    @property
+    def position(self) -> int:
+        """The number of the file's bytes that are in the values."""
+        return self._read
+
+    def grown_from(self, position: int) -> bool:
+        """Say, without locking, whether the file has changed since it was read to `position`."""
+        return os.fstat(self._fd).st_size != position
 
     def close(self) -> None:
         """Let go of the file; the last user of a complete world removes it. Idempotent."""

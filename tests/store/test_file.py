@@ -1,1 +1,243 @@
 """FileStore: processes that come, go and are killed leave the file right, or no file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nc10d.errors import StoreError
+from nc10d.store import FileStore
+from nc10d.store import messages as m
+
+FIXTURES = [HealthCheck.function_scoped_fixture]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def run(script: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_file_goes_with_the_last_user_of_a_complete_world(path: Path):
+    first, second = FileStore(path, 2), FileStore(path, 2)
+    first.set("k", "v")
+    first.close()
+    assert path.exists()
+    assert second.get("k") == b"v"
+    second.close()
+    second.close()
+    assert not path.exists()
+
+
+def test_the_file_waits_for_those_who_have_not_come(path: Path):
+    first = FileStore(path, 2)
+    first.set("k", "v")
+    first.close()
+    with contextlib.closing(FileStore(path, 2)) as second:
+        assert second.get("k") == b"v"
+    assert not path.exists()
+
+
+def test_a_world_of_unknown_size_leaves_the_file(path: Path):
+    FileStore(path).close()
+    assert path.exists()
+
+
+def test_a_dropped_store_counts_as_closed(path: Path):
+    store = FileStore(path, 1)
+    store.set("k", "v")
+    del store
+    assert not path.exists()
+
+
+def test_a_process_that_ends_without_closing_takes_the_file_along(path: Path):
+    child = run(
+        "import sys; from nc10d.store import FileStore; s = FileStore(sys.argv[1], 1);"
+        "s.set('k', 'v')",
+        path,
+    )
+    assert child.communicate(timeout=30)[1] == ""
+    assert not path.exists()
+
+
+def test_what_killed_users_left_is_begun_anew(path: Path):
+    child = run(
+        """
+        import os, signal, sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1], 1)
+        store.set("k", "old")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        path,
+    )
+    child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGKILL
+    assert path.exists()
+    with contextlib.closing(FileStore(path, 1)) as store:
+        assert not store.check(["k"])
+    assert not path.exists()
+
+
+def test_a_killed_user_does_not_keep_the_file(path: Path):
+    store = FileStore(path, 2)
+    child = run(
+        """
+        import sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1], 2)
+        store.set("came", "")
+        sys.stdin.readline()
+        """,
+        path,
+    )
+    store.wait(["came"])
+    child.kill()
+    child.communicate(timeout=30)
+    store.close()
+    assert not path.exists()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=FIXTURES)
+@given(cut=st.integers(1, 40))
+def test_a_torn_record_is_cut_off(path: Path, cut: int):
+    with contextlib.closing(FileStore(path, 1)) as store:
+        store.set("k", "v")
+        torn = m.with_values(m.SET, b"torn", b"never finished")[:cut]
+        with path.open("ab") as file:
+            file.write(torn)
+        twin = store.clone()
+        if cut < 29:
+            assert not twin.check(["torn"])
+        twin.add("n", 1)
+        assert (store.get("k"), store.get("n")) == (b"v", b"1")
+        twin.close()
+
+
+def test_processes_add_up(path: Path):
+    script = """
+        import sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1], 4)
+        for _ in range(200):
+            store.add("n", 1)
+        store.barrier("done", 4)
+        print(store.add("n", 0))
+        """
+    children = [run(script, path) for _ in range(4)]
+    assert [child.communicate(timeout=60)[0].strip() for child in children] == ["800"] * 4
+    assert not path.exists()
+
+
+def test_a_forked_child_is_a_user_of_its_own(path: Path):
+    child = run(
+        """
+        import os, sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1], 1)
+        pid = os.fork()
+        for _ in range(200):
+            store.add("n", 1)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print(store.get("n").decode())
+        store.close()
+        print(os.path.exists(sys.argv[1]))
+        """,
+        path,
+    )
+    out, err = child.communicate(timeout=30)
+    assert out.split() == ["400", "False"], err
+
+
+def test_a_child_that_never_uses_the_store_leaves_the_file_to_its_parent(path: Path):
+    child = run(
+        """
+        import os, sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1], 1)
+        store.set("k", "v")
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+        print(store.get("k").decode(), os.path.exists(sys.argv[1]))
+        """,
+        path,
+    )
+    out, err = child.communicate(timeout=30)
+    assert out.split() == ["v", "True"], err
+    assert not path.exists()
+
+
+def test_a_thread_that_waits_holds_up_nobody(path: Path):
+    with contextlib.closing(FileStore(path, 1)) as store:
+        waiting = threading.Thread(target=store.get, args=("k",))
+        waiting.start()
+        assert store.add("n", 1) == 1
+        store.set("k", "v")
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+def test_ctrl_c_ends_a_wait(path: Path):
+    with contextlib.closing(FileStore(path, 2)) as store:
+        child = run(
+            """
+            import sys
+            from nc10d.store import FileStore
+            store = FileStore(sys.argv[1], 2)
+            store.set("waiting", "")
+            try:
+                store.get("never")
+            except KeyboardInterrupt:
+                print("interrupted")
+            """,
+            path,
+        )
+        store.wait(["waiting"])
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+        assert out == "interrupted\n", err
+
+
+def test_what_is_no_store_is_an_error_that_names_it(path: Path):
+    path.write_bytes(b"\xff some other file")
+    with pytest.raises(StoreError, match=str(path)):
+        FileStore(path, 1)
+    assert path.read_bytes() == b"\xff some other file"
+    with pytest.raises(StoreError, match="/nowhere/at/all"):
+        FileStore("/nowhere/at/all", 1)
+    with pytest.raises(ValueError, match="0"):
+        FileStore(path, 0)
+
+
+def test_a_closed_store_says_so(path: Path):
+    store = FileStore(path, 1)
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get("k")
+
+
+def test_it_knows_its_path(path: Path):
+    with contextlib.closing(FileStore(path, 1)) as store:
+        assert store.path == os.fspath(path)
