@@ -1,0 +1,65 @@
+"""A kit for testing code that communicates: ranks on demand, an oracle, strategies, simulators.
+
+    from nc10d.testing import Ranks, reference, strategies
+
+    with Ranks(4) as ranks:                        # threads; or kind="processes"
+        ranks.run(lambda group, x: group.all_reduce(x), arrays)
+
+| name | what |
+|---|---|
+| `run_ranks`, `Ranks` | a group of ranks, as threads or processes, that runs a function |
+| `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
+| `reference` | what every rank must end with, in a few lines of NumPy |
+| `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
+| `check_backend`, `conformance` | what any backend must do |
+| `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
+| `simulator` | every rank's program in one thread, in any interleaving, with a race detector |
+
+Each is imported when first used: `reference` needs no hypothesis, and only the CPU's backend
+compiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nc10d.testing import conformance, layouts, reference, simulator, strategies
+    from nc10d.testing.conformance import check_backend
+    from nc10d.testing.covering import pairwise
+    from nc10d.testing.local import run_local
+    from nc10d.testing.ranks import Ranks, run_ranks
+
+__all__ = [
+    "Ranks",
+    "check_backend",
+    "conformance",
+    "layouts",
+    "pairwise",
+    "reference",
+    "run_local",
+    "run_ranks",
+    "simulator",
+    "strategies",
+]
+_HOME = {
+    "Ranks": "ranks",
+    "check_backend": "conformance",
+    "pairwise": "covering",
+    "run_local": "local",
+    "run_ranks": "ranks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
+    module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")
+    value = getattr(module, name) if name in _HOME else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,7 +32,8 @@ NARROW = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
 
 def all_reduce(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
     """Every rank ends with the reduction of all ranks' arrays."""
-    return [fold(arrays, op) for _ in arrays]
+    total = fold(arrays, op)
+    return [total.copy() for _ in arrays]
 
 
 def reduce(arrays: Sequence[Array], root: int, op: ReduceOp = SUM) -> list[Array]:

@@ -1,0 +1,373 @@
+"""`check_backend`: everything that any backend must do, checked bit for bit against the oracle.
+
+    check_backend("cpu")                                # by its name
+    check_backend(make_mine, world_sizes=(1, 2))        # or by its factory
+
+It runs (a) a pairwise cover of call x dtype x reduction x world size x shape and layout x mode,
+(b) every reduction of every dtype, which must be right or refused with the TypeError of
+`nc10d.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.demands`: messages, barriers,
+groups, abort. Ranks are threads, or processes; they are kept from case to case. Results, untouched
+inputs and the bytes beside and between the elements are compared.
+
+`cover` gives the cases alone and `complaints` runs one, for suites with a loop of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nc10d import ops as O
+from nc10d.backend.base import Factory
+from nc10d.backend.registry import register_backend, unregister_backend
+from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.group import ProcessGroup
+from nc10d.testing import reference
+from nc10d.testing.covering import pairwise
+from nc10d.testing.demands import DEMANDS
+from nc10d.testing.layouts import LAYOUTS, intact, lay
+from nc10d.testing.modes import MODES, perform
+from nc10d.testing.ranks import Kind, Ranks
+from nc10d.testing.strategies import Call, mixed_values, outputs
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CALLS: dict[str, tuple[type[Any], bool]] = {
+    "all_reduce": (O.AllReduce, False),
+    "reduce": (O.Reduce, False),
+    "broadcast": (O.Broadcast, False),
+    "all_gather": (O.AllGather, False),
+    "all_gather_into_tensor": (O.AllGather, True),
+    "reduce_scatter": (O.ReduceScatter, False),
+    "reduce_scatter_tensor": (O.ReduceScatter, True),
+    "all_to_all": (O.AllToAll, False),
+    "all_to_all_single": (O.AllToAll, True),
+    "gather": (O.Gather, False),
+    "scatter": (O.Scatter, False),
+}
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+_RAGGED = frozenset(
+    {"all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "gather", "scatter"}
+)
+_TABLE = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})  # one chunk for each rank
+NO_OP = "-"
+OPS = (*(kind.name for kind in O.RedOp), NO_OP)
+SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
+LARGE_BYTES = 300 * 1024  # more than half a board of the CPU's engine, which is 256 KiB
+MOST_FAILURES = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective, in one mode, on arrays of one kind; the same everywhere for a `seed`."""
+
+    call: str
+    dtype: DType
+    op: str
+    size: int
+    shape: str
+    mode: str
+    seed: int
+
+    def __str__(self) -> str:
+        op = "" if self.op == NO_OP else f" {self.op}"
+        what = f"{self.call}{op} of {self.dtype.label}, {self.shape}, {self.mode}"
+        return f"{what}, {self.size} ranks (seed {self.seed})"
+
+    def build(self) -> LaidCall:
+        """Make the call: its arrays' contents follow from the case alone."""
+        kind, flat = CALLS[self.call]
+        op = O.SUM if self.op == NO_OP else reduction(self.op, self.dtype)
+        root = self.seed % self.size
+        return LaidCall(kind, self._inputs(), op, root, flat, layout=self._layout())
+
+    def _layout(self) -> str:
+        return self.shape if self.shape in LAYOUTS else "plain"
+
+    def _inputs(self) -> list[Any]:
+        kind, _ = CALLS[self.call]
+        seeds = itertools.count(1000 * self.seed)
+        make = functools.partial(mixed_values, self.dtype)
+        if kind in _TABLE:
+            return [
+                [make(self._shape_of(r, c), next(seeds)) for c in range(self.size)]
+                for r in range(self.size)
+            ]
+        return [make(self._shape_of(r, r), next(seeds)) for r in range(self.size)]
+
+    def _shape_of(self, rank: int, chunk: int) -> tuple[int, ...]:
+        if self.shape == "ragged":
+            # Every pair of ranks exchanges a size of its own in all_to_all.
+            place = chunk + rank if CALLS[self.call][0] is O.AllToAll else chunk
+            return (_SIZES[(place + self.seed) % len(_SIZES)],)
+        if self.shape == "large":
+            return (LARGE_BYTES // self.dtype.itemsize + 3,)
+        if self.shape in LAYOUTS:
+            return (35,) if CALLS[self.call][1] else (5, 7)
+        return {"empty": (0,), "0-d": (), "one": (1,), "small": (13,)}[self.shape]
+
+
+_SIZES = (5, 0, 4099, 1, 70_001, 64)
+
+
+@dataclass(frozen=True, eq=False)
+class LaidCall(Call):
+    """A Call whose arrays lie in rooms with guards."""
+
+    layout: str = "plain"
+
+    def lay(self, x: Array) -> Array:
+        """Return a copy of `x` in this call's layout."""
+        return lay(x, self.layout)
+
+
+def reduction(name: str, dtype: DType) -> O.ReduceOp:
+    """Return the reduction called `name`; the factor of PREMUL_SUM is whole for ints."""
+    kind = O.RedOp[name]
+    if kind is not O.RedOp.PREMUL_SUM:
+        return O.ReduceOp(kind)
+    return O.premul_sum(3.0 if dtype.family in (Family.INT, Family.UINT) else 0.7)
+
+
+def cover(
+    world_sizes: Sequence[int] = (1, 2, 3, 4, 5),
+    dtypes: Sequence[DType] = tuple(DType),
+    seed: int = 0,
+) -> list[Case]:
+    """Return cases in which any two of call, dtype, op, size, shape and mode meet, if they can."""
+    parameters = {
+        "call": tuple(CALLS),
+        "dtype": tuple(dtypes),
+        "op": OPS,
+        "size": tuple(world_sizes),
+        "shape": SHAPES,
+        "mode": tuple(MODES),
+    }
+    rows = pairwise(parameters, _fits, seed)
+    return [Case(**row, seed=number) for number, row in enumerate(rows, seed)]
+
+
+def _fits(one: str, a: Any, other: str, b: Any) -> bool:
+    if (one, other) == ("call", "op"):
+        return bool((a in _REDUCING) == (b != NO_OP))
+    if (one, other) == ("dtype", "op"):
+        return b == NO_OP or allowed(a, b)
+    if (one, other) == ("call", "shape"):
+        return a in _RAGGED if b == "ragged" else (a, b) != ("all_to_all_single", "0-d")
+    return True
+
+
+def allowed(dtype: DType, op: str) -> bool:
+    """Say whether `check_reduce` lets `dtype` be reduced in this way."""
+    try:
+        check_reduce(dtype, reduction(op, dtype))
+    except TypeError:
+        return False
+    return True
+
+
+# Running cases
+
+
+def complaints(ranks: Ranks, case: Case) -> list[str]:
+    """Run one case on `ranks`; return what was wrong, in words; nothing if all was right."""
+    call = case.build()
+    answers = ranks.run(_run_case, [call] * case.size, [case.mode] * case.size)
+    found = [f"rank {rank}: {text}" for rank, (_, texts) in enumerate(answers) for text in texts]
+    for rank, wanted in enumerate(call.expected()):
+        for turn, got in enumerate(answers[rank][0]):
+            for index, (mine, right) in enumerate(zip(got, wanted, strict=True)):
+                if not reference.same_bits(mine, right):
+                    where = f"rank {rank}, turn {turn}, array {index}"
+                    found.append(f"{where}: {_difference(mine, right)}")
+    return found
+
+
+def _run_case(group: ProcessGroup, call: Call, mode: str) -> tuple[list[list[Array]], list[str]]:
+    """Return what each turn wrote, and what was disturbed that should not have been."""
+    ops = perform(group, lambda: call.make(group.rank), mode)
+    fresh = call.make(group.rank)
+    texts = []
+    for op in ops:
+        if not all(intact(x) for x in [*outputs(op), *_inputs_of(op)]):
+            texts.append("wrote beside the elements of an array")
+        if not all(map(reference.same_bits, _inputs_of(op), _inputs_of(fresh))):
+            texts.append("changed its input")
+    return [outputs(op) for op in ops], texts
+
+
+def _inputs_of(op: Any) -> list[Array]:
+    found = getattr(op, "inp", None)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _difference(mine: Array, right: Array) -> str:
+    if (mine.dtype, mine.shape) != (right.dtype, right.shape):
+        return f"{mine.dtype} {mine.shape} instead of {right.dtype} {right.shape}"
+    pairs = zip(np.ravel(mine), np.ravel(right), strict=True)
+    wrong = [
+        (i, a, b)
+        for i, (a, b) in enumerate(pairs)
+        if not reference.same_bits(np.array(a), np.array(b))
+    ]
+    index, got, wanted = wrong[0]
+    return f"{len(wrong)} of {mine.size} elements, first [{index}]: {got!r}, must be {wanted!r}"
+
+
+# Every reduction of a dtype
+
+
+def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
+    """Try every reduction of `dtype` in three calls; return what was wrong."""
+    names = OPS[:-1]
+    answers = ranks.run(_run_reductions, [dtype] * ranks.world_size)
+    found = []
+    for name in names:
+        calls = _reductions(dtype, name, ranks.world_size)
+        for which, call in enumerate(calls):
+            for rank, answer in enumerate(answers):
+                text = _judge(answer[name][which], call, rank, allowed(dtype, name))
+                if text:
+                    found.append(f"{name} by {call.kind.__name__}, rank {rank}: {text}")
+    return found
+
+
+def _judge(answer: Any, call: Call, rank: int, permitted: bool) -> str:
+    if not permitted:
+        return "" if answer == "TypeError" else "must be refused with a TypeError"
+    if isinstance(answer, str):
+        return f"raised a {answer}"
+    wanted = call.expected()[rank][0]
+    return "" if reference.same_bits(answer, wanted) else _difference(answer, wanted)
+
+
+def _reductions(dtype: DType, name: str, size: int) -> list[Call]:
+    op, root = reduction(name, dtype), size - 1
+    rows = [[mixed_values(dtype, 37, size * r + c) for c in range(size)] for r in range(size)]
+    first = [row[0] for row in rows]
+    return [
+        LaidCall(O.AllReduce, first, op),
+        LaidCall(O.Reduce, first, op, root),
+        LaidCall(O.ReduceScatter, rows, op, flat=True),
+    ]
+
+
+def _run_reductions(group: ProcessGroup, dtype: DType) -> dict[str, list[Any]]:
+    return {
+        name: [_attempt(group, call) for call in _reductions(dtype, name, group.size)]
+        for name in OPS[:-1]
+    }
+
+
+def _attempt(group: ProcessGroup, call: Call) -> Any:
+    try:
+        (op,) = perform(group, lambda: call.make(group.rank), "once")
+    except TypeError:
+        return "TypeError"
+    return outputs(op)[0]
+
+
+# All of it
+
+
+def check_backend(
+    make: str | Factory,
+    world_sizes: Sequence[int] = (1, 2, 3, 4, 5),
+    kind: Kind = "threads",
+    *,
+    dtypes: Sequence[DType] = tuple(DType),
+    timeout: float = 20.0,
+    seed: int = 0,
+) -> int:
+    """Raise AssertionError naming the cases that went wrong; return how many were run.
+
+    `make` is a backend's name or its factory (with kind="processes" one that pickles); `timeout`
+    in seconds is that of the groups. After ten failed cases the rest is not run.
+    """
+    failures: list[str] = []
+    count = 0
+    with _registered(make) as name:
+        cases = cover(world_sizes, dtypes, seed)
+        for size in world_sizes:
+            with Ranks(size, kind, name, timeout) as ranks:
+                ranks.run(_arrived)  # a group that can't be formed is no finding of a case
+                for title, check in _checks(size, [c for c in cases if c.size == size], dtypes):
+                    if len(failures) >= MOST_FAILURES:
+                        break
+                    count += 1
+                    failures += _outcome(title, lambda check=check: check(ranks))  # type: ignore[misc]
+    if failures:
+        raise AssertionError(f"{len(failures)} of {count} checks failed:\n" + "\n".join(failures))
+    return count
+
+
+def _arrived(group: ProcessGroup) -> int:
+    return group.rank
+
+
+Check = Callable[[Ranks], Sequence[str]]
+
+
+def _checks(
+    size: int, cases: Sequence[Case], dtypes: Sequence[DType]
+) -> Iterator[tuple[str, Check]]:
+    for dtype in dtypes:
+        title = f"reductions of {dtype.label}, {size} ranks"
+        yield title, functools.partial(reduction_complaints, dtype=dtype)
+    for case in cases:
+        yield str(case), functools.partial(complaints, case=case)
+    for demand in DEMANDS:
+        title = f"{demand.__name__.replace('_', ' ')}, {size} ranks"
+        yield title, functools.partial(_demanded, demand=demand)
+
+
+def _demanded(ranks: Ranks, demand: Callable[[ProcessGroup], None]) -> list[str]:
+    ranks.run(demand)
+    return []
+
+
+def _outcome(title: str, check: Callable[[], Sequence[str]]) -> list[str]:
+    """Return one text about a failed check; whatever it raised is part of the finding."""
+    try:
+        found = list(check())
+    except Exception as error:  # noqa: BLE001  (a backend may fail in any way)
+        found = [f"{type(error).__name__}: {error}"]
+    return ["\n  ".join([title, *found[:5]])] if found else []
+
+
+class _Portable(str):
+    """A backend's name that registers its factory wherever it is unpickled."""
+
+    factory: Factory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (str(self), self.factory)
+
+
+def _arrive(name: str, factory: Factory) -> str:
+    register_backend(name, factory)
+    return name
+
+
+_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def _registered(make: str | Factory) -> Iterator[str]:
+    if isinstance(make, str):
+        yield make
+        return
+    name = _Portable(f"under-test-{next(_numbers)}")
+    name.factory = make
+    register_backend(name, make)
+    try:
+        yield name
+    finally:
+        unregister_backend(name)

@@ -1,0 +1,254 @@
+"""What a backend owes beside right collectives: messages, barriers, groups, and an orderly end.
+
+Each function is run on every rank of a group, `demand(group)`, and raises AssertionError where
+the backend fell short. None needs more than NumPy and two seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.coalesce import coalescing_manager
+from nc10d.errors import Aborted, DistError
+from nc10d.group import ProcessGroup
+from nc10d.subgroups import new_group
+from nc10d.testing.layouts import LAYOUTS, intact, lay
+from nc10d.testing.reference import same_bits
+from nc10d.work import Work
+from nc10d.world import GroupMember, destroy_process_group
+
+Array = np.ndarray[Any, np.dtype[Any]]
+REASON = "to see what happens"
+LARGE = 70_001  # elements of 8 bytes: more than the boards of the CPU's engine hold
+
+
+def _others(group: ProcessGroup) -> list[int]:
+    return [rank for rank in range(group.size) if rank != group.rank]
+
+
+def _letter(src: int, dst: int, number: int, count: int = 3) -> Array:
+    return np.arange(count) + 1000 * src + 100 * dst + 10_000 * number
+
+
+def _finish(works: Sequence[Work | None]) -> None:
+    for work in works:
+        assert work is not None, "isend must return a Work"
+        work.wait()
+
+
+def tags_are_matched_in_any_order(group: ProcessGroup) -> None:
+    """Everybody writes to everybody with three tags, and reads them the other way round."""
+    tags = (0, 7, 2**31 - 1)
+    others = _others(group)
+    sent = [
+        group.isend(_letter(group.rank, peer, index), peer, tag)
+        for index, tag in enumerate(tags)
+        for peer in others
+    ]
+    for index, tag in reversed(list(enumerate(tags))):
+        for peer in reversed(others):
+            got = np.zeros(3, np.int64)
+            sender = group.recv(got, peer, tag)
+            assert sender == peer, f"recv from {peer} says that it came from {sender}"
+            want = _letter(peer, group.rank, index)
+            assert np.array_equal(got, want), f"tag {tag} from rank {peer}: {got}, not {want}"
+    _finish(sent)
+
+
+def one_tag_keeps_the_order(group: ProcessGroup) -> None:
+    """Messages of one sender and one tag arrive as they were sent, small and large mixed."""
+    counts = [1, LARGE, 0, 5, 4096, 1] * 3
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    if group.size == 1:
+        return
+    works = [
+        group.isend(_letter(group.rank, following, number, count), following)
+        for number, count in enumerate(counts)
+    ]
+    for number, count in enumerate(counts):
+        got = np.zeros(count, np.int64)
+        group.recv(got, previous)
+        assert np.array_equal(got, _letter(previous, group.rank, number, count)), f"no. {number}"
+    _finish(works)
+
+
+def any_source_takes_each_message_once(group: ProcessGroup) -> None:
+    """Rank 0 reads from whoever comes, and is told who it was."""
+    rounds = 8
+    if group.rank:
+        for number in range(rounds):
+            group.send(_letter(group.rank, 0, number), 0, tag=3)
+        return
+    seen = []
+    for _ in range(rounds * (group.size - 1)):
+        got = np.zeros(3, np.int64)
+        sender = group.recv(got, None, tag=3)
+        assert sender in _others(group), f"recv from anyone says that it came from {sender}"
+        assert got[0] % 10_000 == 1000 * sender, f"{got} is not {sender}'s"
+        seen.append((sender, int(got[0]) // 10_000))
+    assert sorted(seen) == [(s, n) for s in _others(group) for n in range(rounds)], seen
+    for sender in _others(group):
+        numbers = [number for other, number in seen if other == sender]
+        assert numbers == sorted(numbers), f"messages of rank {sender} overtook: {numbers}"
+
+
+def both_may_send_first(group: ProcessGroup) -> None:
+    """Neighbours send large arrays with isend before either receives; and as one batch."""
+    if group.size == 1:
+        return
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    mine = _letter(group.rank, following, 1, LARGE)
+    want = _letter(previous, group.rank, 1, LARGE)
+    got = np.zeros_like(mine)
+    work = group.isend(mine, following)
+    group.recv(got, previous)
+    assert work is not None
+    work.wait()
+    assert np.array_equal(got, want)
+    got = np.zeros_like(mine)
+    with coalescing_manager(group):
+        group.isend(mine, following)
+        group.irecv(got, previous)
+    assert np.array_equal(got, want)
+
+
+def messages_lie_in_any_way(group: ProcessGroup) -> None:
+    """Rank 0's arrays of all shapes and layouts reach rank 1, and only its elements change."""
+    if group.rank > 1 or group.size == 1:
+        return
+    for layout in LAYOUTS:
+        for shape in ((), (0,), (1,), (3, 4), (LARGE,)):
+            x = (np.arange(float(np.prod(shape))) + 0.5).reshape(shape)
+            if group.rank == 0:
+                group.send(lay(x, layout), 1)
+                continue
+            got = lay(np.zeros_like(x), layout)
+            group.recv(got, 0)
+            assert same_bits(got, x), f"{layout} array of shape {shape}: {got}, not {x}"
+            assert intact(got), f"{layout} array of shape {shape}: wrote beside its elements"
+
+
+def a_sent_array_may_be_changed(group: ProcessGroup) -> None:
+    """After send has returned, the array is the sender's again."""
+    for count in (1, 5000, LARGE):
+        x = np.full(count, 1.0)
+        if group.rank == 0:
+            for peer in _others(group):
+                group.send(x, peer)
+            x[...] = 2.0
+        else:
+            got = np.zeros(count)
+            group.recv(got, 0)
+            assert (got == 1.0).all(), f"{count} elements: the sender's later values arrived"
+
+
+def messages_overtake_collectives(group: ProcessGroup) -> None:
+    """Rank 0 enters a collective only after it has read what the others sent behind theirs."""
+    x, got = np.ones(LARGE), np.zeros(3, np.int64)
+    if group.rank == 0:
+        for peer in _others(group):
+            group.recv(got, peer)
+            assert np.array_equal(got, _letter(peer, 0, 0))
+        group.all_reduce(x)
+    else:
+        work = group.all_reduce(x, async_op=True)
+        group.send(_letter(group.rank, 0, 0), 0)
+        assert work is not None
+        work.wait()
+    assert (x == group.size).all()
+
+
+def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
+    """Whoever comes last, nobody's leaving is before anybody's coming."""
+    for number in range(10):
+        if number % group.size == group.rank:
+            np.sort(np.random.default_rng(number).random(20_000))  # some time, and no sleep
+        times = np.zeros((group.size, 2))
+        come = time.monotonic()
+        if number % 2:
+            group.barrier()
+        else:
+            work = group.barrier(async_op=True)
+            assert work is not None
+            work.wait()
+        # The clock is the system's: one for all ranks of a host.
+        group.all_gather_into_tensor(times, np.array([come, time.monotonic()]))
+        assert times[:, 0].max() <= times[:, 1].min(), f"barrier {number}: {times}"
+
+
+def groups_compute_among_their_members(group: ProcessGroup) -> None:
+    """Disjoint and overlapping groups, at the same time, in an order of ranks of their own."""
+    size, rank = group.size, group.rank
+    lists = [list(range(0, size, 2)), list(range(1, size, 2)), list(range(size))]
+    if size > 2:
+        lists += [[0, 1], [1, 2]]
+    made = [new_group(ranks) for ranks in lists if ranks]
+    works = []
+    for ranks, sub in zip([ranks for ranks in lists if ranks], made, strict=True):
+        if sub is GroupMember.NON_GROUP_MEMBER:
+            assert rank not in ranks
+            continue
+        assert isinstance(sub, ProcessGroup)
+        x = np.full(300, float(rank + 1))
+        works.append((sub.all_reduce(x, async_op=True), x, sum(r + 1 for r in ranks)))
+        y = np.array([rank])
+        sub.broadcast(y, sub.size - 1)
+        assert y[0] == ranks[-1], f"group {ranks}: broadcast gave {y[0]}"
+    for work, x, total in works:
+        assert work is not None
+        work.wait()
+        assert (x == total).all(), f"{x[0]}, not {total}"
+    for sub in made:
+        if isinstance(sub, ProcessGroup):
+            destroy_process_group(sub)
+
+
+def an_abort_reaches_everybody(group: ProcessGroup) -> None:
+    """Pending and later operations of an aborted group raise on all ranks; others go on."""
+    sub = new_group(range(group.size))
+    assert isinstance(sub, ProcessGroup)
+    last = group.size - 1
+    if group.rank == last:
+        group.barrier()
+        sub.abort(REASON)
+    else:
+        work = sub.all_reduce(np.ones(5), async_op=True)
+        assert work is not None
+        group.barrier()
+        _must_fail("a pending all_reduce", work.wait)
+    _must_fail("a later all_reduce", lambda: sub.all_reduce(np.ones(5)))
+    sub.close()
+    sub.close()
+    x = np.ones(5)
+    group.all_reduce(x)
+    assert (x == group.size).all()
+
+
+def _must_fail(what: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except DistError as error:
+        told = isinstance(error, Aborted) and REASON in str(error)
+        if not told:
+            text = f"{what} of an aborted group must raise Aborted with the reason"
+            raise AssertionError(f"{text}, not {error!r}") from error
+    else:
+        raise AssertionError(f"{what} of an aborted group returned as if nothing were")
+
+
+DEMANDS: tuple[Callable[[ProcessGroup], None], ...] = (
+    tags_are_matched_in_any_order,
+    one_tag_keeps_the_order,
+    any_source_takes_each_message_once,
+    both_may_send_first,
+    messages_lie_in_any_way,
+    a_sent_array_may_be_changed,
+    messages_overtake_collectives,
+    nobody_leaves_a_barrier_early,
+    groups_compute_among_their_members,
+    an_abort_reaches_everybody,
+)

@@ -1,0 +1,81 @@
+"""Ways an array can lie in memory, with guards all around that tell who wrote beside it.
+
+`lay(x, layout)` copies `x` into a room of its own; `intact(view)` says whether every byte of the
+room that belongs to no element still is what it was: before, behind and between the elements.
+
+>>> import numpy as np
+>>> x = lay(np.arange(6.0).reshape(2, 3), "transposed")
+>>> x.flags.c_contiguous, intact(x)
+(False, True)
+>>> x.base[0] = 0  # a byte in front of the first element
+>>> intact(x)
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+GUARD = 64
+FILL = 0xA5
+Strides = tuple[int, ...]
+
+
+def lay(x: Array, layout: str = "plain") -> Array:
+    """Return a copy of `x`, of the same shape and dtype, that lies as `layout` says."""
+    offset, strides, length = _LAYOUTS[layout](x)
+    room = np.full(length + 2 * GUARD, FILL, np.uint8)
+    view: Array = np.ndarray(x.shape, x.dtype, room, GUARD + offset, strides)
+    view[...] = x
+    return view
+
+
+def intact(view: Array) -> bool:
+    """Say whether nothing was written to the room of an array from `lay` but its elements."""
+    room = view.base
+    assert isinstance(room, np.ndarray), "not an array made by lay()"
+    rest = room.copy()
+    offset = view.ctypes.data - room.ctypes.data
+    shape, strides = (*view.shape, view.itemsize), (*view.strides, 1)
+    np.ndarray(shape, np.uint8, rest, offset, strides)[...] = FILL
+    return bool((rest == FILL).all())
+
+
+def _packed(x: Array) -> Strides:
+    return tuple(x.itemsize * prod(x.shape[axis + 1 :]) for axis in range(x.ndim))
+
+
+def _plain(x: Array) -> tuple[int, Strides, int]:
+    return 0, _packed(x), x.nbytes
+
+
+def _misaligned(x: Array) -> tuple[int, Strides, int]:
+    return 1, _packed(x), x.nbytes + 1
+
+
+def _strided(x: Array) -> tuple[int, Strides, int]:
+    return 0, tuple(3 * step for step in _packed(x)), 3 * x.nbytes
+
+
+def _reversed(x: Array) -> tuple[int, Strides, int]:
+    last = x.nbytes - x.itemsize if x.size else 0
+    return last, tuple(-step for step in _packed(x)), x.nbytes
+
+
+def _transposed(x: Array) -> tuple[int, Strides, int]:
+    return 0, tuple(reversed(_packed(x.transpose()))), x.nbytes
+
+
+_LAYOUTS: dict[str, Callable[[Array], tuple[int, Strides, int]]] = {
+    "plain": _plain,
+    "misaligned": _misaligned,
+    "strided": _strided,
+    "reversed": _reversed,
+    "transposed": _transposed,
+}
+LAYOUTS = tuple(_LAYOUTS)

@@ -1,0 +1,209 @@
+"""The CPU backend does what any backend must; and the suite that says so can fail."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d import ops as O
+from nc10d.backend.base import BackendSetup
+from nc10d.backend.cpu.backend import make
+from nc10d.dtypes import DType
+from nc10d.errors import GroupClosed
+from nc10d.testing import check_backend, local
+from nc10d.testing.conformance import CALLS, MODES, OPS, SHAPES, Case, allowed, cover
+from nc10d.testing.local import Hub, LocalBackend
+from nc10d.testing.strategies import outputs
+from nc10d.work import Work
+
+FEW = (DType.FLOAT32, DType.INT8, DType.BFLOAT16, DType.COMPLEX128, DType.BOOL)
+
+
+def test_the_cpu_backend_conforms_with_ranks_as_threads() -> None:
+    assert check_backend("cpu") > 350
+
+
+def test_the_cpu_backend_conforms_with_ranks_as_processes() -> None:
+    assert check_backend("cpu", (1, 2, 5), "processes", dtypes=FEW, seed=1) > 120
+
+
+def test_a_factory_can_be_checked_in_processes() -> None:
+    assert check_backend(make, (2,), "processes", dtypes=[DType.FLOAT32], seed=2) > 30
+
+
+# The cover
+
+
+def test_the_cover_has_every_pair_that_makes_sense() -> None:
+    cases = cover()
+    seen = {
+        pair
+        for case in cases
+        for pair in itertools.combinations(
+            (case.call, case.dtype, case.op, case.size, case.shape, case.mode), 2
+        )
+    }
+    for dtype in DType:
+        assert all((call, dtype) in seen for call in CALLS)
+        assert all((dtype, shape) in seen for shape in SHAPES)
+        assert all((dtype, mode) in seen for mode in MODES)
+        assert all((dtype, op) in seen for op in OPS[:-1] if allowed(dtype, op))
+    for size in (1, 2, 3, 4, 5):
+        assert all((call, mode) in seen for call in CALLS for mode in MODES)
+        assert all((op, size) in seen for op in OPS)
+        assert all((size, shape) in seen for shape in SHAPES)
+    assert len(cases) < 260
+
+
+def test_a_case_is_the_same_each_time_it_is_built() -> None:
+    case = Case("all_to_all", DType.FLOAT16, "-", 3, "ragged", "sync", 5)
+    one, other = (np.concatenate([x for row in case.build().inputs for x in row]) for _ in "ab")
+    assert one.tobytes() == other.tobytes()
+    assert str(case) == "all_to_all of float16, ragged, sync, 3 ranks (seed 5)"
+
+
+# A backend with a fault is found out
+
+
+class Hubs:
+    """Makes backends of threads and assignments whose `compute` step has a fault."""
+
+    def __init__(self) -> None:
+        self._hubs: defaultdict[int, Hub] = defaultdict(Hub)
+
+    def __call__(self, setup: BackendSetup) -> LocalBackend:
+        return LocalBackend(self._hubs[setup.size], setup.group_name, setup.rank, setup.size)
+
+
+def check(make: Callable[[BackendSetup], Any] | None = None) -> int:
+    dtypes = [DType.FLOAT32, DType.INT32, DType.BOOL]
+    return check_backend(make or Hubs(), (3,), dtypes=dtypes, timeout=1)
+
+
+def test_the_backend_without_a_fault_conforms() -> None:
+    assert check() > 50
+
+
+def flips_a_bit(ops: Sequence[Any]) -> None:
+    for x in outputs(ops[-1])[-1:]:
+        x.reshape(-1)[-1:] = 77
+
+
+def spoils_other_ranks(ops: Sequence[Any]) -> None:
+    for op in ops:
+        if isinstance(op, O.Reduce) and len(ops) - 1 == op.root:
+            ops[0].x[...] = ops[op.root].x
+
+
+def forgets_one_rank(ops: Sequence[Any]) -> None:
+    if isinstance(ops[0], O.Broadcast):
+        ops[(ops[0].root + 1) % len(ops)].x[...] = 0
+
+
+def rounds_down(ops: Sequence[Any]) -> None:
+    op = ops[0]
+    if isinstance(op, O.AllReduce) and op.op == O.AVG and op.x.dtype == np.int32:
+        for one in ops:
+            one.x[one.x < 0] -= 1
+
+
+def writes_behind_the_end(ops: Sequence[Any]) -> None:
+    for x in outputs(ops[0])[:1]:
+        if x.base is not None:
+            x.base.reshape(-1).view(np.uint8)[-1] ^= 1
+
+
+def uses_its_input_as_scratch(ops: Sequence[Any]) -> None:
+    if isinstance(ops[0], O.ReduceScatter) and isinstance(ops[0].inp, np.ndarray):
+        ops[0].inp[...] = 0
+
+
+FAULTS = [
+    (flips_a_bit, "must be"),
+    (spoils_other_ranks, "reduce"),
+    (forgets_one_rank, "broadcast"),
+    (rounds_down, "AVG"),
+    (writes_behind_the_end, "wrote beside the elements"),
+    (uses_its_input_as_scratch, "changed its input"),
+]
+
+
+@pytest.mark.parametrize(("fault", "told"), FAULTS, ids=lambda x: getattr(x, "__name__", None))
+def test_a_fault_in_what_is_computed_is_named(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[Any]], None], told: str
+) -> None:
+    right = local.compute
+
+    def wrong(ops: Sequence[Any]) -> None:
+        right(ops)
+        fault(ops)
+
+    monkeypatch.setattr(local, "compute", wrong)
+    with pytest.raises(AssertionError, match="checks failed") as caught:
+        check()
+    assert told in str(caught.value)
+
+
+class Careless(LocalBackend):
+    """Takes reductions that have no meaning."""
+
+    def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
+        for op in ops:
+            if isinstance(op, O.AllReduce) and op.x.dtype == bool and op.op == O.AVG:
+                op.op = O.SUM
+        return super().launch(ops, timeout, async_op)
+
+
+class Deaf(LocalBackend):
+    """Tells nobody of an abort."""
+
+    def abort(self, reason: BaseException) -> None:
+        self._closed = GroupClosed("I keep it to myself")
+
+
+class Hasty(LocalBackend):
+    """Leaves a barrier before the others have come."""
+
+    def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
+        early = len(ops) == 1 and isinstance(ops[0], O.Barrier) and not async_op
+        work = super().launch(ops, timeout, async_op or early)
+        return None if early else work
+
+
+class Confused(LocalBackend):
+    """Does not look at the tags of messages."""
+
+    def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
+        for op in ops:
+            if isinstance(op, (O.Send, O.Recv)):
+                op.tag = 0
+        return super().launch(ops, timeout, async_op)
+
+
+BACKENDS = [
+    (Careless, "reductions of bool"),
+    (Deaf, "an abort reaches everybody"),
+    (Hasty, "nobody leaves a barrier early"),
+    (Confused, "tags are matched in any order"),
+]
+
+
+@pytest.mark.parametrize(("kind", "told"), BACKENDS, ids=lambda x: getattr(x, "__name__", None))
+def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str) -> None:
+    hubs: defaultdict[int, Hub] = defaultdict(Hub)
+
+    class Split(kind):  # type: ignore[misc, valid-type]
+        def split(self, ranks: Sequence[int], name: str, store: Any, timeout: float) -> Any:
+            return Split(self.hub, name, ranks.index(self.rank), len(ranks))
+
+    def make(setup: BackendSetup) -> Any:
+        return Split(hubs[setup.size], setup.group_name, setup.rank, setup.size)
+
+    with pytest.raises(AssertionError, match="checks failed") as caught:
+        check(make)
+    assert told in str(caught.value)
