@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.area import Areas, area_bytes
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
+from nc10d.backend.cpu.health import Health, describe
 from nc10d.backend.cpu.host import Host, deadline_ns
 from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.mates import Mate, gather_keys
+from nc10d.backend.cpu.mates import gather_keys
 from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
@@ -37,13 +37,9 @@ from nc10d.backend.cpu.works import CpuWork, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.errors import (
     Aborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
     DistError,
-    GroupClosed,
-    PeerLost,
 )
-from nc10d.ops import OP_NAMES, Op, Recv, Send
+from nc10d.ops import Op, Recv, Send
 from nc10d.outcome import fresh
 from nc10d.store.base import Store
 from nc10d.validate import validate
@@ -100,10 +96,8 @@ class CpuBackend:
         self.batches = Batches()
         self._run_arrays = engine.run_arrays
         self._address = self.channel.address
-        self._failure: DistError | None = None
-        self._failing = threading.RLock()
+        self.health = Health(group_name, self.areas, self.channel, self.links)
         self.ending = threading.RLock()
-        self._closed = False
         self._watched: set[Work] = set()
         host.join(self)
 
@@ -154,7 +148,7 @@ class CpuBackend:
 
     def _run(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives here and now, or in their turn if the channel is busy."""
-        self._check_usable()
+        self.health.check()
         for op in ops:
             validate(op, self.rank, self.size)
         wanted = self._joined(ops)
@@ -191,7 +185,7 @@ class CpuBackend:
                 if answer != at.DONE:
                     self._go_on(answer, ops, timeout)
                 return None
-        self._check_usable()
+        self.health.check()
         addresses = batch.table[0]
         submission = Submission(batch.linked, addresses, batch.arrays, deadline_ns(timeout))
         part = self.enqueue(self.channel, submission)
@@ -223,7 +217,7 @@ class CpuBackend:
         channel = self.channel
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
-            while answer == at.BLOCKED and not self._trouble(channel, deadline):
+            while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
                 answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
         except BaseException:
             channel.give_up()
@@ -234,44 +228,13 @@ class CpuBackend:
         # Whoever learns of a failure stops the channels: this thread must have left before.
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
-            self._failed(channel, answer)
-        failure = self._look(ops, channel, deadline)
+            self.health.engine_failed(channel, answer)
+        failure = self.health.look(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         raise fresh(failure)
 
-    def _trouble(self, channel: Channel, deadline: Deadline) -> bool:
-        """Between slices: has the group failed, has a peer left, is the time over?"""
-        if self._failure is not None or causes.read(self.areas) is not None:
-            return True
-        return self._deserter(channel) is not None or deadline.expired()
-
-    def _deserter(self, channel: Channel) -> int | None:
-        """Return the rank that a channel waits for, if it has left without doing its part."""
-        peer = self._blocked_on(channel)
-        if peer is None or self.areas.state(peer) != at.CLOSED:
-            return None
-        arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
-        return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
-
-    def _look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
-        """Return the group's failure; a peer that has left, or a deadline, makes one."""
-        failure = self.failure()
-        if failure is not None:
-            return failure
-        deserter = self._deserter(channel)
-        if deserter is not None:
-            return self._left(deserter, ops)
-        return self.fail_timeout(ops, self._blocked_on(channel)) if deadline.expired() else None
-
-    def _blocked_on(self, channel: Channel) -> int | None:
-        if channel.get(at.C_BLOCKED_AT) == 0:
-            return None
-        if channel.shared.kind == at.COLLECTIVE:
-            return channel.get(at.C_BLOCKED_ON)
-        return self.post.peer_of(channel)
-
     def _launch(self, ops: Sequence[Op], timeout: float) -> Work:
-        self._check_usable()
+        self.health.check()
         for op in ops:
             validate(op, self.rank, self.size)
         deadline = Deadline.after(timeout)
@@ -296,7 +259,7 @@ class CpuBackend:
         """Append a submission to a channel; waits for room if its ring is full."""
         while not channel.submit(submission):
             oldest = next(iter(list(channel.flying.values())), None)
-            self._check_usable()
+            self.health.check()
             if oldest is not None:
                 engine.wait(channel.address, oldest.address, SLICE_NS)
         if len(channel.flying) > at.RING_SLOTS:
@@ -326,8 +289,8 @@ class CpuBackend:
             if answer == at.UNMATCHED:
                 self.post.absorb(channel, until)
             elif answer < 0 and answer != at.ABORTED:
-                self._failed(channel, answer)
-            failure = self._look(ops, channel, limit)
+                self.health.engine_failed(channel, answer)
+            failure = self.health.look(ops, channel, limit)
             if failure is not None or until.expired():
                 return failure
 
@@ -351,134 +314,19 @@ class CpuBackend:
                 self._watched.discard(work)
                 work._finish()
 
-    # -- failing ---------------------------------------------------------------------------
+    def on_failure(self, address: int, answer: int) -> None:
+        """The worker could not go on with one of my channels: say why to everyone."""
+        for channel in (self.channel, *self.links.channels()):
+            if channel.address == address:
+                self.health.engine_failed(channel, answer)
 
     def failure(self) -> DistError | None:
-        """Return the group's failure; by then nothing touches users' arrays any more."""
-        if self._failure is None:
-            found = causes.read(self.areas)
-            if found is None:
-                return None
-            with self._failing:
-                if self._failure is None:
-                    self._stop()
-                    self._failure = found
-            self.host.poke_notifier()
-        return self._failure
+        """Return why the group has failed on all its ranks, or None."""
+        return self.health.failure()
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        if self._closed:
-            return
-        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
-        error.group = error.group or self.group_name
-        causes.publish(self.areas, error)
-        self.host.ring(self.areas.bits())
-        self.failure()
-
-    def on_failure(self, address: int, answer: int) -> None:
-        """The worker could not go on with one of my channels: say why to everyone."""
-        channels = [self.channel, *self.links.channels()]
-        for channel in channels:
-            if channel.address == address:
-                self._failed(channel, answer)
-
-    def on_death(self, mate: Mate) -> None:
-        """The kernel says that a rank of the host is gone."""
-        if mate.rank not in self.areas.members or self._closed:
-            return
-        rank = self.areas.members.index(mate.rank)
-        if self.areas.state(rank) == at.CLOSED:
-            return
-        seq, what = self.areas.last_record(rank)
-        message = (
-            f"rank {rank} of group {self.group_name!r} is lost: {causes.death(mate)} "
-            f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
-            f"{self._progress()}"
-        )
-        mine = self.areas.last_record(self.rank)
-        name = mine[1].partition("(")[0]
-        self.abort(PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine[0]))
-
-    def _failed(self, channel: Channel, answer: int) -> None:
-        """Turn an answer of the engine into the group's failure."""
-        if answer == at.LATE:
-            self.fail_timeout((), self._blocked_on(channel))
-        elif answer == at.MISMATCH:
-            self.abort(self._mismatch(channel))
-        elif answer == at.SIZES:
-            self.abort(self._wrong_sizes(channel))
-        else:
-            self.failure()
-
-    def _mismatch(self, channel: Channel) -> CollectiveMismatch:
-        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
-        mine = self.areas.record(self.rank, seq)
-        theirs = self.areas.record(peer, seq) or self.areas.last_record(peer)[1]
-        return CollectiveMismatch(
-            f"ranks disagree on operation #{seq} of group {self.group_name!r}: "
-            f"rank {self.rank} called {mine}, rank {peer} called {theirs}",
-            rank=peer,
-            op=(mine or "").partition("(")[0],
-            seq=seq,
-        )
-
-    def _wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
-        if channel.shared.kind == at.RECEIVER:
-            return self.post.wrong_size(channel)
-        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
-        op = (self.areas.record(self.rank, seq) or "").partition("(")[0]
-        return CollectiveMismatch(
-            f"ranks disagree on sizes in {op} #{seq} of group {self.group_name!r}: "
-            f"what rank {peer} sends to rank {self.rank} is not what rank {self.rank} awaits",
-            rank=peer,
-            op=op,
-            seq=seq,
-        )
-
-    def fail_timeout(self, ops: Sequence[Op], peer: int | None) -> DistError:
-        """An operation's own deadline has passed: that fails the group."""
-        seq, last = self.areas.last_record(self.rank)
-        name = describe(ops) if ops else last.partition("(")[0]
-        whom = "" if peer is None else f" waiting for rank {peer}"
-        message = (
-            f"{name} #{seq} of group {self.group_name!r} timed out on rank {self.rank}{whom}"
-            f"{self._progress()}"
-        )
-        self.abort(CollectiveTimeout(message, rank=peer, op=name, seq=seq))
-        failure = self.failure()
-        assert failure is not None
-        return failure
-
-    def _left(self, peer: int, ops: Sequence[Op]) -> DistError:
-        seq, last = self.areas.last_record(self.rank)
-        name = describe(ops) if ops else last.partition("(")[0]
-        message = (
-            f"rank {peer} has left group {self.group_name!r}, but rank {self.rank} still waits "
-            f"for it in {name} #{seq}{self._progress()}"
-        )
-        self.abort(PeerLost(message, rank=peer, op=name, seq=seq))
-        failure = self.failure()
-        assert failure is not None
-        return failure
-
-    def _progress(self) -> str:
-        last = [self.areas.last_record(rank) for rank in range(self.size)]
-        told = [f"rank {rank} #{seq} {what}" for rank, (seq, what) in enumerate(last)]
-        return f"; last operations: {', '.join(told)}" if self.size <= 16 else ""
-
-    def _stop(self) -> None:
-        for channel in (self.channel, *self.links.channels()):
-            channel.stop()
-
-    def _check_usable(self) -> None:
-        failure = self.failure()
-        if failure is not None:
-            raise fresh(failure)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self.host.pid:
-            self.close()
+        self.health.abort(reason)
 
     # -- groups ----------------------------------------------------------------------------
 
@@ -490,16 +338,8 @@ class CpuBackend:
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
-        with self._failing:
-            if self._closed:
-                return
-            self._closed = True
-            if self._failure is None:
-                self._stop()
-                self._failure = GroupClosed(
-                    f"group {self.group_name!r} has been closed on rank {self.rank}",
-                    group=self.group_name,
-                )
+        if not self.health.close():
+            return
         self.notify()
         self.areas.set_state(at.CLOSED)
         self.host.ring(self.areas.bits())
@@ -509,9 +349,7 @@ class CpuBackend:
             self.host.abandon(offset, self.areas.states())
         self.host.leave(self)
 
-
-def describe(ops: Sequence[Op]) -> str:
-    """Name operations as an error does."""
-    if len(ops) == 1:
-        return OP_NAMES[type(ops[0])]
-    return f"a batch of {len(ops)} operations" if ops else "an operation"
+    def __del__(self) -> None:
+        health = getattr(self, "health", None)
+        if health is not None and not health.closed and os.getpid() == self.host.pid:
+            self.close()

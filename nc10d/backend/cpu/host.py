@@ -202,7 +202,7 @@ class Host:
                 if fd in by_fd:
                     poller.unregister(fd)
                     for group in self.live_groups():
-                        group.on_death(by_fd[fd])
+                        group.health.on_death(by_fd[fd])
 
     def close(self) -> None:
         """Stop and join the threads, then let go of memory and descriptors; idempotent."""

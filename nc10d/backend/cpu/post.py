@@ -134,7 +134,7 @@ class Post:
             self._backend.abort(
                 self._differs(peer, (early.tag, early.data.size, early.dtype), buffer)
             )
-            failure = self._backend.failure()
+            failure = self._backend.health.failure()
             assert failure is not None
             raise failure
         flat = early.data.view(buffer.dtype.numpy)
@@ -199,23 +199,6 @@ class Post:
         if failure is None:
             channel.forget(submission)
             inbox.early.append(Unexpected(tag, dtype, data))
-
-    def peer_of(self, channel: Channel) -> int | None:
-        """Return the rank at the other end of a link."""
-        return self._backend.links.peer_of(channel)
-
-    def wrong_size(self, channel: Channel) -> CollectiveMismatch:
-        """Say how the message at a link's head differs from the receive that it matches."""
-        words = channel.words
-        first = at.C_MESSAGE_TAG // 8
-        tag, nbytes, dtype = (int(w) for w in words[first : first + 3])
-        peer = self.peer_of(channel)
-        return CollectiveMismatch(
-            f"the message with tag {tag} from rank {peer} to rank {self._backend.rank} has "
-            f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
-            rank=peer,
-            op="recv",
-        )
 
     def _differs(
         self, peer: int, message: tuple[int, int, int], buffer: Buffer

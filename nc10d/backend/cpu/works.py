@@ -41,7 +41,7 @@ class CpuWork(Work):
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
             return
-        failure = self._backend.failure()
+        failure = self._backend.health.failure()
         if failure is not None:
             self._finish(failure)
         else:
@@ -101,9 +101,9 @@ class AnySource(Work):
     def _block(self, deadline: Deadline) -> None:
         until = deadline if deadline.at < self.deadline.at else self.deadline
         while self._inner is None:
-            failure = self._backend.failure()
+            failure = self._backend.health.failure()
             if failure is None and self.deadline.expired():
-                failure = self._backend.fail_timeout(self.ops, None)
+                failure = self._backend.health.fail_timeout(self.ops, None)
             if failure is not None:
                 self._finish(failure)
                 return

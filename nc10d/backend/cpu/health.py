@@ -1,0 +1,249 @@
+"""Whether a group still works and, if not, why: one answer for all of its ranks.
+
+Whoever learns a cause publishes it (causes.py); everybody else finds it between two slices of a
+wait. Before a failure is handed out, the group's channels are stopped, so that nothing touches
+users' arrays any more. A thread that holds a channel's lock must give it up before it asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from nc10d.backend.cpu import causes
+from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.channel import Channel
+from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.mates import Mate
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.deadline import Deadline
+from nc10d.dtypes import DType
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistError,
+    GroupClosed,
+    PeerLost,
+)
+from nc10d.ops import OP_NAMES, Op, Recv, Send
+from nc10d.outcome import fresh
+
+_LABELS = {dtype.code: dtype.label for dtype in DType}
+
+
+class Health:
+    """The state of one group on this rank: working, failed or closed."""
+
+    def __init__(self, name: str, areas: Areas, channel: Channel, links: Links) -> None:
+        self._name = name
+        self._areas = areas
+        self._channel = channel
+        self._links = links
+        self._failure: DistError | None = None
+        self._lock = threading.RLock()
+        self.closed = False
+
+    # -- asking ----------------------------------------------------------------------------
+
+    def failure(self) -> DistError | None:
+        """Return why the group has failed, or None; blocks until its channels are stopped."""
+        if self._failure is None:
+            found = causes.read(self._areas)
+            if found is None:
+                return None
+            with self._lock:
+                if self._failure is None:
+                    self._stop()
+                    self._failure = found
+            self._areas.host.poke_notifier()
+        return self._failure
+
+    def check(self) -> None:
+        """Raise the group's failure, if there is one."""
+        failure = self.failure()
+        if failure is not None:
+            raise fresh(failure)
+
+    def trouble(self, channel: Channel, deadline: Deadline) -> bool:
+        """Say whether there is a reason to stop waiting; changes nothing."""
+        if self._failure is not None or causes.read(self._areas) is not None:
+            return True
+        return self._deserter(channel) is not None or deadline.expired()
+
+    def look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
+        """Return the failure; a peer that has left, or the operation's deadline, makes one."""
+        failure = self.failure()
+        if failure is not None:
+            return failure
+        deserter = self._deserter(channel)
+        if deserter is not None:
+            return self._fail(self._left(deserter, ops))
+        return self.fail_timeout(ops, channel) if deadline.expired() else None
+
+    def _deserter(self, channel: Channel) -> int | None:
+        """Return the rank that a channel waits for, if it has left without doing its part."""
+        peer = self._blocked_on(channel)
+        if peer is None or self._areas.state(peer) != at.CLOSED:
+            return None
+        arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
+        return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
+
+    def _blocked_on(self, channel: Channel) -> int | None:
+        if channel.get(at.C_BLOCKED_AT) == 0:
+            return None
+        if channel.shared.kind == at.COLLECTIVE:
+            return channel.get(at.C_BLOCKED_ON)
+        return self._links.peer_of(channel)
+
+    # -- failing ---------------------------------------------------------------------------
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        if self.closed:
+            return
+        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        error.group = error.group or self._name
+        causes.publish(self._areas, error)
+        self._areas.host.ring(self._areas.bits())
+        self.failure()
+
+    def close(self) -> bool:
+        """End the group on this rank; False if that has happened before."""
+        with self._lock:
+            if self.closed:
+                return False
+            self.closed = True
+            if self._failure is None:
+                self._stop()
+                message = f"group {self._name!r} has been closed on rank {self._areas.rank}"
+                self._failure = GroupClosed(message, group=self._name)
+        return True
+
+    def engine_failed(self, channel: Channel, answer: int) -> None:
+        """Turn a negative answer of the engine into the group's failure."""
+        if answer == at.LATE:
+            self.fail_timeout((), channel)
+        elif answer == at.MISMATCH:
+            self.abort(self._mismatch(channel))
+        elif answer == at.SIZES:
+            self.abort(self._wrong_sizes(channel))
+        else:
+            self.failure()
+
+    def fail_timeout(self, ops: Sequence[Op], channel: Channel | None) -> DistError:
+        """An operation's own deadline has passed: that fails the group."""
+        peer = None if channel is None else self._blocked_on(channel)
+        return self._fail(self._late(peer, ops))
+
+    def on_death(self, mate: Mate) -> None:
+        """The kernel says that a rank of the host is gone."""
+        if mate.rank not in self._areas.members or self.closed:
+            return
+        rank = self._areas.members.index(mate.rank)
+        if self._areas.state(rank) != at.CLOSED:
+            self.abort(self._dead(rank, mate))
+
+    def _fail(self, error: DistError) -> DistError:
+        self.abort(error)
+        failure = self.failure()
+        assert failure is not None
+        return failure
+
+    def _stop(self) -> None:
+        for channel in (self._channel, *self._links.channels()):
+            channel.stop()
+
+    # -- saying why ------------------------------------------------------------------------
+
+    def _mine(self, ops: Sequence[Op]) -> tuple[str, int | None, str]:
+        """Return what this rank is doing: operation, sequence number, both as text."""
+        if ops and isinstance(ops[0], (Send, Recv)):
+            name = describe(ops)
+            return name, None, name
+        seq, last = self._areas.last_record(self._areas.rank)
+        name = describe(ops) if ops else last.partition("(")[0]
+        return name, seq, f"{name} #{seq}"
+
+    def _late(self, peer: int | None, ops: Sequence[Op]) -> CollectiveTimeout:
+        name, seq, text = self._mine(ops)
+        whom = "" if peer is None else f" waiting for rank {peer}"
+        message = (
+            f"{text} of group {self._name!r} timed out on rank {self._areas.rank}{whom}"
+            f"{self._everyone()}"
+        )
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+
+    def _left(self, peer: int, ops: Sequence[Op]) -> PeerLost:
+        name, seq, text = self._mine(ops)
+        message = (
+            f"rank {peer} has left group {self._name!r}, but rank {self._areas.rank} still waits "
+            f"for it in {text}{self._everyone()}"
+        )
+        return PeerLost(message, rank=peer, op=name, seq=seq)
+
+    def _dead(self, rank: int, mate: Mate) -> PeerLost:
+        seq, what = self._areas.last_record(rank)
+        message = (
+            f"rank {rank} of group {self._name!r} is lost: {causes.death(mate)} "
+            f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
+            f"{self._everyone()}"
+        )
+        name, mine, _ = self._mine(())
+        return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine)
+
+    def _mismatch(self, channel: Channel) -> CollectiveMismatch:
+        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        mine = self._areas.record(self._areas.rank, seq)
+        theirs = self._areas.record(peer, seq) or self._areas.last_record(peer)[1]
+        return CollectiveMismatch(
+            f"ranks disagree on operation #{seq} of group {self._name!r}: "
+            f"rank {self._areas.rank} called {mine}, rank {peer} called {theirs}",
+            rank=peer,
+            op=(mine or "").partition("(")[0],
+            seq=seq,
+        )
+
+    def _wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
+        if channel.shared.kind == at.RECEIVER:
+            return self._wrong_message(channel)
+        me, peer, seq = self._areas.rank, channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        op = (self._areas.record(me, seq) or "").partition("(")[0]
+        return CollectiveMismatch(
+            f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
+            f"what rank {peer} sends to rank {me} is not what rank {me} awaits",
+            rank=peer,
+            op=op,
+            seq=seq,
+        )
+
+    def _wrong_message(self, channel: Channel) -> CollectiveMismatch:
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
+        peer = self._links.peer_of(channel)
+        return CollectiveMismatch(
+            f"the message with tag {tag} from rank {peer} to rank {self._areas.rank} has "
+            f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
+            rank=peer,
+            op="recv",
+        )
+
+    def _everyone(self) -> str:
+        if self._areas.size > 16:
+            return ""
+        last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
+        told = [f"rank {rank} #{seq} {what}" for rank, (seq, what) in enumerate(last)]
+        return f"; last operations: {', '.join(told)}"
+
+
+def describe(ops: Sequence[Op]) -> str:
+    """Name operations as an error does."""
+    if len(ops) != 1:
+        return f"a batch of {len(ops)} operations" if ops else "an operation"
+    op = ops[0]
+    if isinstance(op, Send):
+        return f"send(dst={op.peer}, tag={op.tag})"
+    if isinstance(op, Recv):
+        return f"recv(src={'any' if op.peer is None else op.peer}, tag={op.tag})"
+    return OP_NAMES[type(op)]
