@@ -23,6 +23,7 @@ from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.health import Health, describe
 from nc10d.backend.cpu.host import Host, deadline_ns
+from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.links import Links
 from nc10d.backend.cpu.mates import gather_keys
 from nc10d.backend.cpu.memory import Resolved, resolve
@@ -30,7 +31,6 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
-from nc10d.backend.cpu.program import Linked
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.requests import batch as batch_request
 from nc10d.backend.cpu.works import CpuWork, Joined, Part

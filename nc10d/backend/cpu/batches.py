@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import engine
-from nc10d.backend.cpu.program import Linked
 from nc10d.ops import AllReduce, Op
 
 Words = npt.NDArray[np.int64]

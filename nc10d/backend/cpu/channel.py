@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import engine, interpreter
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Linked
 
 Words = npt.NDArray[np.int64]
 

@@ -18,10 +18,11 @@ import numpy.typing as npt
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel, Shared
+from nc10d.backend.cpu.linking import Linked
+from nc10d.backend.cpu.linking import link as link_program
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Call, Linked, Program
-from nc10d.backend.cpu.program import link as link_program
+from nc10d.backend.cpu.program import Call, Program
 
 HALF = 65536
 LINK_BYTES = at.LINK_BOARD + 2 * HALF

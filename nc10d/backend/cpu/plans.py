@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Kernel, Linked, link
+from nc10d.backend.cpu.program import Kernel
 from nc10d.backend.cpu.requests import Request
 from nc10d.dtypes import DType
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class Kind(enum.IntEnum):
@@ -248,16 +245,6 @@ class Call:
         return f"{parts[0]}({', '.join(parts[1:])})"
 
 
-RECORD_BYTES = 128
-"""One entry of the record ring that peers read when calls disagree: sequence number, text."""
-
-
-def record_bytes(call: Call) -> npt.NDArray[np.uint8]:
-    """Return the static part of a call's record: UTF-8 text, cut and padded."""
-    raw = call.describe().encode()[: RECORD_BYTES - 16]
-    return np.frombuffer(raw.ljust(RECORD_BYTES - 16, b"\0"), np.uint8).copy()
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """Steps of one rank, and the call that they carry out. `users` arrays come with each launch."""
@@ -300,91 +287,3 @@ def _shift(step: Step, base: int) -> Step:
         step.back,
         step.repeat,
     )
-
-
-FIELDS = 20
-"""Integers of a packed step: kind, nbytes, tick, four operands of three, and five more."""
-KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
-
-
-@dataclass(slots=True)
-class Linked:
-    """A program the engine can run: packed steps, and what they point to, kept alive."""
-
-    program: Program
-    code: npt.NDArray[np.int64]
-    record: npt.NDArray[np.uint8]
-    factor: npt.NDArray[np.float64]
-    address: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.address = self.code.ctypes.data
-
-
-def link(
-    program: Program, size: int, table: int, kernel_address: Callable[[Kernel], int]
-) -> Linked:
-    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
-    check(program, size)
-    record = record_bytes(program.call)
-    factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
-    linked = Linked(
-        program,
-        np.zeros((len(program.steps) + 1, FIELDS), np.int64),
-        record,
-        np.array(factors, np.float64),
-    )
-    factor = linked.factor.ctypes.data
-    for row, step in zip(linked.code, program.steps, strict=False):
-        row[:] = _pack(step, program, record, size, table, kernel_address)
-        if isinstance(step.arg, float):
-            row[ARG] = factor
-            factor += 8
-    return linked
-
-
-def check(program: Program, size: int) -> None:
-    """Assert that no step points outside its tables: a wrong one would crash the process."""
-    for index, step in enumerate(program.steps):
-        assert 0 <= step.peer < size, (program.call, index, step)
-        assert step.nbytes >= 0, (program.call, index, step)
-        assert 0 <= step.back <= index, (program.call, index, step)
-        for at in (step.dst, step.src, step.own, step.also):
-            limit = {Space.NONE: 1, Space.USER: program.users}.get(at.space, size)
-            assert 0 <= at.index < limit, (program.call, index, step)
-            assert at.offset >= 0, (program.call, index, step)
-
-
-NO_OPERAND = 1 << 40
-
-
-def _selector(at: At, size: int, table: int) -> int:
-    # Users' arrays are found from the front of their table; shared places by negative numbers,
-    # from the channel's own, where boards come first and inline slots after them.
-    if at.space is Space.NONE:
-        return NO_OPERAND
-    if at.space is Space.USER:
-        return 8 * at.index
-    return -(table + 8 * (at.index + (size if at.space is Space.INLINE else 0)))
-
-
-def _pack(
-    step: Step,
-    program: Program,
-    record: npt.NDArray[np.uint8],
-    size: int,
-    table: int,
-    kernel_address: Callable[[Kernel], int],
-) -> list[int]:
-    row = [int(step.kind), step.nbytes, step.tick]
-    for at in (step.dst, step.src, step.own, step.also):
-        row += [_selector(at, size, table), at.offset, at.stride]
-    kernel = kernel_address(step.kernel) if step.kernel is not None else 0
-    last = kernel_address(step.last) if step.last is not None else 0
-    # What a step needs besides operands shares fields: no kind needs both meanings.
-    extra = step.peer
-    if step.kind is Kind.ENTER:
-        kernel, extra = record.ctypes.data, program.call.fingerprint()
-    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED):
-        last, extra, kernel = step.free, step.back, step.repeat
-    return [*row, kernel, last, int(step.arg), step.total, extra]
