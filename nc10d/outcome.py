@@ -172,8 +172,10 @@ class _Guest:
 def fresh(error: BaseException) -> BaseException:
     """Copy `error` for one raise: a traceback of its own, and the original as its cause."""
     kind = type(error)
+    # A timeout is an OSError too, and those can be made by OSError's own `__new__` only.
+    make = OSError.__new__ if isinstance(error, OSError) else kind.__new__
     try:
-        copy = kind.__new__(kind, *error.args)
+        copy = make(kind, *error.args)
     except TypeError:  # a type with a constructor of its own is raised as it is
         return error
     copy.args = error.args

@@ -18,6 +18,7 @@ from nc10d.backend.base import BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.deadline import Deadline
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
+from nc10d.outcome import fresh
 from nc10d.queries import is_initialized
 from nc10d.testing.compute import assign, compute
 from nc10d.validate import validate
@@ -173,7 +174,7 @@ class LocalBackend:
         with self._room.lock:
             failure = self._closed or self._room.failure
             if failure is not None:
-                raise failure
+                raise fresh(failure)
             self.launched.append(ops)
             for place, op in enumerate(ops):
                 self._room.post(_Posted(self.rank, op, work, place), self._ticket(op))
