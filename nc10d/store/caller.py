@@ -66,7 +66,7 @@ class Caller:
         """
         limit = self.seconds if timeout is None else seconds(timeout)
         deadline = time.monotonic() + limit
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             self._take_turn(deadline, limit, keys)
         try:
             link = self._link or self._reconnect(deadline)

@@ -30,6 +30,7 @@ STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
 HOLDS_REQUESTS = b"nc10d/holds-requests"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
+_COUNT_LENGTH = Struct("<QQ")
 _KIND_U32, _KIND_U64, _KIND_ONE = Struct("<BI"), Struct("<BQ"), Struct("<BQQ")
 _u64 = U64.unpack_from
 
@@ -99,12 +100,14 @@ class Parser:
         requests: list[Request] = []
         at, end, limits, parse = 0, len(data), self.limits, _PARSE
         try:
+            if not self.validated and end:
+                request, at = self._validate(data)
+                requests.append(request)
             while at < end:
                 kind = data[at]
-                if kind > BARRIER or not (self.validated or kind == VALIDATE):
+                if kind > BARRIER:
                     raise BadFrame(f"request of kind {kind}")
                 request, at = parse[kind](data, at + 1, kind, limits)
-                self.validated = True
                 requests.append(request)
         except Incomplete as more:
             return requests, at, more.need - at
@@ -113,6 +116,13 @@ class Parser:
             if not requests:
                 raise
         return requests, at, 0
+
+    def _validate(self, data: Bytes) -> tuple[Request, int]:
+        if data[0] != VALIDATE:
+            raise BadFrame(f"request of kind {data[0]} before VALIDATE")
+        request, at = _magic(data, 1, VALIDATE, self.limits)
+        self.validated = True
+        return request, at
 
 
 def _number(data: Bytes, at: int, form: Struct) -> tuple[Any, int]:
@@ -195,6 +205,12 @@ def _key_number(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Reques
 
 
 def _keys(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
+    begin = at + _COUNT_LENGTH.size
+    if begin <= len(data):
+        count, length = _COUNT_LENGTH.unpack_from(data, at)
+        end: int = begin + length
+        if count == 1 and length <= limits.key and end <= len(data):  # the usual list
+            return (kind, [bytes(data[begin:end])]), end
     count, at = _count(data, at, limits, 8)
     keys = []
     for left in range(count - 1, -1, -1):
@@ -246,6 +262,9 @@ def with_key(kind: int, key: bytes) -> bytes:
 
 def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
     """Encode a request with a key and values: SET, APPEND, COMPARE_SET, QUEUE_PUSH."""
+    if len(values) == 1:
+        value = values[0]
+        return _KIND_U64.pack(kind, len(key)) + key + U64.pack(len(value)) + value
     return with_key(kind, key) + b"".join(map(string, values))
 
 

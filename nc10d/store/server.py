@@ -37,10 +37,11 @@ def raise_descriptor_limit() -> None:
 class Connection:
     """One client's socket, what has arrived of its next request, and what is not sent yet."""
 
-    __slots__ = ("counted", "events", "parser", "sock", "unsent", "unsent_bytes")
+    __slots__ = ("counted", "events", "parser", "recv", "send", "sock", "unsent", "unsent_bytes")
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self.sock = sock
+        self.recv, self.send = sock.recv, sock.send
         self.parser = Parser(limits)
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
@@ -126,6 +127,9 @@ class Server:
             self._poll.modify(self._listener, IN if accepting else 0)
 
     def _serve(self, connection: Connection, event: int) -> None:
+        if event == IN == connection.events:
+            self._read(connection)
+            return
         if event & OUT:
             self._flush(connection)
         if event & ~OUT and connection.events & IN:
@@ -136,7 +140,7 @@ class Server:
     def _read(self, connection: Connection) -> None:
         parser = connection.parser
         try:
-            data = connection.sock.recv(_READ_LARGE if connection.counted else _READ)
+            data = connection.recv(_READ_LARGE if connection.counted else _READ)
             if not data:
                 self._drop(connection)
                 return
@@ -150,14 +154,12 @@ class Server:
             self._count(connection)
             if connection.sock.fileno() < 0:
                 return
-        if len(requests) == 1:
-            replies = self._table.apply(requests[0], connection)
-        else:
-            replies = [one for r in requests for one in self._table.apply(r, connection)]
-        if len(replies) == 1:
-            self._send(*replies[0])
-        elif replies:
-            self._send_all(replies)
+        apply = self._table.apply
+        replies: list[tuple[Connection, bytes | None]] = []
+        for request in requests:
+            apply(request, connection, replies)
+        for client, reply in replies:
+            self._send(client, reply)
         if parser.broken is not None:
             self._drop(connection)
 
@@ -168,21 +170,6 @@ class Server:
         if self._pending + self._table.values.nbytes > self._limits.total:
             self._drop(connection)
 
-    def _send_all(self, replies: list[tuple[Connection, bytes | None]]) -> None:
-        """Send each client its replies, small neighbours in one packet."""
-        run: list[bytes] = []
-        for at, (connection, data) in enumerate(replies):
-            follower = replies[at + 1] if at + 1 < len(replies) else (None, None)
-            if data is not None and len(data) <= _READ:
-                run.append(data)
-                if follower[0] is connection and follower[1] is not None:
-                    continue
-                data, run = b"".join(run), []
-            elif run:
-                self._send(connection, b"".join(run))
-                run = []
-            self._send(connection, data)
-
     def _send(self, connection: Connection, data: bytes | None) -> None:
         """Send now what the kernel takes, keep the rest; None closes the connection."""
         if data is None:
@@ -190,7 +177,7 @@ class Server:
             return
         if not connection.unsent:
             try:
-                sent = connection.sock.send(data)
+                sent = connection.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError:

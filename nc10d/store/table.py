@@ -49,13 +49,22 @@ class Table:
             self._queue_len, self._list_keys, self._barrier,
         )  # fmt: skip
 
-    def apply(self, request: m.Request, client: Hashable) -> list[Reply]:
-        """Do what `client` asks; return the replies that are due, to whichever clients."""
-        replies: list[Reply] = []
+    def apply(
+        self, request: m.Request, client: Hashable, replies: list[Reply] | None = None
+    ) -> list[Reply]:
+        """Do what `client` asks; return the replies that are due, to whichever clients.
+
+        They are added to `replies`, if given.
+        """
+        if replies is None:
+            replies = []
         if self._waits and client in self._waits and request[0] != m.CANCEL_WAIT:
             self._hold(request, client, replies)
             return replies
-        self._run(request, client, replies)
+        try:
+            self._handlers[request[0]](request, client, replies)
+        except (Full, ValueError):
+            replies.append((client, None))
         while self._released:
             self._resume(*self._released.popleft(), replies)
         return replies
@@ -72,12 +81,6 @@ class Table:
                     if not waiters[key]:
                         del waiters[key]
 
-    def _run(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        try:
-            self._handlers[request[0]](request, client, replies)
-        except (Full, ValueError):
-            replies.append((client, None))
-
     def _hold(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         wait = self._waits[client]
         wait.nbytes += _weight(request)
@@ -88,7 +91,11 @@ class Table:
 
     def _resume(self, client: Hashable, held: deque[m.Request], replies: list[Reply]) -> None:
         while held:
-            self._run(held.popleft(), client, replies)
+            request = held.popleft()
+            try:
+                self._handlers[request[0]](request, client, replies)
+            except (Full, ValueError):
+                replies.append((client, None))
             if client in self._waits:
                 self._waits[client].held = held
                 return
@@ -154,8 +161,12 @@ class Table:
         _value(self.values.data.get(request[1], b""), client, replies)
 
     def _multi_get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        for key in request[1]:
-            _value(self.values.data.get(key, b""), client, replies)
+        values = [self.values.data.get(key, b"") for key in request[1]]
+        if sum(map(len, values)) <= _JOINED:
+            replies.append((client, b"".join(map(m.string, values))))
+            return
+        for value in values:
+            _value(value, client, replies)
 
     def _check(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         keys, exists = request[1], self.values.exists
@@ -220,6 +231,11 @@ def _weight(request: m.Request) -> int:
 
 def _value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
     if len(value) <= _JOINED:
-        replies.append((client, m.string(value)))
+        data = m.U64.pack(len(value)) + value
+        # A wait's end and the value behind it travel in one packet.
+        if replies and replies[-1] == (client, m.STOP_WAITING):
+            replies[-1] = (client, m.STOP_WAITING + data)
+        else:
+            replies.append((client, data))
     else:  # a large value is passed on by reference, however many ask for it
         replies += [(client, m.U64.pack(len(value))), (client, value)]

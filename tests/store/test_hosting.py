@@ -84,8 +84,10 @@ def test_ctrl_c_at_the_terminal_leaves_the_server_to_the_ranks():
         from nc10d.store import TCPStore
         os.setsid()
         store = TCPStore("127.0.0.1", is_master=True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         print(store.port, flush=True)
-        signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+        signal.sigwait({signal.SIGINT})
+        print("interrupted", flush=True)
         sys.stdin.readline()
         """
     )
