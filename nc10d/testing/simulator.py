@@ -221,6 +221,7 @@ def _signal(me: Rank, step: Step) -> bool:
     value = me.seq + step.tick
     assert value >= me.counter, "a counter never goes back"
     me.counter = value
+    me.world.signalled()
     me.releases.append((value, list(me.clock)))
     me.clock[me.rank] += 1
     return True
@@ -325,8 +326,13 @@ class World:
     def __init__(self, size: int, half: int) -> None:
         self.size = size
         self.half = half
+        self._counters = 0
         self.ranks: list[Rank] = []
         self.ranks.extend(Rank(self, rank) for rank in range(size))
+
+    def signalled(self) -> None:
+        """Note that some rank's counter has changed."""
+        self._counters += 1
 
     def submit(self, rank: int, program: Program, users: Sequence[Bytes]) -> None:
         """Queue a program on a rank; `users` are its arrays as bytes."""
@@ -334,21 +340,24 @@ class World:
 
     def run(self, choose: Callable[[int], int] | None = None) -> None:
         """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
+        ready = [rank for rank in self.ranks if not rank.idle()]
+        stuck: list[Rank] = []
         turn = 0
-        stuck: set[int] = set()
-        while True:
-            ready = [r for r in self.ranks if not r.idle() and r.rank not in stuck]
-            if not ready:
-                break
-            pick = ready[choose(len(ready)) if choose else turn % len(ready)]
+        while ready:
+            index = choose(len(ready)) if choose else turn % len(ready)
             turn += 1
-            burst = 1 if choose is None else 1 + choose(8)
-            for _ in range(burst):
-                if pick.idle():
-                    break
-                if not pick.step():
-                    stuck.add(pick.rank)
-                    break
+            rank, counters = ready[index], self._counters
+            burst = 1 + choose(8) if choose else 1
+            while burst and not rank.idle() and rank.step():
+                burst -= 1
+            if rank.idle() or burst:
+                ready[index] = ready[-1]
+                ready.pop()
+                if not rank.idle():
+                    stuck.append(rank)
+            # Only a signal can set somebody free.
+            if self._counters != counters:
+                ready += stuck
                 stuck.clear()
-        if any(not rank.idle() for rank in self.ranks):
-            raise Deadlock([(r.rank, r.pc, r.seq) for r in self.ranks if not r.idle()])
+        if stuck:
+            raise Deadlock([(rank.rank, rank.pc, rank.seq) for rank in stuck])

@@ -209,8 +209,9 @@ class CpuBackend:
             raise
 
     def _interrupted(self, ops: Sequence[Op]) -> None:
-        name = describe(ops)
-        self.abort(Aborted(f"rank {self.rank} was interrupted in {name}", rank=self.rank, op=name))
+        name, (seq, _) = describe(ops), self.areas.last_record(self.rank)
+        message = f"rank {self.rank} was interrupted in {name} #{seq}"
+        self.abort(Aborted(message, rank=self.rank, op=name, seq=seq))
 
     def _go_on(self, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program that this thread has begun to its end, a slice at a time."""

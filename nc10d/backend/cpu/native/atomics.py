@@ -172,6 +172,7 @@ def scratch(typingctx: Any) -> Any:
 _L, _I = types.int64, types.int32
 _syscall = types.ExternalFunction("syscall", _L(_L, _L, _L, _L, _L, _L, _L))
 yield_core = types.ExternalFunction("sched_yield", _I())
+this_thread = types.ExternalFunction("pthread_self", _L())  # what threading.get_ident() says
 _clock_gettime = types.ExternalFunction("clock_gettime", _I(_I, _L))
 
 

@@ -39,6 +39,7 @@ from nc10d.backend.cpu.native.atomics import (
     store,
     store_release,
     swap_if,
+    this_thread,
     yield_core,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
@@ -134,8 +135,8 @@ def nc10d_trace(channel: int, event: int) -> None:
 
 @njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
-    """Take the channel if nobody has it."""
-    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, 1) == 0
+    """Take the channel if nobody has it; the lock tells which thread did."""
+    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, this_thread()) == 0
 
 
 @njit(nogil=True)
@@ -150,7 +151,7 @@ def nc10d_wake_own(process: int) -> None:
 @njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
     """Give the channel back; if submissions wait in it, tell the worker."""
-    swap_if(channel + C_LOCK, 1, 0)
+    exchange(channel + C_LOCK, 0)
     if load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         nc10d_wake_own(load(channel + C_PROCESS))
 
@@ -295,11 +296,20 @@ def nc10d_await_flag(channel: int, until: int) -> int:
 def nc10d_drive(channel: int, slice_ns: int) -> int:
     """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
+    waits = 0
     while True:
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != BLOCKED:
             return answer
-        # Most waits are short: the clock is read only when one was not.
+        # Most waits are short: the clock is read only when one was not, and now and then, since
+        # a long program may wait often and never long.
+        waits += 1
+        if waits & 15 == 0:
+            now = nc10d_now()
+            if until == 0:
+                until = now + slice_ns
+            elif now >= until:
+                return BLOCKED
         flag = load(channel + C_BLOCKED_AT)
         target = load(channel + C_BLOCKED_FOR)
         for _ in range(load(channel + C_SPIN) >> 3):
@@ -359,12 +369,12 @@ def _drive(channel: int, slice_ns: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit(channel: int, descriptor: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it is full."""
+def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
+    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them."""
     while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
-        pause()
+        yield_core()
     tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) >= RING_SLOTS
+    full = tail - load_acquire(channel + C_HEAD) >= room
     if not full:
         store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
         store_release(channel + C_TAIL, tail + 1)
@@ -373,9 +383,9 @@ def nc10d_submit(channel: int, descriptor: int) -> int:
     return BUSY if full else DONE
 
 
-@compiled("int64(int64, int64)")
-def _submit(channel: int, descriptor: int) -> int:
-    return nc10d_submit(channel, descriptor)
+@compiled("int64(int64, int64, int64)")
+def _submit(channel: int, descriptor: int, room: int) -> int:
+    return nc10d_submit(channel, descriptor, room)
 
 
 @compiled(types.int64(types.int64, types.int64, array_address, types.int64))
@@ -383,7 +393,7 @@ def _submit_message(channel: int, descriptor: int, x: object, tag: int) -> int:
     store(descriptor + D_TAG, tag)
     store(load(descriptor + D_USERS), as_int(x))
     store_release(descriptor + D_STATUS, 0)
-    return nc10d_submit(channel, descriptor)
+    return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
 
 
 @njit(nogil=True)
@@ -425,9 +435,10 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             yield_core()
         else:
             add(process + P_SLEEPING, 1)
-            if not load_acquire(descriptor + D_STATUS) & FINISHED and load_acquire(
-                channel + C_LOCK
-            ):
+            # Looked at once more: who frees the channel rings only for those counted as asleep.
+            ended = load_acquire(descriptor + D_STATUS) & FINISHED
+            held = load_acquire(channel + C_LOCK) != 0
+            if not ended and held and load_acquire(channel + C_BROKEN) == 0:
                 nc10d_sleep(process, bell, until)
             add(process + P_SLEEPING, -1)
         if nc10d_now() >= until:
@@ -453,8 +464,10 @@ def nc10d_attend(channel: int) -> int:
         return BLOCKED
     head = load(channel + C_HEAD)
     step = load(channel + C_PC)
+    known = load(channel + C_UNMATCHED)
     answer = nc10d_progress(channel)
     moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
+    stray = answer == UNMATCHED and (moved or known == 0)
     if answer == BLOCKED:
         flag = load(channel + C_BLOCKED_AT)
         set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
@@ -463,7 +476,11 @@ def nc10d_attend(channel: int) -> int:
         deadline = load(descriptor + D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:
             answer = LATE
-    swap_if(channel + C_LOCK, 1, 0)
+    exchange(channel + C_LOCK, 0)
+    if stray:
+        # Only Python can take a message aside that nobody asked for: call who waits or watches.
+        nc10d_wake_own(load(channel + C_PROCESS))
+        nc10d_write_event(load(load(channel + C_PROCESS) + P_EVENT_FD))
     if answer < 0:
         return answer
     return DONE if moved else BLOCKED
@@ -473,6 +490,10 @@ def nc10d_attend(channel: int) -> int:
 def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     idle = 0
     while load_acquire(process + P_STOP) == 0:
+        # Counted as asleep before the last look: who submits rings only for sleepers.
+        sleepy = idle >= spin + yields
+        if sleepy:
+            add(process + P_SLEEPING, 1)
         bell = load_acquire_32(load(process + P_BELL))
         table = load(process + P_CHANNELS)
         moved = False
@@ -482,27 +503,30 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
                 answer = nc10d_attend(channel)
                 if answer < 0:
                     store(process + P_LATE, channel)
+                    if sleepy:
+                        add(process + P_SLEEPING, -1)
                     return answer
                 moved = moved or answer == DONE
         add(process + P_ROUNDS, 1)
         idle = 0 if moved else idle + 1
-        if idle == 0 or idle < spin:
-            pause()
-        elif idle < spin + yields:
-            yield_core()
-        else:
-            add(process + P_SLEEPING, 1)
-            nc10d_sleep(process, bell, nc10d_now() + slice_ns)
+        if sleepy:
+            if not moved and load_acquire(process + P_STOP) == 0:
+                nc10d_sleep(process, bell, nc10d_now() + slice_ns)
             add(process + P_SLEEPING, -1)
+        elif idle < spin:
+            pause()
+        else:
+            yield_core()
     return DONE
 
 
 @compiled("int64(int64)")
 def _break(channel: int) -> int:
-    store_release(channel + C_BROKEN, 1)
+    exchange(channel + C_BROKEN, 1)
     nc10d_wake_own(load(channel + C_PROCESS))
     for _ in range(10000):
-        if nc10d_try_lock(channel):
+        # A signal handler may stop the very channel that its thread is driving.
+        if nc10d_try_lock(channel) or load_acquire(channel + C_LOCK) == this_thread():
             return DONE
         yield_core()
     return BUSY
@@ -610,7 +634,7 @@ run_arrays = entry_point(_run_arrays)
 drive = entry_point(_drive)
 """drive(channel, slice_ns): go on with what `run` began."""
 submit = entry_point(_submit)
-"""submit(channel, descriptor): append to the ring; BUSY if it is full."""
+"""submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` descriptors."""
 submit_message = entry_point(_submit_message)
 """submit_message(channel, descriptor, array, tag): use a descriptor again for another message."""
 wait = entry_point(_wait)
