@@ -28,6 +28,9 @@ STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
 # A key that no user can name (theirs begin with "/"); only our server says that it is there, and
 # so a client learns that requests sent behind a WAIT are held until the wait is over.
 HOLDS_REQUESTS = b"nc10d/holds-requests"
+# What it may answer instead of READY: it also listens on a Unix socket, whose name GET NEAR tells.
+READY_NEAR = b"\x02"
+NEAR = b"nc10d/near"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")

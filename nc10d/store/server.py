@@ -13,11 +13,13 @@ import errno
 import os
 import select
 import socket
+import sys
 from collections import deque
 
 from nc10d.store.messages import BadFrame, Limits, Parser
 from nc10d.store.table import Table
 
+_BACKLOG = 4096
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _MOST_UNSENT = 1 << 20
@@ -32,6 +34,20 @@ def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def listen_near() -> socket.socket | None:
+    """Listen on a Unix socket that only those find who are told its name; None without them.
+
+    On the same host it takes a quarter off every call. Its name is in no file system: it goes
+    with the process.
+    """
+    if sys.platform != "linux":
+        return None
+    near = socket.socket(socket.AF_UNIX)
+    near.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
+    near.listen(_BACKLOG)
+    return near
 
 
 class Connection:
@@ -62,7 +78,8 @@ class Server:
         owner: int | None = None,
         limits: Limits = Limits(),  # noqa: B008 (an immutable tuple)
     ) -> None:
-        self._listener = listener
+        near = listen_near()
+        self._listeners = {one.fileno(): one for one in (listener, near) if one is not None}
         self._owner = owner
         self._owned = owner is not None
         self._limits = limits
@@ -72,8 +89,11 @@ class Server:
         self._accepting = True
         # Level-triggered, and where there is no epoll, poll has the same four methods.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
-        listener.setblocking(False)
-        self._poll.register(listener, IN)
+        if near is not None:
+            self._table.near = near.getsockname()
+        for one in self._listeners.values():
+            one.setblocking(False)
+            self._poll.register(one, IN)
         if owner is not None:
             self._poll.register(owner, IN)
 
@@ -87,8 +107,8 @@ class Server:
                         self._serve(connection, event)
                     elif fd == self._owner:
                         self._end_of_owner(fd)
-                    elif fd == self._listener.fileno():
-                        self._accept()
+                    elif fd in self._listeners:
+                        self._accept(self._listeners[fd])
         finally:
             self._close()
 
@@ -106,10 +126,10 @@ class Server:
             os.close(fd)
             self._owner = None
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -124,7 +144,8 @@ class Server:
     def _set_accepting(self, accepting: bool) -> None:
         if accepting != self._accepting:
             self._accepting = accepting
-            self._poll.modify(self._listener, IN if accepting else 0)
+            for listener in self._listeners.values():
+                self._poll.modify(listener, IN if accepting else 0)
 
     def _serve(self, connection: Connection, event: int) -> None:
         if event == IN == connection.events:
@@ -233,7 +254,8 @@ class Server:
     def _close(self) -> None:
         for connection in [*self._connections.values()]:
             connection.sock.close()
-        self._listener.close()
+        for listener in self._listeners.values():
+            listener.close()
         if self._owner is not None:
             with contextlib.suppress(OSError):
                 os.close(self._owner)

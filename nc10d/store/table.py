@@ -38,6 +38,8 @@ class Table:
 
     def __init__(self, limits: m.Limits = m.Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.values = Values(limits.total)
+        # The name of the Unix socket on which the server listens too, for clients on its host.
+        self.near = b""
         self._waits: dict[Hashable, _Wait] = {}
         self._waiters: dict[bytes, dict[Hashable, None]] = {}
         self._barriers: dict[bytes, dict[Hashable, None]] = {}
@@ -158,7 +160,8 @@ class Table:
             self._wake_all(request[1], replies)
 
     def _get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        _value(self.values.data.get(request[1], b""), client, replies)
+        value = self.values.data.get(request[1], b"")
+        _value(self.near if request[1] == m.NEAR else value, client, replies)
 
     def _multi_get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         values = [self.values.data.get(key, b"") for key in request[1]]
@@ -170,8 +173,10 @@ class Table:
 
     def _check(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         keys, exists = request[1], self.values.exists
-        ready = keys == [m.HOLDS_REQUESTS] or all(map(exists, keys))
-        replies.append((client, m.READY if ready else m.NOT_READY))
+        if keys == [m.HOLDS_REQUESTS]:
+            replies.append((client, m.READY_NEAR if self.near else m.READY))
+        else:
+            replies.append((client, m.READY if all(map(exists, keys)) else m.NOT_READY))
 
     def _wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         exists = self.values.exists
