@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class Channel:
         self.broken = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
+        # A receiver keeps a place in its ring for the message that nobody has asked for.
+        self._room = at.RING_SLOTS - (1 if shared.kind == at.RECEIVER else 0)
         self._fill(shared, process, bell_bit, waiting)
 
     def _fill(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
@@ -83,13 +86,27 @@ class Channel:
         """Return a word of the block."""
         return int(self.words[field // 8])
 
-    def submit(self, submission: Submission) -> bool:
-        """Append to the ring; False if it is full."""
+    def submit(self, submission: Submission, last: bool = False) -> bool:
+        """Append to the ring; False if it is full. `last` may take a receiver's last place."""
+        self._forget_ended()
         self.flying[submission.address] = submission
-        if engine.submit(self.address, submission.address) == at.DONE:
+        room = at.RING_SLOTS if last else self._room
+        if engine.submit(self.address, submission.address, room) == at.DONE:
             return True
         del self.flying[submission.address]
         return False
+
+    def _forget_ended(self) -> None:
+        # A Work that was dropped forgets nothing, and its arrays would stay for ever.
+        while self.flying:
+            first = next(iter(self.flying.values()), None)
+            if first is None or not first.finished():
+                return
+            self.forget(first)
+
+    def oldest(self) -> Submission | None:
+        """Return the first submission that has not ended."""
+        return next((one for one in list(self.flying.values()) if not one.finished()), None)
 
     def forget(self, submission: Submission) -> None:
         """Drop a submission that has ended."""
@@ -102,10 +119,21 @@ class Channel:
                 return
         self.broken = True
 
+    def held(self) -> bool:
+        """Say whether this thread is in the middle of a program that it runs itself."""
+        return self.get(at.C_LOCK) == get_ident() and not self.broken
+
     def give_up(self) -> None:
-        """Leave a program unfinished: for the caller of `run` or `drive` that holds the lock."""
+        """Leave the program that this thread has begun with `run`, if any, unfinished."""
+        if self.held():
+            self.words[at.C_BROKEN // 8] = 1
+            engine.unlock(self.address)
+
+    def disown(self) -> None:
+        """Become unusable in a forked child, whose copy of the block nobody else sees."""
+        self.broken = True
         self.words[at.C_BROKEN // 8] = 1
-        engine.unlock(self.address)
+        self.words[at.C_LOCK // 8] = 1
 
     def idle(self) -> bool:
         """Say whether no submission waits or runs."""
