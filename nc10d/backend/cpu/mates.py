@@ -80,7 +80,8 @@ def gather_keys(
 
 
 def _timeout(deadline: Deadline) -> float:
-    return min(deadline.remaining(), 10.0 * 365 * 86400)
+    # Zero would make a socket non-blocking, and for ever is more than a socket can hold.
+    return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
 
 
 def _plain(card: Card) -> dict[str, object]:
@@ -150,7 +151,11 @@ def _exchange_all(
             mates.append(mate)
             waiting.discard(mate.rank)
         mates.extend(_receive(link, card, mine.secret) for card, link in calls)
-    except (TimeoutError, ConnectionError) as error:
+    except BaseException as error:
+        for mate in mates:
+            os.close(mate.pidfd)
+        if not isinstance(error, OSError):
+            raise
         raise RendezvousError(
             f"rank {mine.rank} could not reach its host mates: {error}"
         ) from error
@@ -176,10 +181,14 @@ def _accept(
         listener.settimeout(_timeout(deadline))
         link, _ = listener.accept()
         link.settimeout(min(2.0, _timeout(deadline)))
-        mate = _introduce(link, mine, cards, waiting)
+        mate = None
+        try:
+            mate = _introduce(link, mine, cards, waiting)
+        finally:
+            if mate is None:
+                link.close()
         if mate is not None:
             return mate, link
-        link.close()
 
 
 def _introduce(
@@ -190,8 +199,8 @@ def _introduce(
     if uid != os.getuid():
         return None
     try:
-        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2)
-    except TimeoutError:
+        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+    except OSError:  # it says nothing, or has gone already
         return None
     rank, secret = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
     proper = secrets.compare_digest(secret, mine.secret.encode())
@@ -203,7 +212,7 @@ def _introduce(
 
 
 def _receive(link: socket.socket, card: Card, secret: str) -> Mate:
-    hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2)
+    hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     if len(hello) != _HELLO.size or len(fds) != 2:
         raise ConnectionError(f"rank {card.rank} closed the connection")
     rank, shown = _HELLO.unpack(hello)
@@ -214,8 +223,6 @@ def _receive(link: socket.socket, card: Card, secret: str) -> Mate:
 
 def _mate(card: Card, fds: list[int]) -> Mate:
     memory, pidfd = fds
-    os.set_inheritable(memory, False)
-    os.set_inheritable(pidfd, False)
     mapping = Mapping(memory)
     os.close(memory)
     return Mate(card.rank, card.pid, card.host, mapping, pidfd)
