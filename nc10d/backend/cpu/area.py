@@ -6,11 +6,13 @@ the cause of a failure it reported, where its links lie, and its two board halve
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.arena import PAGE
-from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 
@@ -38,6 +40,8 @@ class Areas:
         self.rank = rank
         self.size = len(members)
         self.half = half
+        self.reporting = threading.RLock()
+        self.reported = False
         self._offsets = offsets
         self._mappings = [host.mates[member].mapping for member in members]
         self._addresses = [m.base + o for m, o in zip(self._mappings, offsets, strict=True)]
@@ -50,13 +54,19 @@ class Areas:
         """Return where a board half starts."""
         return self._addresses[rank] + header_bytes(self.size) + half * self.half
 
-    def states(self) -> Words:
-        """Return the addresses of everyone's state word."""
-        return np.array([a + at.AREA_STATE for a in self._addresses], np.int64)
+    def leave(self) -> None:
+        """Show that this rank has closed the group and touches nobody's area or links again."""
+        self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
+        mine = mask([self.members[self.rank]])
+        for address in self._addresses:
+            word = address + at.AREA_LEFT
+            seen = engine.load_word(word)
+            while (found := engine.compare_and_swap(word, seen, seen | mine)) != seen:
+                seen = found
 
-    def set_state(self, state: int) -> None:
-        """Show whether this rank has opened or closed the group."""
-        self._word(self.rank, at.AREA_STATE)[0] = state
+    def left_word(self) -> int:
+        """Return the address of the word in my area that says who has closed the group."""
+        return self._addresses[self.rank] + at.AREA_LEFT
 
     def state(self, rank: int) -> int:
         """Return whether a rank has opened or closed the group."""
@@ -68,7 +78,7 @@ class Areas:
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""
-        return sum(1 << member for member in self.members)
+        return mask(self.members)
 
     def last_record(self, rank: int) -> tuple[int, str]:
         """Return a rank's latest call: its sequence number and what it was."""
@@ -90,8 +100,7 @@ class Areas:
     def write_cause(self, text: bytes) -> None:
         """Put the cause that this rank reports into its area."""
         place = self._bytes(self.rank, at.AREA_CAUSE, at.CAUSE_BYTES)
-        place[: len(text)] = np.frombuffer(text, np.uint8)
-        place[len(text) :] = 0
+        place[:] = np.frombuffer(text.ljust(at.CAUSE_BYTES, b"\0"), np.uint8)
 
     def read_cause(self, rank: int) -> str:
         """Return the cause that a rank has reported."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.requests import batch as batch_request
-from nc10d.backend.cpu.works import CpuWork, Joined, Part
+from nc10d.backend.cpu.works import AnySource, CpuWork, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.errors import (
     Aborted,
@@ -126,12 +127,16 @@ class CpuBackend:
                 found = self.plans.quick(op)
                 if found is not None:
                     linked, x, y = found
-                    answer = self._run_arrays(self._address, linked.address, x, y)
-                    if answer == at.DONE:
-                        return None
-                    if answer != at.BUSY:
-                        self._go_on(answer, ops, timeout)
-                        return None
+                    try:
+                        answer = self._run_arrays(self._address, linked.address, x, y)
+                        if answer == at.DONE:
+                            return None
+                        if answer != at.BUSY:
+                            self._go_on(answer, ops, timeout)
+                            return None
+                    except BaseException:
+                        self._let_go(ops)
+                        raise
         else:
             batch = self.batches.find(ops)
             if batch is not None:
@@ -157,15 +162,31 @@ class CpuBackend:
             self.plans.remember(ops[0], linked)
         resolved = resolve(wanted)
         table = np.array(resolved.addresses or [0], np.int64)
-        answer = engine.run(self._address, linked.address, engine.address(table))
-        if answer == at.BUSY:
+        if not self._run_here(linked, engine.address(table), ops, timeout):
             part = self._enqueue(linked, resolved, timeout)
             self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout), resolved.after))
             return
-        if answer != at.DONE:
-            self._go_on(answer, ops, timeout)
         for step in resolved.after:
             step()
+
+    def _run_here(self, linked: Linked, table: int, ops: Sequence[Op], timeout: float) -> bool:
+        """Run a program on the arrays of a table in this thread; False if the channel is busy."""
+        try:
+            answer = engine.run(self._address, linked.address, table)
+            if answer == at.BUSY:
+                return False
+            if answer != at.DONE:
+                self._go_on(answer, ops, timeout)
+        except BaseException:
+            self._let_go(ops)
+            raise
+        return True
+
+    def _let_go(self, ops: Sequence[Op]) -> None:
+        """Something (Ctrl-C, say) ended this thread's call: if its program goes on, fail it."""
+        if self.channel.held():
+            self.channel.give_up()
+            self.interrupted(ops)
 
     def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:
         submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(timeout))
@@ -179,12 +200,8 @@ class CpuBackend:
             for op in ops:
                 validate(op, self.rank, self.size)
             batch = self.batches.remember(batch, self.plans.linked(self._joined(ops)))
-        if not async_op:
-            answer = engine.run(self._address, batch.linked.address, batch.address)
-            if answer != at.BUSY:
-                if answer != at.DONE:
-                    self._go_on(answer, ops, timeout)
-                return None
+        if not async_op and self._run_here(batch.linked, batch.address, ops, timeout):
+            return None
         self.health.check()
         addresses = batch.table[0]
         submission = Submission(batch.linked, addresses, batch.arrays, deadline_ns(timeout))
@@ -205,10 +222,11 @@ class CpuBackend:
         try:
             work.wait()
         except KeyboardInterrupt:
-            self._interrupted(work.ops)
+            self.interrupted(work.ops)
             raise
 
-    def _interrupted(self, ops: Sequence[Op]) -> None:
+    def interrupted(self, ops: Sequence[Op]) -> None:
+        """This thread's call was interrupted: fail the group."""
         name, (seq, _) = describe(ops), self.areas.last_record(self.rank)
         message = f"rank {self.rank} was interrupted in {name} #{seq}"
         self.abort(Aborted(message, rank=self.rank, op=name, seq=seq))
@@ -217,20 +235,15 @@ class CpuBackend:
         """Drive a program that this thread has begun to its end, a slice at a time."""
         channel = self.channel
         deadline = Deadline.after(max(0.0, timeout - SLICE))
-        try:
-            while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
-                answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
-        except BaseException:
-            channel.give_up()
-            self._interrupted(ops)
-            raise
+        while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
+            answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
         if answer == at.DONE:
             return
         # Whoever learns of a failure stops the channels: this thread must have left before.
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
             self.health.engine_failed(channel, answer)
-        failure = self.health.look(ops, channel, deadline)
+        failure = self.health.settled(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         raise fresh(failure)
 
@@ -259,14 +272,26 @@ class CpuBackend:
     def enqueue(self, channel: Channel, submission: Submission) -> Part:
         """Append a submission to a channel; waits for room if its ring is full."""
         while not channel.submit(submission):
-            oldest = next(iter(list(channel.flying.values())), None)
-            self.health.check()
-            if oldest is not None:
-                engine.wait(channel.address, oldest.address, SLICE_NS)
+            self._make_room(channel, submission)
         if len(channel.flying) > at.RING_SLOTS:
             for ended in [s for s in list(channel.flying.values()) if s.finished()]:
                 channel.forget(ended)
         return channel, submission
+
+    def _make_room(self, channel: Channel, submission: Submission) -> None:
+        """Help a full ring along, for a slice; the operation's deadline holds here too."""
+        self.health.check()
+        limit = int(submission.words[at.D_DEADLINE // 8])
+        if limit and time.monotonic_ns() > limit:
+            raise fresh(self.health.fail_timeout((), channel))
+        oldest = channel.oldest()
+        if oldest is None:
+            return
+        answer = engine.wait(channel.address, oldest.address, SLICE_NS)
+        if answer == at.UNMATCHED:
+            self.post.absorb(channel)
+        elif answer < 0 and answer != at.ABORTED:
+            self.health.engine_failed(channel, answer)
 
     # -- waiting ---------------------------------------------------------------------------
 
@@ -288,7 +313,7 @@ class CpuBackend:
             if answer == at.FINISHED:
                 return None
             if answer == at.UNMATCHED:
-                self.post.absorb(channel, until)
+                self.post.absorb(channel)
             elif answer < 0 and answer != at.ABORTED:
                 self.health.engine_failed(channel, answer)
             failure = self.health.look(ops, channel, limit)
@@ -299,21 +324,23 @@ class CpuBackend:
         """Take messages nobody asked for out of the way of receives that are only polled."""
         for channel, _ in parts:
             if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
-                self.post.absorb(channel, Deadline.after(SLICE))
+                self.post.absorb(channel)
 
     def watch(self, work: Work) -> None:
         """Have the notifier finish a work that nobody waits for."""
         self._watched.add(work)
         self.host.need_notifier()
-        self.host.poke_notifier()
+        if self.health.closed or not self.host.poke_notifier():
+            self.notify()
 
-    def notify(self) -> None:
-        """Finish what has ended; called by the notifier."""
+    def notify(self) -> bool:
+        """Finish what has ended; called by the notifier. True: look again, nobody will tell."""
         for work in list(self._watched):
             work._poll()
             if work._state != 0:
                 self._watched.discard(work)
                 work._finish()
+        return any(isinstance(work, AnySource) for work in list(self._watched))
 
     def on_failure(self, address: int, answer: int) -> None:
         """The worker could not go on with one of my channels: say why to everyone."""
@@ -342,13 +369,18 @@ class CpuBackend:
         if not self.health.close():
             return
         self.notify()
-        self.areas.set_state(at.CLOSED)
-        self.host.ring(self.areas.bits())
         for channel in (self.channel, *self.links.channels()):
             self.host.retire(channel)
-        for offset in (self._offset, *self.links.memory()):
-            self.host.abandon(offset, self.areas.states())
+        self.areas.leave()
+        self.host.ring(self.areas.bits())
+        offsets = [self._offset, *self.links.memory()]
+        self.host.abandon(offsets, self.areas.left_word(), self.areas.bits())
         self.host.leave(self)
+
+    def disown(self) -> None:
+        """Become unusable in a forked child; what the group owns stays the parent's."""
+        self.ending = threading.RLock()
+        self.health.disown()
 
     def __del__(self) -> None:
         health = getattr(self, "health", None)

@@ -30,22 +30,40 @@ KINDS = (
     errors.Aborted,
     errors.GroupClosed,
 )
+FIELDS = ("rank", "host", "pid", "group", "op", "seq")
 
 
 def publish(areas: Areas, error: errors.DistError) -> None:
     """Make `error` the group's cause unless there is one already; every rank wakes up."""
-    kind = type(error).__name__ if isinstance(error, KINDS) else "Aborted"
-    fields = {name: value for name, value in vars(error).items() if _plain(value)}
-    text = json.dumps({"kind": kind, "message": str(error)[:1200], "fields": fields}).encode()
-    areas.write_cause(text[: at.CAUSE_BYTES - 8])
     first = areas.address(0) + at.AREA_ABORT
-    winner = engine.compare_and_swap(first, 0, areas.rank + 1) or areas.rank + 1
+    with areas.reporting:
+        # Peers may be reading what this rank reported first: it is never written again.
+        if not areas.reported and engine.load_word(first) == 0:
+            areas.write_cause(encoded(error))
+            areas.reported = True
+    winner = engine.load_word(first)
+    if winner == 0:
+        winner = engine.compare_and_swap(first, 0, areas.rank + 1) or areas.rank + 1
     for rank in range(areas.size):
         engine.compare_and_swap(areas.address(rank) + at.AREA_ABORT, 0, winner)
 
 
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (int, str, float))
+def encoded(error: errors.DistError) -> bytes:
+    """Return an error as it is written into an area; a message that is too long is cut."""
+    kind = type(error).__name__ if isinstance(error, KINDS) else "Aborted"
+    fields = {name: _short(getattr(error, name)) for name in FIELDS}
+    message = str(error)
+    while True:
+        cause = {"kind": kind, "message": message, "fields": fields}
+        text = json.dumps(cause, ensure_ascii=False).encode(errors="replace")
+        excess = len(text) - at.CAUSE_BYTES
+        if excess <= 0:
+            return text
+        message = message[: max(0, len(message) - excess - 1)] + "…"
+
+
+def _short(value: Any) -> Any:
+    return value[:100] if isinstance(value, str) else value
 
 
 def read(areas: Areas) -> errors.DistError | None:

@@ -7,6 +7,7 @@ users' arrays any more. A thread that holds a channel's lock must give it up bef
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from nc10d.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     DistError,
+    ForkedGroupError,
     GroupClosed,
     PeerLost,
 )
@@ -72,6 +74,11 @@ class Health:
             return True
         return self._deserter(channel) is not None or deadline.expired()
 
+    def settled(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
+        """Like `look`, for a thread whose channel was stopped: waits for who is saying why."""
+        with self._lock:
+            return self.look(ops, channel, deadline)
+
     def look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
         """Return the failure; a peer that has left, or the operation's deadline, makes one."""
         failure = self.failure()
@@ -101,12 +108,14 @@ class Health:
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        if self.closed:
-            return
         error = reason if isinstance(reason, DistError) else Aborted(str(reason))
         error.group = error.group or self._name
-        causes.publish(self._areas, error)
-        self._areas.host.ring(self._areas.bits())
+        # Once the group is closed, its memory may be another's.
+        with self._lock:
+            if self.closed:
+                return
+            causes.publish(self._areas, error)
+            self._areas.host.ring(self._areas.bits())
         self.failure()
 
     def close(self) -> bool:
@@ -147,13 +156,25 @@ class Health:
 
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
-        failure = self.failure()
+        with self._lock:  # whoever is closing the group has said so by then
+            failure = self.failure()
         assert failure is not None
         return failure
 
     def _stop(self) -> None:
-        for channel in (self._channel, *self._links.channels()):
-            channel.stop()
+        self._channel.stop()
+        self._links.stop()
+
+    def disown(self) -> None:
+        """Be over in a forked child."""
+        self._lock = threading.RLock()
+        self.closed = True
+        self._failure = ForkedGroupError(
+            f"group {self._name!r} belongs to the process that forked this one",
+            group=self._name,
+            rank=self._areas.rank,
+            pid=os.getpid(),
+        )
 
     # -- saying why ------------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ callbacks; it starts with the first of them. Threads are joined before memory go
 
 from __future__ import annotations
 
-import math
+import heapq
 import os
 import select
 import threading
 import time
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 MAX_RANKS = 64
+CENTURY = 100 * 365.25 * 86400
 MAX_CHANNELS = 16384
 WORKER_SLICE_NS = 50_000_000
+# How often the notifier looks at works that nobody tells it about.
+RESTLESS_MS = 20
 
 
 class Host:
@@ -45,9 +49,13 @@ class Host:
         self.size = size
         self.pid = os.getpid()
         self.arena = Arena()
-        bell = self.arena.allocate(PAGE)
-        assert bell == 0, "everyone's doorbell is at the start of its arena"
-        self.mates = meeting.meet(store, rank, size, self.arena, deadline)
+        try:
+            bell = self.arena.allocate(PAGE)
+            assert bell == 0, "everyone's doorbell is at the start of its arena"
+            self.mates = meeting.meet(store, rank, size, self.arena, deadline)
+        except BaseException:
+            self.arena.close()
+            raise
         self.waiting: Waiting = waiting_policy(size)
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
@@ -56,7 +64,9 @@ class Host:
         self._channels: dict[int, Channel] = {}
         self._spare: list[int] = []
         self._retired: list[tuple[int, Channel]] = []
-        self._zombies: list[tuple[int, Words]] = []
+        self._zombies: list[tuple[Sequence[int], int, int]] = []
+        self._dead = 0
+        self._traces: list[Words] = []
         self.groups: dict[str, weakref.ref[CpuBackend]] = {}
         self._lock = threading.RLock()
         self._events = os.eventfd(0, os.EFD_CLOEXEC)
@@ -73,6 +83,7 @@ class Host:
             target=self._watch_peers, name="nc10d-control", daemon=True
         )
         self._control.start()
+        _hosts.add(self)
 
     def _set(self, field: int, value: int) -> None:
         self._process[field // 8] = value
@@ -97,7 +108,7 @@ class Host:
     def live_groups(self) -> list[CpuBackend]:
         """Return the groups that have not been closed."""
         with self._lock:
-            found = [ref() for ref in self.groups.values()]
+            found = [ref() for ref in list(self.groups.values())]
         return [group for group in found if group is not None]
 
     # -- memory ----------------------------------------------------------------------------
@@ -105,27 +116,31 @@ class Host:
     def allocate(self, nbytes: int) -> int:
         """Return the offset of zeroed memory in my arena, after taking back what nobody uses."""
         with self._lock:
-            still = []
-            for offset, states in self._zombies:
-                if bool((states_of(states) == at.CLOSED).all()):
+            zombies, self._zombies = self._zombies, []
+            for zombie in zombies:
+                offsets, left_word, members = zombie
+                if members & ~(engine.load_word(left_word) | self._dead):
+                    self._zombies.append(zombie)
+                    continue
+                for offset in offsets:
                     self.arena.free(offset)
-                else:
-                    still.append((offset, states))
-            self._zombies = still
         return self.arena.allocate(nbytes)
 
-    def abandon(self, offset: int, state_addresses: Words) -> None:
-        """Give memory back as soon as every member of its group has closed the group."""
+    def abandon(self, offsets: Sequence[int], left_word: int, members: int) -> None:
+        """Give memory back once the word at `left_word`, which lies in it, shows all `members`.
+
+        The word is mine until then: a peer's own state could be overwritten by its next group.
+        """
         with self._lock:
-            self._zombies.append((offset, state_addresses))
+            self._zombies.append((offsets, left_word, members))
 
     # -- channels --------------------------------------------------------------------------
 
     def channel(self, shared: Shared) -> Channel:
         """Make a channel and show it to the worker."""
-        channel = Channel(shared, self.process, 1 << self.rank, self.waiting)
+        channel = Channel(shared, self.process, mask([self.rank]), self.waiting)
         with self._lock:
-            index = self._spare.pop() if self._spare else len(self._channels)
+            index = heapq.heappop(self._spare) if self._spare else len(self._channels)
             if index >= MAX_CHANNELS:
                 raise MemoryError(f"more than {MAX_CHANNELS} groups and links at a time")
             self._channels[index] = channel
@@ -140,7 +155,11 @@ class Host:
                 if known is channel:
                     self._table[index] = 0
                     del self._channels[index]
-                    self._spare.append(index)
+                    heapq.heappush(self._spare, index)
+            count = int(self._process[at.P_COUNT // 8])
+            while count and count - 1 not in self._channels:
+                count -= 1
+            self._set(at.P_COUNT, count)
             # The worker has let go of what it read once it has gone round twice.
             if self._worker is not None:
                 rounds = int(self._process[at.P_ROUNDS // 8])
@@ -171,9 +190,13 @@ class Host:
                     self._notifier = thread
                     thread.start()
 
-    def poke_notifier(self) -> None:
-        """Have the notifier look at all watched works."""
-        os.eventfd_write(self._events, 1)
+    def poke_notifier(self) -> bool:
+        """Have the notifier look at all watched works; False if there is none any more."""
+        with self._lock:
+            if self._events >= 0 and not self._closing:
+                os.eventfd_write(self._events, 1)
+                return True
+        return False
 
     def _work(self) -> None:
         policy = self.waiting
@@ -186,10 +209,14 @@ class Host:
                 group.on_failure(address, answer)
 
     def _notify(self) -> None:
+        poller = select.poll()
+        events = self._events
+        poller.register(events, select.POLLIN)
+        restless = False
         while not self._closing:
-            os.eventfd_read(self._events)
-            for group in self.live_groups():
-                group.notify()
+            if poller.poll(RESTLESS_MS if restless else None):
+                os.eventfd_read(events)
+            restless = sum(group.notify() for group in self.live_groups()) > 0
 
     def _watch_peers(self) -> None:
         poller = select.poll()
@@ -201,6 +228,8 @@ class Host:
             for fd, _ in poller.poll():
                 if fd in by_fd:
                     poller.unregister(fd)
+                    with self._lock:
+                        self._dead |= mask([by_fd[fd].rank])
                     for group in self.live_groups():
                         group.health.on_death(by_fd[fd])
 
@@ -210,8 +239,6 @@ class Host:
             if self._closing:
                 return
             self._closing = True
-        if os.getpid() != self.pid:
-            return
         self._set(at.P_STOP, 1)
         engine.ring(self.process, 0)
         os.eventfd_write(self._wake, 1)
@@ -221,19 +248,39 @@ class Host:
                 while thread.is_alive():
                     engine.ring(self.process, 0)
                     thread.join(0.05)
-        for mate in self.mates:
-            if mate.pidfd >= 0:
-                os.close(mate.pidfd)
-        os.close(self._events)
-        os.close(self._wake)
-        self.arena.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        with self._lock:
+            ends = [self._events, self._wake, *(mate.pidfd for mate in self.mates)]
+            self._events = self._wake = -1
+            for mate in self.mates:
+                mate.pidfd = -1
+            for fd in ends:
+                if fd >= 0:
+                    os.close(fd)
+            self.arena.close()
+
+    def disown(self) -> None:
+        """Become harmless in a forked child: the memory is the parent's, the threads are not here.
+
+        The child's copies of channels are locked for good, so that no wait advances them.
+        """
+        self._lock = threading.RLock()
+        self._closing = True
+        for channel in self._channels.values():
+            channel.disown()
+        for group in self.live_groups():
+            group.disown()
+        self._close_descriptors()
 
     # -- looking ---------------------------------------------------------------------------
 
     def start_trace(self, events: int = 4096) -> Words:
         """Record what channels do: rows of (ns, channel, event, descriptor); see layout.py."""
         buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
-        self._trace = buffer
+        # A thread may still write a row of the trace before.
+        self._traces.append(buffer)
         self._set(at.P_TRACE_NEXT, 0)
         self._set(at.P_TRACE_SIZE, events)
         self._set(at.P_TRACE, engine.address(buffer))
@@ -246,13 +293,25 @@ class Host:
         return int(min(size, count))
 
 
-def states_of(addresses: Words) -> Words:
-    """Return the words at `addresses`."""
-    return np.array([engine.load_word(int(address)) for address in addresses], np.int64)
+_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for host in tuple(_hosts):
+        host.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def mask(ranks: Iterable[int]) -> int:
+    """Return ranks of the host as bits of an int64, whose sign is rank 63."""
+    bits = sum(1 << rank for rank in ranks)
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def deadline_ns(timeout: float) -> int:
-    """Return the engine's deadline for a timeout in seconds; 0 for none."""
-    if math.isinf(timeout):
+    """Return the engine's deadline for a timeout in seconds; 0 for none (or centuries)."""
+    if timeout > CENTURY:
         return 0
     return time.monotonic_ns() + int(timeout * 1e9)

@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.area import Areas
-from nc10d.backend.cpu.channel import Channel, Shared
+from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.linking import link as link_program
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Call, Program
+from nc10d.errors import GroupClosed
 
 HALF = 65536
 LINK_BYTES = at.LINK_BOARD + 2 * HALF
@@ -32,11 +33,12 @@ BY_SENDER, BY_RECEIVER = 1, 2
 
 @dataclass(slots=True)
 class Unexpected:
-    """A message that came before anybody asked for its tag."""
+    """A message that came before anybody asked for its tag; `submission` brings it in."""
 
     tag: int
     dtype: int
     data: npt.NDArray[np.uint8]
+    submission: Submission
 
 
 class Inbox:
@@ -73,11 +75,12 @@ class Links:
 
     def __init__(self, areas: Areas) -> None:
         self._areas = areas
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
         self._programs: dict[tuple[bool, int], Linked] = {}
         self._mine: list[int] = []
+        self._stopped = False
 
     def to(self, peer: int) -> Channel:
         """Return my end of the link to a rank."""
@@ -113,6 +116,13 @@ class Links:
         with self._lock:
             return [*self._out.values(), *(inbox.channel for inbox in self._in.values())]
 
+    def stop(self) -> None:
+        """Stop all links for good, and let none be made any more."""
+        with self._lock:
+            self._stopped = True
+        for channel in self.channels():
+            channel.stop()
+
     def inboxes(self) -> list[Inbox]:
         """Return what has been made of incoming links."""
         with self._lock:
@@ -129,6 +139,8 @@ class Links:
         return list(self._mine)
 
     def _connect(self, sender: int, receiver: int) -> Channel:
+        if self._stopped:
+            raise GroupClosed("the group has failed or been closed: no new links")
         areas = self._areas
         word = areas.links_word(sender, receiver)
         place = engine.load_word(word) or self._make(word, areas.rank == sender)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.links import Inbox, Unexpected
 from nc10d.backend.cpu.memory import Resolved, through_copy
 from nc10d.backend.cpu.native import engine
@@ -56,10 +57,14 @@ class Post:
             return False
         if not lane.busy.acquire(blocking=False):
             return False
+        # After an exception the descriptor may still be in flight: the lane stays busy for good.
         try:
-            return self._on_lane(lane, op, x, timeout)
-        finally:
-            lane.busy.release()
+            done = self._on_lane(lane, op, x, timeout)
+        except KeyboardInterrupt:
+            self._backend.interrupted((op,))
+            raise
+        lane.busy.release()
+        return done
 
     def _on_lane(self, lane: Lane, op: Send | Recv, x: Any, timeout: float) -> bool:
         channel, submission = lane.channel, lane.submission
@@ -75,12 +80,7 @@ class Post:
         if engine.wait(address, descriptor, engine.SLICE_NS) != at.FINISHED:
             deadline = Deadline.after(timeout)
             work = CpuWork(self._backend, (op,), [(channel, submission)], deadline)
-            try:
-                self._backend.wait_work(work)
-            except BaseException:
-                # The descriptor may still be in flight: this lane is not used again.
-                self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
-                raise
+            work.wait()
         channel.forget(submission)
         return True
 
@@ -137,37 +137,46 @@ class Post:
             failure = self._backend.health.failure()
             assert failure is not None
             raise failure
-        flat = early.data.view(buffer.dtype.numpy)
-        np.copyto(np.asarray(buffer.owner), flat.reshape(buffer.shape))
-        return CpuWork(self._backend, (op,), [], deadline, (), peer)
+
+        def deliver() -> None:
+            flat = early.data.view(buffer.dtype.numpy)
+            np.copyto(np.asarray(buffer.owner), flat.reshape(buffer.shape))
+
+        # It may still be on its way.
+        part = (self._backend.links.inbox(peer).channel, early.submission)
+        return CpuWork(self._backend, (op,), [part], deadline, [deliver], peer)
 
     def _receive_any(self, op: Recv, deadline: Deadline, limit: int) -> Work:
         backend = self._backend
         peers = [rank for rank in range(backend.size) if rank != backend.rank]
 
-        def attempt(seconds: float) -> Work | None:
-            inboxes = [backend.links.inbox(peer) for peer in peers]
-            for peer, inbox in zip(peers, inboxes, strict=True):
-                if self._ready(inbox, op.tag):
-                    return self._receive(op, peer, deadline, limit)
-            self._await_message(inboxes, seconds)
+        def match() -> Work | None:
+            for peer in peers:
+                inbox = backend.links.inbox(peer)
+                with inbox.lock:  # what is ready must be received before another thread does
+                    if self._ready(inbox, op.tag):
+                        return self._receive(op, peer, deadline, limit)
             return None
 
-        return AnySource(backend, (op,), deadline, attempt)
+        def pause(seconds: float) -> None:
+            self._await_message([backend.links.inbox(peer) for peer in peers], seconds)
+
+        return AnySource(backend, (op,), deadline, match, pause)
 
     def _ready(self, inbox: Inbox, tag: int) -> bool:
         """Say whether a message with `tag` is here that no posted receive is entitled to."""
-        with inbox.lock:
-            if any(kept.tag == tag for kept in inbox.early):
-                return True
-            channel = inbox.channel
-            if not channel.idle() or not _arrived(channel):
-                return False
+        channel = inbox.channel
+        oldest = channel.oldest()
+        if oldest is not None:
+            # Receives are posted: let the link find out whether its next message is for one.
+            engine.wait(channel.address, oldest.address, 1)
+            self._clear(inbox)
+        elif channel.idle() and _arrived(channel):
             waiting = _head(channel)
             if waiting[0] == tag:
                 return True
-            self._take_aside(inbox, waiting, Deadline.after(60.0))
-            return any(kept.tag == tag for kept in inbox.early)
+            self._take_aside(inbox, waiting)
+        return any(kept.tag == tag for kept in inbox.early)
 
     def _await_message(self, inboxes: Sequence[Inbox], seconds: float) -> None:
         rows = [
@@ -176,29 +185,33 @@ class Post:
         ]
         table = np.array(rows, np.int64)
         host = self._backend.host
-        bit = 1 << host.rank
+        bit = mask([host.rank])
         slice_ns = max(1, int(seconds * 1e9))
         engine.wait_any(host.process, bit, engine.address(table), len(rows), slice_ns)
 
-    def absorb(self, channel: Channel, until: Deadline) -> None:
+    def absorb(self, channel: Channel) -> None:
         """Take the message at a link's head aside, unless somebody has asked for it meanwhile."""
         for inbox in self._backend.links.inboxes():
             if inbox.channel is channel:
                 with inbox.lock:
-                    message = inbox.next_message()
-                    if channel.get(at.C_UNMATCHED) and not inbox.wanted(message[0]):
-                        self._take_aside(inbox, message, until)
+                    self._clear(inbox)
 
-    def _take_aside(self, inbox: Inbox, message: tuple[int, int, int], until: Deadline) -> None:
+    def _clear(self, inbox: Inbox) -> None:
+        # Whose head is unmatched stays so while I hold the lock; before I know, it may change.
+        if inbox.channel.get(at.C_UNMATCHED):
+            message = inbox.next_message()
+            if not inbox.wanted(message[0]):
+                self._take_aside(inbox, message)
+
+    def _take_aside(self, inbox: Inbox, message: tuple[int, int, int]) -> None:
+        """Post a receive of my own for a message; whoever advances the link brings it in."""
         tag, nbytes, dtype = message
         data = np.empty(nbytes, np.uint8)
         linked = self._backend.links.program(False, nbytes, inbox.channel)
         submission = Submission(linked, [engine.address(data)], data, 0, message)
-        channel, _ = self._backend.enqueue(inbox.channel, submission)
-        failure = self._backend.wait_part(channel, submission, until, until, ())
-        if failure is None:
-            channel.forget(submission)
-            inbox.early.append(Unexpected(tag, dtype, data))
+        # Only one message at a time is at the head, and a place is kept for it.
+        if inbox.channel.submit(submission, last=True):
+            inbox.early.append(Unexpected(tag, dtype, data, submission))
 
     def _differs(
         self, peer: int, message: tuple[int, int, int], buffer: Buffer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.deadline import Deadline
@@ -80,18 +81,21 @@ class CpuWork(Work):
 class AnySource(Work):
     """A receive from whoever sends first; matched when somebody waits for it or looks."""
 
-    __slots__ = ("_attempt", "_backend", "_inner", "deadline")
+    __slots__ = ("_backend", "_inner", "_match", "_matching", "_pause", "deadline")
 
     def __init__(
         self,
         backend: CpuBackend,
         ops: Sequence[Op],
         deadline: Deadline,
-        attempt: Callable[[float], Any],
+        match: Callable[[], Work | None],
+        pause: Callable[[float], None],
     ) -> None:
         super().__init__(ops)
         self._backend = backend
-        self._attempt = attempt
+        self._match = match
+        self._pause = pause
+        self._matching = threading.Lock()
         self._inner: Work | None = None
         self.deadline = deadline
 
@@ -107,9 +111,14 @@ class AnySource(Work):
             if failure is not None:
                 self._finish(failure)
                 return
-            self._inner = self._attempt(until.slice(0.05))
-            if self._inner is None and until.expired():
-                return
+            # The notifier and several waiters may look at the same time: one takes the message.
+            with self._matching:
+                if self._inner is None:
+                    self._inner = self._match()
+            if self._inner is None:
+                if until.expired():
+                    return
+                self._pause(until.slice(0.05))
         inner = self._inner
         inner._block(deadline) if deadline.at > 0 else inner._poll()
         if inner._look():

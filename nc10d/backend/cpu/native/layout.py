@@ -15,6 +15,7 @@ SLOT_BYTES = 24
 SLOT_PAYLOAD = 8
 AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
 AREA_STATE = 72  # 0 forming, 1 open, 2 closed
+AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its links again
 AREA_RECORDS = 128
 RECORD_RING = 16
 RECORD_BYTES = 128  # sequence number, start time in ns, text
@@ -34,7 +35,7 @@ LINK_BOARD = 128
 
 # -- a channel: one FIFO of programs (a group's collectives, or one end of a link) ---------------
 (
-    C_LOCK,
+    C_LOCK,  # 0, or the thread (its pthread_self) that advances the channel
     C_KIND,
     C_SIZE,
     C_RANK,
