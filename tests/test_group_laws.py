@@ -1,0 +1,221 @@
+"""Groups of some of the ranks: each computes among its members only, whatever others do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d.group import ProcessGroup
+from nc10d.testing import Ranks
+
+Lists = list[list[int]]
+At = Callable[[int], Ranks]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[At]:
+    made: dict[int, Ranks] = {}
+    yield lambda size: made.setdefault(size, Ranks(size, timeout=20))
+    for each in made.values():
+        each.close()
+
+
+def total(members: list[int]) -> int:
+    return sum(10**rank for rank in members)
+
+
+def mine(lists: Lists) -> list[tuple[list[int], ProcessGroup]]:
+    """Make the groups; return those that this rank is in, with their members."""
+    made = [(members, dist.new_group(members, sort_ranks=False)) for members in lists]
+    return [(members, group) for members, group in made if isinstance(group, ProcessGroup)]
+
+
+def end(groups: list[tuple[list[int], ProcessGroup]]) -> None:
+    for _, group in groups:
+        dist.destroy_process_group(group)
+
+
+def in_order(world: ProcessGroup, lists: Lists, count: int) -> None:
+    """Sync calls, the groups one after the other; members also differ in how often they call."""
+    groups = mine(lists)
+    for turn, (members, group) in enumerate(groups * 3):
+        x = np.full(count, 10.0**world.rank)
+        group.all_reduce(x)
+        assert (x == total(members)).all(), (members, turn, x[:1])
+        every = np.zeros(group.size, np.int64)
+        group.all_gather_into_tensor(every, np.array([world.rank]))
+        assert every.tolist() == members
+        assert dist.get_process_group_ranks(group) == members
+        assert members[group.rank] == world.rank
+    world.barrier()
+    end(groups)
+
+
+def lists_of(size: int) -> st.SearchStrategy[Lists]:
+    members = st.permutations(range(size)).flatmap(
+        lambda order: st.integers(1, size).map(lambda count: list(order[:count]))
+    )
+    return st.lists(members, min_size=1, max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), size=st.sampled_from([2, 3, 4, 5]))
+def test_groups_of_any_ranks_compute_among_their_members(ranks: At, data: Any, size: int) -> None:
+    lists = data.draw(lists_of(size))
+    count = data.draw(st.sampled_from([1, 500, 30_000]))
+    ranks(size).run(in_order, [lists] * size, [count] * size)
+
+
+def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
+    """Async calls on overlapping groups, launched by each rank in an order of its own."""
+    groups = mine(lists)
+    turned = groups[world.rank :] + groups[: world.rank]
+    order = turned if world.rank % 2 else turned[::-1]
+    flying = []
+    for members, group in order * 2:
+        x, y = np.full(count, 10.0**world.rank), np.full(3, world.rank)
+        flying.append((members, x, group.all_reduce(x, async_op=True)))
+        flying.append((members, y, group.broadcast(y, group.size - 1, async_op=True)))
+    for members, x, work in reversed(flying):
+        assert work is not None
+        work.wait()
+        wanted = members[-1] if x.size == 3 else total(members)
+        assert (x == wanted).all(), (members, x[:1], wanted)
+    end(groups)
+
+
+@pytest.mark.parametrize("count", [4, 9000, 200_000])
+def test_overlapping_groups_progress_in_any_order_of_launch(ranks: At, count: int) -> None:
+    pairs = [list(pair) for pair in itertools.combinations(range(4), 2)]
+    ranks(4).run(crosswise, [[*pairs, [3, 1, 0], [0, 1, 2, 3]]] * 4, [count] * 4)
+
+
+def grid(world: ProcessGroup) -> None:
+    """Rows, then columns, of a 2 x 2 grid: together they are everybody."""
+    x = np.arange(1000) + world.rank
+    rows, all_rows = dist.new_subgroups(2)
+    columns, all_columns = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    assert len(all_rows) == len(all_columns) == 2
+    assert isinstance(rows, ProcessGroup)
+    assert isinstance(columns, ProcessGroup)
+    whole = x.copy()
+    work = world.all_reduce(whole, async_op=True)
+    rows.all_reduce(x)
+    columns.all_reduce(x)
+    assert work is not None
+    work.wait()
+    assert np.array_equal(x, whole)
+
+
+def test_rows_and_columns_of_a_grid_make_the_whole(ranks: At) -> None:
+    ranks(4).run(grid)
+
+
+def halves(world: ProcessGroup) -> None:
+    """A split of a split: at each level only my half computes, the others beside it."""
+    group, members = world, list(range(world.size))
+    while group.size > 1:
+        middle = group.size // 2
+        local = [list(range(middle)), list(range(middle, group.size))]
+        half = dist.split_group(group, local)
+        assert isinstance(half, ProcessGroup)
+        members = members[:middle] if group.rank < middle else members[middle:]
+        assert dist.get_process_group_ranks(half) == members
+        x = np.full(7000, 10**world.rank)
+        half.all_reduce(x)
+        assert (x == total(members)).all()
+        y = np.full(2, 10**world.rank)
+        group.all_reduce(y)
+        group = half
+    world.barrier()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_split_can_be_split(ranks: At, size: int) -> None:
+    ranks(size).run(halves)
+
+
+def some_do_not_belong(world: ProcessGroup) -> None:
+    group = dist.split_group(world, [[0, 2]])
+    assert (group is None) == (world.rank == 1)
+    other = dist.new_group([1], use_local_synchronization=True)
+    assert isinstance(other, ProcessGroup) == (world.rank == 1)
+    x = np.full(5, world.rank)
+    if group is not None:
+        group.all_reduce(x)
+        assert (x == 2).all()
+        assert dist.get_group_rank(group, 2) == 1
+        assert dist.get_global_rank(group, 1) == 2
+    elif isinstance(other, ProcessGroup):
+        other.all_reduce(x)
+        assert (x == 1).all()
+
+
+def test_who_is_in_no_group_goes_on(ranks: At) -> None:
+    ranks(3).run(some_do_not_belong)
+
+
+def blocks_on_two_groups(world: ProcessGroup) -> None:
+    """Blocks of two groups may lie in each other; a call goes to the block of its own group."""
+    pair = dist.new_group([0, 1])
+    assert isinstance(pair, ProcessGroup)
+    x, y, z = (np.ones(50) for _ in range(3))
+    with dist.coalescing_manager(world):
+        world.all_reduce(x)
+        with dist.coalescing_manager(pair):
+            pair.all_reduce(y)
+            world.all_reduce(z)
+        assert (y == 2).all()
+        assert (x == 1).all()
+    assert (x == 2).all()
+    assert (z == 2).all()
+    pair.close()
+
+
+def test_blocks_of_two_groups_may_lie_in_each_other(ranks: At) -> None:
+    ranks(2).run(blocks_on_two_groups)
+
+
+def messages_in_two_groups(world: ProcessGroup) -> None:
+    """Groups do not mix their messages, tags and ranks being the same."""
+    turned = dist.new_group([2, 1, 0], sort_ranks=False)
+    assert isinstance(turned, ProcessGroup)
+    if world.rank == 0:
+        turned.send(np.array([1.0]), 0)
+        world.send(np.array([2.0]), 2)
+    elif world.rank == 2:
+        x, y = np.zeros(1), np.zeros(1)
+        assert world.recv(x, None) == 0
+        assert turned.recv(y, None) == 2
+        assert (x[0], y[0]) == (2.0, 1.0)
+    turned.barrier()
+
+
+def test_groups_do_not_mix_their_messages(ranks: At) -> None:
+    ranks(3).run(messages_in_two_groups)
+
+
+def many_groups(world: ProcessGroup) -> None:
+    made = [dist.new_group() for _ in range(60)]
+    works = []
+    for number, group in enumerate(made):
+        assert isinstance(group, ProcessGroup)
+        x = np.full(100, number)
+        works.append((number, x, group.all_reduce(x, async_op=True)))
+    for number, x, work in works:
+        assert work is not None
+        work.wait()
+        assert (x == number * world.size).all()
+    for group in made:
+        dist.destroy_process_group(group)
+
+
+def test_many_groups_at_once(ranks: At) -> None:
+    ranks(3).run(many_groups)
