@@ -124,7 +124,9 @@ class TCPStore(Store):
         return f"TCPStore({self.address})"
 
     def set(self, key: str, value: Value) -> None:
-        self._call(m.with_values(m.SET, _key(key), encode_value(value)), _nothing, (key,))
+        if type(value) is not bytes:
+            value = encode_value(value)
+        self._call(m.with_value(m.SET, _key(key), value), _nothing, (key,))
 
     def get(self, key: str) -> bytes:
         name = _key(key)
@@ -145,7 +147,7 @@ class TCPStore(Store):
         return self._call(packet, Link.take_string, (key,))
 
     def append(self, key: str, value: Value) -> None:
-        self._call(m.with_values(m.APPEND, _key(key), encode_value(value)), _nothing, (key,))
+        self._call(m.with_value(m.APPEND, _key(key), encode_value(value)), _nothing, (key,))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = _keys(keys)
@@ -167,7 +169,7 @@ class TCPStore(Store):
         return [decode_key(name[1:]) for name in names if name.startswith(b"/")]
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._call(m.with_values(m.QUEUE_PUSH, _key(key), encode_value(value)), _nothing, (key,))
+        self._call(m.with_value(m.QUEUE_PUSH, _key(key), encode_value(value)), _nothing, (key,))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = _key(key)

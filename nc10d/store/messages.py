@@ -263,11 +263,13 @@ def with_key(kind: int, key: bytes) -> bytes:
     return _KIND_U64.pack(kind, len(key)) + key
 
 
+def with_value(kind: int, key: bytes, value: bytes) -> bytes:
+    """Encode a request with a key and a value: SET, APPEND, QUEUE_PUSH."""
+    return _KIND_U64.pack(kind, len(key)) + key + U64.pack(len(value)) + value
+
+
 def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
-    """Encode a request with a key and values: SET, APPEND, COMPARE_SET, QUEUE_PUSH."""
-    if len(values) == 1:
-        value = values[0]
-        return _KIND_U64.pack(kind, len(key)) + key + U64.pack(len(value)) + value
+    """Encode a request with a key and any number of values: COMPARE_SET has two."""
     return with_key(kind, key) + b"".join(map(string, values))
 
 

@@ -7,6 +7,7 @@ a store can keep a journal by overriding them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 
@@ -22,17 +23,23 @@ class Values:
     def __init__(self, limit: int | None = None) -> None:
         self.data: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
         self.nbytes = 0
 
     def _grow(self, count: int) -> None:
-        if self.limit is not None and self.nbytes + count > self.limit:
-            raise Full(f"values of more than {self.limit} bytes in all")
+        if self.nbytes + count > self.limit:
+            raise self._full()
         self.nbytes += count
+
+    def _full(self) -> Full:
+        return Full(f"values of more than {self.limit} bytes in all")
 
     def put(self, key: bytes, value: bytes) -> None:
         """Store `value` under `key`, in place of what was there."""
-        self._grow(len(value) - len(self.data.get(key, b"")))
+        nbytes = self.nbytes + len(value) - len(self.data.get(key, b""))
+        if nbytes > self.limit:
+            raise self._full()
+        self.nbytes = nbytes
         self.data[key] = value
 
     def extend(self, key: bytes, tail: bytes) -> None:
