@@ -42,6 +42,7 @@ def new_group(
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
     members = _members(parent, ranks, sort_ranks)
+    terms = _terms(parent, timeout, backend)
     world = current_world()
     if use_local_synchronization:
         if parent.rank not in members:
@@ -51,7 +52,7 @@ def new_group(
         name = world.next_name(parent.name)
     if parent.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    group = _child(parent, members, name, timeout, backend, pg_options, group_desc)
+    group = _child(parent, members, name, terms, pg_options, group_desc)
     group.device_id = parent.device_id if device_id is None else device_id
     return world.add(group)
 
@@ -71,23 +72,32 @@ def _members(
     return members
 
 
+Terms = tuple[float, BackendConfig]
+
+
+def _terms(parent: ProcessGroup, timeout: Timeout, backend: str | None) -> Terms:
+    """Read what a caller can get wrong before any group is counted: all ranks count alike."""
+    limit = parent.timeout if timeout is None else seconds(timeout)
+    return limit, parent.config if backend is None else BackendConfig(backend)
+
+
 def _child(
     parent: ProcessGroup,
     members: Sequence[int],
     name: str,
-    timeout: Timeout,
-    backend: str | None,
+    terms: Terms,
     options: Any,
     description: str | None,
 ) -> ProcessGroup:
     world = get_default_group()
+    limit, config = terms
     return ProcessGroup(
         name,
         members,
         members.index(world.rank),
         prefix_store(name, world.store),
-        parent.timeout if timeout is None else seconds(timeout),
-        parent.config if backend is None else BackendConfig(backend),
+        limit,
+        config,
         options=parent.options if options is None else options,
         parent=parent,
         description=description,
@@ -138,6 +148,8 @@ def new_subgroups_by_enumeration(
     if not ranks_per_subgroup_list:
         raise ValueError("ranks_per_subgroup_list must not be empty")
     _check_disjoint(ranks_per_subgroup_list)
+    for ranks in ranks_per_subgroup_list:
+        _members(get_default_group(), ranks, sort_ranks=True)
     groups = [
         new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
         for ranks in ranks_per_subgroup_list
@@ -176,12 +188,13 @@ def split_group(
         raise ValueError("split_ranks must not contain an empty list")
     _check_disjoint(lists)
     members = [tuple(parent.global_rank(rank) for rank in ranks) for ranks in lists]
+    terms = _terms(parent, timeout, backend)
     parent.splits += 1
     for ranks, globally in zip(lists, members, strict=True):
         if parent.rank in ranks:
             # Disjoint lists: the smallest member tells the new groups of one split apart.
             name = f"{parent.name}/split{parent.splits}-{ranks[0]}"
-            group = _child(parent, globally, name, timeout, backend, pg_options, group_desc)
+            group = _child(parent, globally, name, terms, pg_options, group_desc)
             group.device_id = parent.device_id
             return current_world().add(group)
     return None
