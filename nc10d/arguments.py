@@ -16,6 +16,8 @@ from nc10d.buffer import Buffer, as_buffer, overlap
 from nc10d.dtypes import check_reduce
 from nc10d.ops import ReduceOp
 
+LARGEST_TAG = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -99,9 +101,9 @@ def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
 
 
 def check_tag(call: str, tag: Any) -> None:
-    """Demand a tag: an integer, 0 or more."""
-    if _integer(call, "tag", tag) < 0:
-        raise ValueError(f"{call}: tag must be 0 or more, got {tag}")
+    """Demand a tag: an integer, 0 or more, of 63 bits."""
+    if not 0 <= _integer(call, "tag", tag) <= LARGEST_TAG:
+        raise ValueError(f"{call}: tag must be 0 or more, and below 2**63, got {tag}")
 
 
 def _integer(call: str, name: str, value: Any) -> int:

@@ -320,7 +320,12 @@ def receiving(x: Call, peer: Any = None, tag: Any = 0) -> Call:
 
 MESSAGES: list[Mistake] = [
     ("negative tag", sending(piece, tag=-1), ValueError, "tag"),
-    ("tag of text", receiving(piece, tag="a"), TypeError, "tag"),
+    ("tag of text", receiving(piece, tag="a"), TypeError, "tag must be an integer"),
+    ("half a tag", sending(piece, tag=1.5), TypeError, "tag must be an integer"),
+    ("half a tag to receive", receiving(piece, tag=0.5), TypeError, "tag must be an integer"),
+    ("no tag", sending(piece, tag=None), TypeError, "tag must be an integer"),
+    ("huge tag", sending(piece, tag=2**63), ValueError, "tag must be"),
+    ("huge tag to receive", receiving(piece, tag=2**80), ValueError, "tag must be"),
     ("to myself", sending(piece, lambda g: g.rank), ValueError, "another rank"),
     ("from myself", receiving(piece, lambda g: g.rank), ValueError, "another rank"),
     ("to nobody", sending(piece, lambda g: 2), ValueError, "got 2"),
