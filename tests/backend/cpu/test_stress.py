@@ -1,0 +1,220 @@
+"""Mixed traffic at full speed, every element checked; and proof that the checks would notice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from numba import cfunc, types
+from traffic import COLLECTIVES, Traffic
+
+import nc10d as dist
+from nc10d.backend.cpu.channel import Waiting
+from nc10d.backend.cpu.linking import Linked, link
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.plans import Plans, _kernel_address
+from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board
+from nc10d.backend.cpu.requests import Request
+from nc10d.errors import DistError
+from nc10d.testing.ranks import Ranks
+
+WAITING = {"spin": Waiting(2000, 0), "yield": Waiting(0, 1000), "sleep": Waiting(0, 0)}
+
+
+def wait_by(group: Any, waiting: Waiting) -> None:
+    """Change how this rank waits, on what there is and on what will be made."""
+    backend = group.backend("cpu")
+    backend.host.waiting = waiting
+    for channel in (backend.channel, *backend.links.channels()):
+        channel.words[at.C_SPIN // 8] = waiting.spin
+        channel.words[at.C_YIELD // 8] = waiting.yields
+
+
+def campaign(group: Any, seed: int, steps: int, waiting: str) -> None:
+    """Traffic on the whole group, on its halves, and on a group in another order."""
+    wait_by(group, WAITING[waiting])
+    some = dist.new_group(range(group.size - 1)) if group.size > 2 else None
+    other = dist.new_group(range(group.size)[::-1], sort_ranks=False)
+    groups = [g if isinstance(g, dist.ProcessGroup) else None for g in (group, group, some, other)]
+    Traffic(groups, seed, group.rank).run(steps)
+    for made in groups[2:]:
+        if made is not None:
+            dist.destroy_process_group(made)
+
+
+@pytest.fixture(scope="module", params=[("threads", 2), ("threads", 3), ("processes", 4)])
+def crowd(request: Any) -> Iterator[Ranks]:
+    kind, size = request.param
+    with Ranks(size, kind) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mixed_traffic_is_right_in_every_element(crowd: Ranks, seed: int, waiting: str) -> None:
+    size = crowd.world_size
+    crowd.run(campaign, [seed] * size, [150] * size, [waiting] * size)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_mixed_traffic_for_long(kind: Any, size: int, waiting: str) -> None:
+    with Ranks(size, kind, timeout=60.0) as ranks:
+        for seed in range(100, 130):
+            ranks.run(campaign, [seed] * size, [200] * size, [waiting] * size)
+
+
+# -- teeth: without one wait, somebody reads too early or writes too soon --------------------------
+
+_usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+@cfunc("void(int64, int64, int64, int64)")
+def rest(dst: int, src: int, microseconds: int, nbytes: int) -> None:
+    _usleep(microseconds)
+
+
+PAUSE = Kernel("PAUSE", "-")
+
+
+def address_of(kernel: Kernel) -> int:
+    return int(rest.address) if kernel is PAUSE else _kernel_address(kernel)
+
+
+class Tampering(threading.local):
+    """What is done to this thread's programs: one wait taken out, pauses put in."""
+
+    without: int | None = None
+    slow: random.Random | None = None
+    waits: Sequence[int] = ()
+
+
+tampering = Tampering()
+
+
+def without_wait(program: Program, index: int) -> Program:
+    steps = list(program.steps)
+    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    return replace(program, steps=tuple(steps))
+
+
+def with_pauses(program: Program, rng: random.Random) -> Program:
+    """The program with a rest before most of its steps; loops take theirs along."""
+    steps: list[Step] = []
+    places: list[int] = []
+    for step in program.steps:
+        places.append(len(steps))
+        if rng.random() < 0.7:
+            here, rest_for = board(0), rng.choice((50, 500, 1500))
+            steps.append(Step(Kind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
+        back = len(steps) - places[len(places) - 1 - step.back] if step.back else 0
+        steps.append(replace(step, back=back))
+    return replace(program, steps=tuple(steps))
+
+
+def guards(program: Program) -> list[int]:
+    """The steps that wait for more than to compare calls."""
+    kinds = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET}
+    if program.call.op != "broadcast":  # there the root only waits to compare
+        kinds.add(Kind.MEETALL)
+    found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
+    if program.call.op == "scatter":
+        # Who receives needs the root; what the others say is of no use to it, and harmless.
+        steps = program.steps
+        found = [
+            i for i in found if steps[i].kind is not Kind.WAIT or steps[i + 1].kind is Kind.COPY
+        ]
+    return found
+
+
+def linked(plans: Plans, request: Request) -> Linked:
+    """Stand in for Plans.linked: tamper with what this thread asks for, and remember nothing."""
+    program = request.build()
+    tampering.waits = guards(program)
+    if tampering.without is not None:
+        program = without_wait(program, tampering.without)
+    if tampering.slow is not None:
+        program = with_pauses(program, tampering.slow)
+    return link(program, plans._layout.size, at.C_TABLES, address_of)
+
+
+VICTIM = 1
+COUNT = 12_000  # several rounds of a small group's board
+
+
+arrived: Counter[tuple[str, int, int]] = Counter()
+
+
+def mixture(group: Any, name: str, root: int, index: int | None, seed: int) -> Sequence[int]:
+    """A call of `name`, on the victim without one wait, among others, with one rank slow.
+
+    Returns the waits of the victim's program.
+    """
+    others = [rank for rank in range(group.size) if rank != VICTIM]
+    tampering.slow = random.Random(seed) if group.rank == others[seed % len(others)] else None
+    away = (VICTIM + 1) % group.size
+    before = [("all_gather", 300, 0), ("broadcast", 300, away)]
+    after = [(name, COUNT, root), ("broadcast", 300, away), ("all_gather", 300, 0)]
+    plan = enumerate([*before, (name, COUNT, root), *after])
+    made = [COLLECTIVES[call](group, 100 * seed + i, count, to) for i, (call, count, to) in plan]
+    waits: Sequence[int] = ()
+    for place, call in enumerate(made):
+        victim = place == len(before) and group.rank == VICTIM
+        tampering.without = index if victim else None
+        arrived[group.name, seed, place] += 1
+        call.launch(False)
+        waits = tampering.waits if victim else waits
+        call.check((name, place, seed))
+        if name == "barrier" and place == len(before):
+            assert arrived[group.name, seed, place] == group.size, "left before all had come"
+    return waits
+
+
+def trial(
+    world: Any, name: str, root: int, index: int | None, seeds: int
+) -> tuple[str | None, Sequence[int]]:
+    """Run mixtures on a group of three until one goes wrong; say how, and the victim's waits."""
+    group = dist.new_group(range(world.size - 1), timeout=2.0)
+    if not isinstance(group, dist.ProcessGroup):
+        return None, ()
+    waits: Sequence[int] = ()
+    try:
+        for seed in range(seeds):
+            waits = mixture(group, name, root, index, seed)
+    except (AssertionError, DistError) as error:
+        group.abort("noticed")
+        return f"{type(error).__name__}: {error}", waits
+    finally:
+        tampering.without = tampering.slow = None
+        dist.destroy_process_group(group)
+    return None, waits
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Ranks]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plans, "linked", linked)
+        patch.setattr(Plans, "quick", lambda *_: None)
+        with Ranks(4) as ranks:
+            yield ranks
+
+
+@pytest.mark.parametrize("root", [0, VICTIM])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_without_any_one_wait_the_traffic_goes_wrong(world: Ranks, name: str, root: int) -> None:
+    def tried(index: int | None, seeds: int) -> list[tuple[str | None, Sequence[int]]]:
+        return world.run(trial, *([value] * 4 for value in (name, root, index, seeds)))
+
+    whole = tried(None, 4)
+    assert not any(noticed for noticed, _ in whole), whole
+    for index in whole[VICTIM][1]:
+        outcomes = tried(index, 40)
+        assert any(noticed for noticed, _ in outcomes), f"nobody noticed step {index}"
