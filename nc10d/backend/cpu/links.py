@@ -57,17 +57,25 @@ class Inbox:
                 return kept
         return None
 
-    def wanted(self, tag: int) -> bool:
-        """Say whether a posted receive waits for `tag`; the caller holds the lock."""
+    def stray(self) -> tuple[int, int, int] | None:
+        """Return (tag, bytes, dtype) of a message at the head that nobody has asked for, if any.
+
+        The caller holds the lock, so nothing new is posted; but what was posted just before may
+        be matched and end meanwhile, and then the link is further on than it was.
+        """
+        channel = self.channel
+        place = channel.get(at.C_SEQ)
+        if not channel.get(at.C_UNMATCHED):
+            return None
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
+        if self._posted(tag) or channel.get(at.C_SEQ) != place:
+            return None
+        return tag, nbytes, dtype
+
+    def _posted(self, tag: int) -> bool:
         posted = list(self.channel.flying.values())
         return any(not sub.finished() and int(sub.words[at.D_TAG // 8]) == tag for sub in posted)
-
-    def next_message(self) -> tuple[int, int, int]:
-        """Return (tag, bytes, dtype) of the message that matching stopped at."""
-        words = self.channel.words
-        first = at.C_MESSAGE_TAG // 8
-        tag, nbytes, dtype = (int(w) for w in words[first : first + 3])
-        return tag, nbytes, dtype
 
 
 class Links:

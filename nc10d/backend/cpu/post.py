@@ -201,11 +201,9 @@ class Post:
                     self._clear(inbox)
 
     def _clear(self, inbox: Inbox) -> None:
-        # Whose head is unmatched stays so while I hold the lock; before I know, it may change.
-        if inbox.channel.get(at.C_UNMATCHED):
-            message = inbox.next_message()
-            if not inbox.wanted(message[0]):
-                self._take_aside(inbox, message)
+        message = inbox.stray()
+        if message is not None:
+            self._take_aside(inbox, message)
 
     def _take_aside(self, inbox: Inbox, message: tuple[int, int, int]) -> None:
         """Post a receive of my own for a message; whoever advances the link brings it in."""
