@@ -70,6 +70,7 @@ class Channel:
             at.C_PROCESS: process,
             at.C_ADVANCE: interpreter.advance_address(),
             at.C_SPIN: waiting.spin,
+            at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
             at.C_TRACE_ID: self.address,
         }

@@ -1,13 +1,8 @@
-"""The engine's entry points: run, drive, wait for a submission, the worker's loop.
+"""The engine's entry points, compiled when this module is first imported.
 
-Whoever holds a channel's lock may advance it: the caller of a synchronous operation, a thread
-that waits for a submission, or the worker. A channel's submissions run in the order of its ring;
-a synchronous call on a free channel with an empty ring goes straight in.
-
-Waiting: spin, then yield the core, then sleep on the process's doorbell. Before sleeping, a
-thread sets its rank's bit at every counter that it waits for and looks again; who changes the
-counter rings. No entry blocks for longer than the slice it was given: deadlines, signals and the
-liveness of peers are looked at in between, by Python.
+A channel (layout.py) is a queue of programs with a lock. `run` goes straight in if the channel is
+free and its ring empty; `submit` and `wait` are for what has to take its turn; `work` is the
+worker. No entry blocks for longer than the slice it was given.
 """
 
 from __future__ import annotations
@@ -21,19 +16,14 @@ from nc10d.backend.cpu.native.atomics import (
     FLAGS_OFFSET,
     PLAIN_FLAGS,
     add,
-    add_32,
     array_address,
     array_list,
     as_int,
-    call_engine,
     exchange,
     load,
     load_acquire,
     load_acquire_32,
-    nc10d_futex_wait,
-    nc10d_futex_wake,
     nc10d_now,
-    nc10d_write_event,
     pause,
     set_bits,
     store,
@@ -45,307 +35,41 @@ from nc10d.backend.cpu.native.atomics import (
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
-    AREA_ABORT,
-    BLOCKED,
     BUSY,
-    C_ADVANCE,
-    C_AREA,
-    C_BELL_BIT,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BLOCKED_ON,
     C_BROKEN,
-    C_DESCRIPTOR,
-    C_FLAGS,
-    C_HEAD,
-    C_KIND,
     C_LOCK,
-    C_MESSAGE_BYTES,
-    C_MESSAGE_DTYPE,
-    C_MESSAGE_TAG,
-    C_OWN_USERS,
-    C_PC,
-    C_PEER,
     C_PROCESS,
-    C_RING,
-    C_ROUND,
-    C_SEGMENT,
-    C_SEQ,
     C_SPIN,
-    C_SUBMITTING,
-    C_TAIL,
-    C_TRACE_ID,
-    C_UNMATCHED,
-    C_USERS,
     C_YIELD,
-    D_BYTES,
-    D_DEADLINE,
-    D_DTYPE,
-    D_ENDED,
-    D_PROGRAM,
-    D_STARTED,
     D_STATUS,
     D_TAG,
     D_USERS,
     DONE,
     FINISHED,
-    IDLE,
-    LATE,
     LINE_SLEEPERS,
-    LINK_HEADER_BYTES,
-    LINK_TAG,
     P_BELL,
     P_CHANNELS,
     P_COUNT,
-    P_EVENT_FD,
     P_LATE,
     P_ROUNDS,
     P_SLEEPING,
     P_STOP,
-    P_TRACE,
-    P_TRACE_NEXT,
-    P_TRACE_SIZE,
-    RECEIVER,
     RING_SLOTS,
-    SIZES,
-    TRACE_BLOCKED,
-    TRACE_BYTES,
-    TRACE_DONE,
-    TRACE_START,
-    UNMATCHED,
-    WATCHED,
+)
+from nc10d.backend.cpu.native.progress import (
+    nc10d_attend,
+    nc10d_help,
+    nc10d_run,
+    nc10d_submit,
+)
+from nc10d.backend.cpu.native.waiting import (
+    nc10d_drive,
+    nc10d_sleep,
+    nc10d_try_lock,
+    nc10d_unlock,
+    nc10d_wake_own,
 )
 from nc10d.kernels.cache import compiled, entry_point
-
-
-@njit(nogil=True)
-def nc10d_trace(channel: int, event: int) -> None:
-    """Note an event of a channel, if a trace is wanted."""
-    process = load(channel + C_PROCESS)
-    buffer = load(process + P_TRACE)
-    if buffer != 0:
-        place = add(process + P_TRACE_NEXT, 1)
-        if place < load(process + P_TRACE_SIZE):
-            at = buffer + TRACE_BYTES * place
-            store(at, nc10d_now())
-            store(at + 8, load(channel + C_TRACE_ID))
-            store(at + 16, event)
-            store(at + 24, load(channel + C_DESCRIPTOR))
-
-
-@njit(nogil=True)
-def nc10d_try_lock(channel: int) -> bool:
-    """Take the channel if nobody has it; the lock tells which thread did."""
-    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, this_thread()) == 0
-
-
-@njit(nogil=True)
-def nc10d_wake_own(process: int) -> None:
-    """Wake this rank's own sleepers: something changed inside the process."""
-    if load_acquire(process + P_SLEEPING) != 0:
-        bell = load(process + P_BELL)
-        add_32(bell, 1)
-        nc10d_futex_wake(bell)
-
-
-@njit(nogil=True)
-def nc10d_unlock(channel: int) -> None:
-    """Give the channel back; if submissions wait in it, tell the worker."""
-    exchange(channel + C_LOCK, 0)
-    if load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL):
-        nc10d_wake_own(load(channel + C_PROCESS))
-
-
-@njit(nogil=True)
-def nc10d_begin(channel: int, program: int, users: int) -> None:
-    """Point the channel at a program."""
-    store(channel + C_PC, program)
-    store(channel + C_SEGMENT, 0)
-    store(channel + C_PEER, 0)
-    store(channel + C_USERS, users)
-
-
-@njit(nogil=True)
-def nc10d_match(channel: int) -> int:
-    """Find the posted receive for the message at the head of a link; make it first in the ring.
-
-    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
-    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
-    """
-    head = load(channel + C_HEAD)
-    tail = load_acquire(channel + C_TAIL)
-    sent = load(load(channel + C_FLAGS))
-    target = load(channel + C_SEQ) + 1
-    if load_acquire(sent) < target:
-        store(channel + C_BLOCKED_AT, sent)
-        store(channel + C_BLOCKED_FOR, target)
-        store(channel + C_BLOCKED_ON, 0)
-        return IDLE if head == tail else BLOCKED
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
-    tag = load(header)
-    store(channel + C_MESSAGE_TAG, tag)
-    store(channel + C_MESSAGE_BYTES, load(header + 8))
-    store(channel + C_MESSAGE_DTYPE, load(header + 16))
-    place = head
-    while place < tail:
-        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
-            break
-        place += 1
-    if place == tail:
-        store_release(channel + C_UNMATCHED, 1)
-        return UNMATCHED
-    store_release(channel + C_UNMATCHED, 0)
-    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
-    while place > head:  # the others keep their order behind it
-        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
-        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
-        place -= 1
-    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
-    same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
-    return DONE if same else SIZES
-
-
-@njit(nogil=True)
-def nc10d_finish(channel: int, descriptor: int) -> None:
-    """Publish the end of a submission and tell those who wait for it."""
-    process = load(channel + C_PROCESS)
-    store(descriptor + D_ENDED, nc10d_now())
-    store(channel + C_DESCRIPTOR, 0)
-    store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
-    # From here on the descriptor belongs to whoever waits for it.
-    watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
-    nc10d_wake_own(process)
-    if watched != 0:
-        nc10d_write_event(load(process + P_EVENT_FD))
-
-
-@njit(nogil=True)
-def nc10d_progress(channel: int) -> int:
-    """Run the ring's submissions as far as they go; the caller holds the lock.
-
-    IDLE when the ring is empty, else what the interpreter said (BLOCKED, a failure), or what
-    matching a message said.
-    """
-    while True:
-        if load(channel + C_BROKEN) != 0:
-            return ABORTED
-        descriptor = load(channel + C_DESCRIPTOR)
-        if descriptor == 0:
-            if load(channel + C_KIND) == RECEIVER:
-                answer = nc10d_match(channel)
-                if answer != DONE:
-                    return answer
-            elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
-                return IDLE
-            descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
-            store(channel + C_DESCRIPTOR, descriptor)
-            store(descriptor + D_STARTED, nc10d_now())
-            nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-            nc10d_trace(channel, TRACE_START)
-        step = load(channel + C_PC)
-        answer = call_engine(load(channel + C_ADVANCE), channel)
-        if answer != DONE:
-            if load(channel + C_PC) != step:
-                nc10d_trace(channel, TRACE_BLOCKED)
-            return answer
-        nc10d_trace(channel, TRACE_DONE)
-        nc10d_finish(channel, descriptor)
-
-
-@njit(nogil=True)
-def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
-    """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
-    left = until - nc10d_now()
-    if left > 0:
-        nc10d_futex_wait(load(process + P_BELL), bell_value, left)
-
-
-@njit(nogil=True)
-def nc10d_await_flag(channel: int, until: int) -> int:
-    """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    flag = load(channel + C_BLOCKED_AT)
-    target = load(channel + C_BLOCKED_FOR)
-    for _ in range(load(channel + C_SPIN)):
-        if load_acquire(flag) >= target:
-            return DONE
-        pause()
-    for _ in range(load(channel + C_YIELD)):
-        if load_acquire(flag) >= target:
-            return DONE
-        yield_core()
-    process = load(channel + C_PROCESS)
-    abort = load(channel + C_AREA) + AREA_ABORT
-    add(process + P_SLEEPING, 1)
-    answer = BLOCKED
-    while answer == BLOCKED:
-        bell = load_acquire_32(load(process + P_BELL))
-        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
-        if load_acquire(flag) >= target:
-            answer = DONE
-        elif load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
-            answer = ABORTED
-        elif nc10d_now() >= until:
-            break
-        else:
-            nc10d_sleep(process, bell, until)
-    add(process + P_SLEEPING, -1)
-    return answer
-
-
-@njit(nogil=True)
-def nc10d_drive(channel: int, slice_ns: int) -> int:
-    """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
-    until = 0
-    waits = 0
-    while True:
-        answer = call_engine(load(channel + C_ADVANCE), channel)
-        if answer != BLOCKED:
-            return answer
-        # Most waits are short: the clock is read only when one was not, and now and then, since
-        # a long program may wait often and never long.
-        waits += 1
-        if waits & 15 == 0:
-            now = nc10d_now()
-            if until == 0:
-                until = now + slice_ns
-            elif now >= until:
-                return BLOCKED
-        flag = load(channel + C_BLOCKED_AT)
-        target = load(channel + C_BLOCKED_FOR)
-        for _ in range(load(channel + C_SPIN) >> 3):
-            if load_acquire(flag) >= target:
-                break
-            pause()
-        if load_acquire(flag) < target:
-            if until == 0:
-                until = nc10d_now() + slice_ns
-            answer = nc10d_await_flag(channel, until)
-            if answer != DONE:
-                return answer
-
-
-@njit(nogil=True)
-def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
-    """Run a program here and now if the channel is free; see `run`.
-
-    Its arrays are x and y or, if x is 0, lie in a table at y.
-    """
-    if not nc10d_try_lock(channel):
-        return BUSY
-    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL) or load(channel + C_BROKEN) != 0:
-        nc10d_unlock(channel)
-        return BUSY
-    if x == 0:
-        nc10d_begin(channel, program, y)
-    else:
-        store(channel + C_OWN_USERS, x)
-        store(channel + C_OWN_USERS + 8, y)
-        nc10d_begin(channel, program, channel + C_OWN_USERS)
-    answer = nc10d_drive(channel, slice_ns)
-    if answer == DONE:
-        nc10d_unlock(channel)
-    return answer
-
 
 SLICE_NS = 50_000_000
 
@@ -368,21 +92,6 @@ def _drive(channel: int, slice_ns: int) -> int:
     return answer
 
 
-@njit(nogil=True)
-def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them."""
-    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
-        yield_core()
-    tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) >= room
-    if not full:
-        store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
-        store_release(channel + C_TAIL, tail + 1)
-    swap_if(channel + C_SUBMITTING, 1, 0)
-    nc10d_wake_own(load(channel + C_PROCESS))
-    return BUSY if full else DONE
-
-
 @compiled("int64(int64, int64, int64)")
 def _submit(channel: int, descriptor: int, room: int) -> int:
     return nc10d_submit(channel, descriptor, room)
@@ -394,22 +103,6 @@ def _submit_message(channel: int, descriptor: int, x: object, tag: int) -> int:
     store(load(descriptor + D_USERS), as_int(x))
     store_release(descriptor + D_STATUS, 0)
     return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
-
-
-@njit(nogil=True)
-def nc10d_help(channel: int, descriptor: int, until: int) -> int:
-    """Advance the channel, whose lock is held, until a submission of it has ended."""
-    while True:
-        answer = nc10d_progress(channel)
-        if load_acquire(descriptor + D_STATUS) & FINISHED:
-            return FINISHED
-        if answer != BLOCKED:
-            return answer
-        answer = nc10d_await_flag(channel, until)
-        if answer == BLOCKED:
-            return 0
-        if answer != DONE:
-            return answer
 
 
 @compiled("int64(int64, int64, int64)")
@@ -443,47 +136,6 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             add(process + P_SLEEPING, -1)
         if nc10d_now() >= until:
             return 0
-
-
-@njit(nogil=True)
-def nc10d_waiting(channel: int) -> bool:
-    """Say whether a channel has submissions that the worker may advance."""
-    if load_acquire(channel + C_BROKEN) != 0:
-        return False
-    return load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL)
-
-
-@njit(nogil=True)
-def nc10d_attend(channel: int) -> int:
-    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure."""
-    if not nc10d_waiting(channel):
-        return BLOCKED
-    if load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0:
-        return ABORTED
-    if not nc10d_try_lock(channel):
-        return BLOCKED
-    head = load(channel + C_HEAD)
-    step = load(channel + C_PC)
-    known = load(channel + C_UNMATCHED)
-    answer = nc10d_progress(channel)
-    moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
-    stray = answer == UNMATCHED and (moved or known == 0)
-    if answer == BLOCKED:
-        flag = load(channel + C_BLOCKED_AT)
-        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
-        moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
-        descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
-        deadline = load(descriptor + D_DEADLINE)
-        if not moved and deadline != 0 and nc10d_now() > deadline:
-            answer = LATE
-    exchange(channel + C_LOCK, 0)
-    if stray:
-        # Only Python can take a message aside that nobody asked for: call who waits or watches.
-        nc10d_wake_own(load(channel + C_PROCESS))
-        nc10d_write_event(load(load(channel + C_PROCESS) + P_EVENT_FD))
-    if answer < 0:
-        return answer
-    return DONE if moved else BLOCKED
 
 
 @compiled("int64(int64, int64, int64, int64)")

@@ -73,8 +73,9 @@ LINK_BOARD = 128
     C_MESSAGE_DTYPE,
     C_TRACE_ID,
     C_SUBMITTING,
-) = range(0, 38 * 8, 8)
-C_OWN_USERS = 38 * 8  # four addresses of a program run in the caller
+    C_SPIN_NOW,  # what is left of the spin after it has been in vain
+) = range(0, 39 * 8, 8)
+C_OWN_USERS = 39 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 C_TABLES = C_RING + RING_SLOTS * 8  # boards, inline slots (even); the same (odd); counters

@@ -1,0 +1,304 @@
+"""Submissions: how a channel's ring is filled, advanced and emptied.
+
+Whoever holds a channel's lock may advance it: the caller of a synchronous operation, a thread
+that waits for a submission, or the worker. Submissions run in the order of the ring, except that
+a link's receiving end first finds the receive that a message is for.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import (
+    add,
+    call_engine,
+    exchange,
+    load,
+    load_acquire,
+    nc10d_now,
+    nc10d_write_event,
+    set_bits,
+    store,
+    store_release,
+    swap_if,
+    yield_core,
+)
+from nc10d.backend.cpu.native.layout import (
+    ABORTED,
+    AREA_ABORT,
+    BLOCKED,
+    BUSY,
+    C_ADVANCE,
+    C_AREA,
+    C_BELL_BIT,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_BROKEN,
+    C_DESCRIPTOR,
+    C_FLAGS,
+    C_HEAD,
+    C_KIND,
+    C_LOCK,
+    C_MESSAGE_BYTES,
+    C_MESSAGE_DTYPE,
+    C_MESSAGE_TAG,
+    C_OWN_USERS,
+    C_PC,
+    C_PEER,
+    C_PROCESS,
+    C_RING,
+    C_ROUND,
+    C_SEGMENT,
+    C_SEQ,
+    C_SUBMITTING,
+    C_TAIL,
+    C_TRACE_ID,
+    C_UNMATCHED,
+    C_USERS,
+    D_BYTES,
+    D_DEADLINE,
+    D_DTYPE,
+    D_ENDED,
+    D_PROGRAM,
+    D_STARTED,
+    D_STATUS,
+    D_TAG,
+    D_USERS,
+    DONE,
+    FINISHED,
+    IDLE,
+    LATE,
+    LINE_SLEEPERS,
+    LINK_HEADER_BYTES,
+    LINK_TAG,
+    P_EVENT_FD,
+    P_TRACE,
+    P_TRACE_NEXT,
+    P_TRACE_SIZE,
+    RECEIVER,
+    RING_SLOTS,
+    SIZES,
+    TRACE_BLOCKED,
+    TRACE_BYTES,
+    TRACE_DONE,
+    TRACE_START,
+    UNMATCHED,
+    WATCHED,
+)
+from nc10d.backend.cpu.native.waiting import (
+    nc10d_await_flag,
+    nc10d_drive,
+    nc10d_spin,
+    nc10d_try_lock,
+    nc10d_unlock,
+    nc10d_wake_own,
+)
+
+
+@njit(nogil=True)
+def nc10d_trace(channel: int, event: int) -> None:
+    """Note an event of a channel, if a trace is wanted."""
+    process = load(channel + C_PROCESS)
+    buffer = load(process + P_TRACE)
+    if buffer != 0:
+        place = add(process + P_TRACE_NEXT, 1)
+        if place < load(process + P_TRACE_SIZE):
+            at = buffer + TRACE_BYTES * place
+            store(at, nc10d_now())
+            store(at + 8, load(channel + C_TRACE_ID))
+            store(at + 16, event)
+            store(at + 24, load(channel + C_DESCRIPTOR))
+
+
+@njit(nogil=True)
+def nc10d_begin(channel: int, program: int, users: int) -> None:
+    """Point the channel at a program."""
+    store(channel + C_PC, program)
+    store(channel + C_SEGMENT, 0)
+    store(channel + C_PEER, 0)
+    store(channel + C_USERS, users)
+
+
+@njit(nogil=True)
+def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
+    """Run a program here and now if the channel is free; see `run`.
+
+    Its arrays are x and y or, if x is 0, lie in a table at y.
+    """
+    if not nc10d_try_lock(channel):
+        return BUSY
+    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL) or load(channel + C_BROKEN) != 0:
+        nc10d_unlock(channel)
+        return BUSY
+    if x == 0:
+        nc10d_begin(channel, program, y)
+    else:
+        store(channel + C_OWN_USERS, x)
+        store(channel + C_OWN_USERS + 8, y)
+        nc10d_begin(channel, program, channel + C_OWN_USERS)
+    answer = nc10d_drive(channel, slice_ns)
+    if answer == DONE:
+        nc10d_unlock(channel)
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
+    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them."""
+    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
+        yield_core()
+    tail = load(channel + C_TAIL)
+    full = tail - load_acquire(channel + C_HEAD) >= room
+    if not full:
+        store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
+        store_release(channel + C_TAIL, tail + 1)
+    swap_if(channel + C_SUBMITTING, 1, 0)
+    nc10d_wake_own(load(channel + C_PROCESS))
+    return BUSY if full else DONE
+
+
+@njit(nogil=True)
+def nc10d_match(channel: int) -> int:
+    """Find the posted receive for the message at the head of a link; make it first in the ring.
+
+    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
+    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
+    """
+    head = load(channel + C_HEAD)
+    tail = load_acquire(channel + C_TAIL)
+    sent = load(load(channel + C_FLAGS))
+    target = load(channel + C_SEQ) + 1
+    if load_acquire(sent) < target:
+        store(channel + C_BLOCKED_AT, sent)
+        store(channel + C_BLOCKED_FOR, target)
+        store(channel + C_BLOCKED_ON, 0)
+        return IDLE if head == tail else BLOCKED
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    tag = load(header)
+    store(channel + C_MESSAGE_TAG, tag)
+    store(channel + C_MESSAGE_BYTES, load(header + 8))
+    store(channel + C_MESSAGE_DTYPE, load(header + 16))
+    place = head
+    while place < tail:
+        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
+            break
+        place += 1
+    if place == tail:
+        store_release(channel + C_UNMATCHED, 1)
+        return UNMATCHED
+    store_release(channel + C_UNMATCHED, 0)
+    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
+    while place > head:  # the others keep their order behind it
+        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
+        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
+        place -= 1
+    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
+    same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
+    return DONE if same else SIZES
+
+
+@njit(nogil=True)
+def nc10d_finish(channel: int, descriptor: int) -> None:
+    """Publish the end of a submission and tell those who wait for it."""
+    process = load(channel + C_PROCESS)
+    store(descriptor + D_ENDED, nc10d_now())
+    store(channel + C_DESCRIPTOR, 0)
+    store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
+    # From here on the descriptor belongs to whoever waits for it.
+    watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
+    nc10d_wake_own(process)
+    if watched != 0:
+        nc10d_write_event(load(process + P_EVENT_FD))
+
+
+@njit(nogil=True)
+def nc10d_progress(channel: int) -> int:
+    """Run the ring's submissions as far as they go; the caller holds the lock.
+
+    IDLE when the ring is empty, else what the interpreter said (BLOCKED, a failure), or what
+    matching a message said.
+    """
+    while True:
+        if load(channel + C_BROKEN) != 0:
+            return ABORTED
+        descriptor = load(channel + C_DESCRIPTOR)
+        if descriptor == 0:
+            if load(channel + C_KIND) == RECEIVER:
+                answer = nc10d_match(channel)
+                if answer != DONE:
+                    return answer
+            elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
+                return IDLE
+            descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+            store(channel + C_DESCRIPTOR, descriptor)
+            store(descriptor + D_STARTED, nc10d_now())
+            nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
+            nc10d_trace(channel, TRACE_START)
+        step = load(channel + C_PC)
+        answer = call_engine(load(channel + C_ADVANCE), channel)
+        if answer != DONE:
+            if load(channel + C_PC) != step:
+                nc10d_trace(channel, TRACE_BLOCKED)
+            return answer
+        nc10d_trace(channel, TRACE_DONE)
+        nc10d_finish(channel, descriptor)
+
+
+@njit(nogil=True)
+def nc10d_help(channel: int, descriptor: int, until: int) -> int:
+    """Advance the channel, whose lock is held, until a submission of it has ended."""
+    while True:
+        answer = nc10d_progress(channel)
+        if load_acquire(descriptor + D_STATUS) & FINISHED:
+            return FINISHED
+        if answer != BLOCKED:
+            return answer
+        if nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+            continue
+        answer = nc10d_await_flag(channel, until)
+        if answer == BLOCKED:
+            return 0
+        if answer != DONE:
+            return answer
+
+
+@njit(nogil=True)
+def nc10d_waiting(channel: int) -> bool:
+    """Say whether a channel has submissions that the worker may advance."""
+    if load_acquire(channel + C_BROKEN) != 0:
+        return False
+    return load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL)
+
+
+@njit(nogil=True)
+def nc10d_attend(channel: int) -> int:
+    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure."""
+    if not nc10d_waiting(channel):
+        return BLOCKED
+    if load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0:
+        return ABORTED
+    if not nc10d_try_lock(channel):
+        return BLOCKED
+    head = load(channel + C_HEAD)
+    step = load(channel + C_PC)
+    known = load(channel + C_UNMATCHED)
+    answer = nc10d_progress(channel)
+    moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
+    stray = answer == UNMATCHED and (moved or known == 0)
+    if answer == BLOCKED:
+        flag = load(channel + C_BLOCKED_AT)
+        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+        moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
+        descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+        deadline = load(descriptor + D_DEADLINE)
+        if not moved and deadline != 0 and nc10d_now() > deadline:
+            answer = LATE
+    exchange(channel + C_LOCK, 0)
+    if stray:
+        # Only Python can take a message aside that nobody asked for: call who waits or watches.
+        nc10d_wake_own(load(channel + C_PROCESS))
+        nc10d_write_event(load(load(channel + C_PROCESS) + P_EVENT_FD))
+    if answer < 0:
+        return answer
+    return DONE if moved else BLOCKED

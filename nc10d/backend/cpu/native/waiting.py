@@ -1,0 +1,155 @@
+"""Waiting for a counter: spin, then yield the core, then sleep on the process's doorbell.
+
+Before sleeping, a thread sets its rank's bit beside the counter that it waits for and looks again;
+who changes the counter rings. No wait is longer than the slice it was given: deadlines, signals
+and the liveness of peers are looked at in between, by Python.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import (
+    add,
+    add_32,
+    call_engine,
+    exchange,
+    load,
+    load_acquire,
+    load_acquire_32,
+    nc10d_futex_wait,
+    nc10d_futex_wake,
+    nc10d_now,
+    pause,
+    set_bits,
+    store,
+    swap_if,
+    this_thread,
+    yield_core,
+)
+from nc10d.backend.cpu.native.layout import (
+    ABORTED,
+    AREA_ABORT,
+    BLOCKED,
+    C_ADVANCE,
+    C_AREA,
+    C_BELL_BIT,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BROKEN,
+    C_HEAD,
+    C_LOCK,
+    C_PROCESS,
+    C_SPIN,
+    C_SPIN_NOW,
+    C_TAIL,
+    C_YIELD,
+    DONE,
+    LINE_SLEEPERS,
+    P_BELL,
+    P_SLEEPING,
+)
+
+SHORTEST_SPIN = 8
+
+
+@njit(nogil=True)
+def nc10d_try_lock(channel: int) -> bool:
+    """Take the channel if nobody has it; the lock tells which thread did."""
+    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, this_thread()) == 0
+
+
+@njit(nogil=True)
+def nc10d_wake_own(process: int) -> None:
+    """Wake this rank's own sleepers: something changed inside the process."""
+    if load_acquire(process + P_SLEEPING) != 0:
+        bell = load(process + P_BELL)
+        add_32(bell, 1)
+        nc10d_futex_wake(bell)
+
+
+@njit(nogil=True)
+def nc10d_unlock(channel: int) -> None:
+    """Give the channel back; if submissions wait in it, tell the worker."""
+    exchange(channel + C_LOCK, 0)
+    if load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL):
+        nc10d_wake_own(load(channel + C_PROCESS))
+
+
+@njit(nogil=True)
+def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
+    """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
+    left = until - nc10d_now()
+    if left > 0:
+        nc10d_futex_wait(load(process + P_BELL), bell_value, left)
+
+
+@njit(nogil=True)
+def nc10d_spin(channel: int, flag: int, target: int) -> bool:
+    """Spin until a counter has come to `target`; False if the spin was in vain.
+
+    A spin in vain halves the next one and a good one doubles it: where another program takes a
+    core, or the partner computes, spinning only keeps somebody else from running.
+    """
+    limit = load(channel + C_SPIN_NOW)
+    for _ in range(limit):
+        if load_acquire(flag) >= target:
+            store(channel + C_SPIN_NOW, min(2 * limit, load(channel + C_SPIN)))
+            return True
+        pause()
+    store(channel + C_SPIN_NOW, max(limit >> 1, min(SHORTEST_SPIN, load(channel + C_SPIN))))
+    return False
+
+
+@njit(nogil=True)
+def nc10d_await_flag(channel: int, until: int) -> int:
+    """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
+    flag = load(channel + C_BLOCKED_AT)
+    target = load(channel + C_BLOCKED_FOR)
+    for _ in range(load(channel + C_YIELD)):
+        if load_acquire(flag) >= target:
+            return DONE
+        yield_core()
+    process = load(channel + C_PROCESS)
+    abort = load(channel + C_AREA) + AREA_ABORT
+    add(process + P_SLEEPING, 1)
+    answer = BLOCKED
+    while answer == BLOCKED:
+        bell = load_acquire_32(load(process + P_BELL))
+        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+        if load_acquire(flag) >= target:
+            answer = DONE
+        elif load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
+            answer = ABORTED
+        elif nc10d_now() >= until:
+            break
+        else:
+            nc10d_sleep(process, bell, until)
+    add(process + P_SLEEPING, -1)
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_drive(channel: int, slice_ns: int) -> int:
+    """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
+    until = 0
+    waits = 0
+    while True:
+        answer = call_engine(load(channel + C_ADVANCE), channel)
+        if answer != BLOCKED:
+            return answer
+        # Most waits are short: the clock is read only when one was not, and now and then, since
+        # a long program may wait often and never long.
+        waits += 1
+        if waits & 15 == 0:
+            now = nc10d_now()
+            if until == 0:
+                until = now + slice_ns
+            elif now >= until:
+                return BLOCKED
+        if not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+            if until == 0:
+                until = nc10d_now() + slice_ns
+            answer = nc10d_await_flag(channel, until)
+            if answer != DONE:
+                return answer
