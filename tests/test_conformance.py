@@ -207,3 +207,10 @@ def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str)
     with pytest.raises(AssertionError, match="checks failed") as caught:
         check(make)
     assert told in str(caught.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 30_000, 1000))
+def test_other_covers_are_right_too(seed: int) -> None:
+    check_backend("cpu", seed=seed)
+    check_backend("cpu", (2, 4), "processes", dtypes=FEW, seed=seed)
