@@ -16,6 +16,7 @@ from datetime import timedelta
 from nc10d.deadline import Timeout, seconds
 
 Value = str | bytes | bytearray | memoryview
+_BYTES = (bytes, bytearray, memoryview)  # a union made for each call takes longer than the call
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
@@ -141,7 +142,7 @@ def encode_value(value: Value) -> bytes:
     """Return `value` as bytes, text as UTF-8; TypeError for anything else."""
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, _BYTES):
         return bytes(value)
     raise TypeError(f"a value must be str or bytes, not {type(value).__name__}")
 

@@ -21,6 +21,7 @@ from nc10d.store import messages as m
 from nc10d.store.link import Disconnected, Link, connect, connect_once
 
 T = TypeVar("T")
+monotonic = time.monotonic
 _CANCEL_GRACE = 0.05
 _NAMED_KEYS = 8
 
@@ -65,7 +66,7 @@ class Caller:
         taken back.
         """
         limit = self.seconds if timeout is None else seconds(timeout)
-        deadline = time.monotonic() + limit
+        deadline = monotonic() + limit
         if not self._lock.acquire(False):
             self._take_turn(deadline, limit, keys)
         try:
@@ -73,19 +74,37 @@ class Caller:
             link.deadline, link.waits = deadline, waits
             link.send(packet)
             return take(link)
-        except StoreError:
-            raise
-        except TimeoutError:
-            self._take_back()
-            raise self._late(limit, keys) from None
         except OSError as error:
-            self._drop()
-            raise StoreError(f"{self.name}{_named(keys)}: {error}") from error
+            raise self._failure(error, limit, keys) from error
         except BaseException:
             self._drop()  # interrupted: the reply is still to come
             raise
         finally:
             self._lock.release()
+
+    def tell(self, packet: bytes, keys: Sequence[str]) -> None:
+        """Send `packet`, which has no answer: `call`, shorter where nothing is in the way."""
+        link = self._link
+        if link is None or not self._lock.acquire(False):
+            self.call(packet, _nothing, keys)
+            return
+        try:
+            link.post(packet, self.seconds)
+        except OSError as error:
+            raise self._failure(error, self.seconds, keys) from error
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
+
+    def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
+        """Leave the connection so that the next call can use it; return what the user is told."""
+        if isinstance(error, TimeoutError):
+            self._take_back()
+            return self._late(limit, keys)
+        self._drop()
+        return StoreError(f"{self.name}{_named(keys)}: {error}")
 
     def wait_then(
         self, packet: bytes, take: Callable[[Link], T], keys: Sequence[str], names: list[bytes]
@@ -149,6 +168,10 @@ def _named(keys: Sequence[str]) -> str:
     shown = ", ".join(map(repr, keys[:_NAMED_KEYS]))
     more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
     return f", key{'s' if len(keys) > 1 else ''} {shown}{more}"
+
+
+def _nothing(link: Link) -> None:
+    """Take no reply."""
 
 
 def take_stop(link: Link) -> None:

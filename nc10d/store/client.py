@@ -41,7 +41,8 @@ class TCPStore(Store):
     a server that this process has on that port already. `master_listen_fd` is a listening socket
     to serve. `use_libuv` is accepted for torch's sake and means nothing. `server` says where the
     server runs, "process" (the default: a busy owner delays nobody, and it ends once the owner
-    and all clients have gone) or "thread"; `limits` are its bounds. Raises StoreError if the
+    and all clients have gone) or "thread"; `limits` are its bounds. A client on the server's
+    host goes on over a Unix socket, unless NC10D_STORE_TCP is set. Raises StoreError if the
     address is taken or cannot be reached within `timeout`.
     """
 
@@ -72,7 +73,8 @@ class TCPStore(Store):
         # The owner need not be able to reach itself under the name that others use.
         near = self._hosting.host if self._hosting else host
         self._caller = Caller(near, self._port, self._seconds, f"store {self.address}")
-        self._call, self._wait_then = self._caller.call, self._caller.wait_then
+        self._call, self._tell = self._caller.call, self._caller.tell
+        self._wait_then = self._caller.wait_then
         try:
             self._join(world_size, is_master and wait_for_workers)
         except BaseException:
@@ -124,9 +126,7 @@ class TCPStore(Store):
         return f"TCPStore({self.address})"
 
     def set(self, key: str, value: Value) -> None:
-        if type(value) is not bytes:
-            value = encode_value(value)
-        self._call(m.with_value(m.SET, _key(key), value), _nothing, (key,))
+        self._tell(m.with_value(m.SET, _key(key), encode_value(value)), (key,))
 
     def get(self, key: str) -> bytes:
         name = _key(key)
@@ -147,7 +147,7 @@ class TCPStore(Store):
         return self._call(packet, Link.take_string, (key,))
 
     def append(self, key: str, value: Value) -> None:
-        self._call(m.with_value(m.APPEND, _key(key), encode_value(value)), _nothing, (key,))
+        self._tell(m.with_value(m.APPEND, _key(key), encode_value(value)), (key,))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = _keys(keys)
@@ -156,7 +156,7 @@ class TCPStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = [(b"/" + key, value) for key, value in pair(keys, values)]
-        self._call(m.with_pairs(pairs), _nothing, keys)
+        self._tell(m.with_pairs(pairs), keys)
 
     def delete_key(self, key: str) -> bool:
         return self._call(m.with_key(m.DELETE_KEY, _key(key)), Link.take_number, (key,)) > 0
@@ -169,7 +169,7 @@ class TCPStore(Store):
         return [decode_key(name[1:]) for name in names if name.startswith(b"/")]
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._call(m.with_value(m.QUEUE_PUSH, _key(key), encode_value(value)), _nothing, (key,))
+        self._tell(m.with_value(m.QUEUE_PUSH, _key(key), encode_value(value)), (key,))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = _key(key)
@@ -211,19 +211,16 @@ class TCPStore(Store):
 
 
 def _key(key: str) -> bytes:
-    if type(key) is str and key.isascii():  # checked first: it is most calls' key
-        return b"/" + key.encode()
-    return b"/" + encode_key(key)
+    try:
+        return ("/" + key).encode()
+    except (TypeError, UnicodeEncodeError):
+        return b"/" + encode_key(key)
 
 
 def _keys(keys: Sequence[str]) -> list[bytes]:
     if isinstance(keys, list) and len(keys) == 1:
         return [_key(keys[0])]
     return [b"/" + key for key in encode_keys(keys)]
-
-
-def _nothing(link: Link) -> None:
-    """Take no reply."""
 
 
 def _take_byte(link: Link) -> bytes:

@@ -19,9 +19,11 @@ from nc10d.store import messages as m
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
+_ROOM = 1 << 20
 _LONGEST_POLL = 3600.0
 _FIRST_LOOK = struct.pack("ll", 0, 4000)  # a timeval: seconds, microseconds
 _I64, _U64 = m.I64.unpack, m.U64.unpack
+_NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
@@ -49,6 +51,8 @@ class Link:
             sock.setsockopt(socket.SOL_SOCKET, option, _FIRST_LOOK)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:  # by default, 300 small packets would fill it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         self.sock = sock
         self.deadline = deadline
         self.waits = False  # whether a CANCEL_WAIT would end what is under way
@@ -75,7 +79,7 @@ class Link:
 
     def near_name(self) -> bytes:
         """Return the name of the server's Unix socket; empty if this host has none such."""
-        if not self.has_near or self.sock.getpeername()[0] != self.sock.getsockname()[0]:
+        if not self.has_near or not _same_host(self.sock) or os.environ.get("NC10D_STORE_TCP"):
             return b""
         self.send(m.with_key(m.GET, m.NEAR))
         return self.take_string()
@@ -87,6 +91,16 @@ class Link:
         except BlockingIOError:
             sent = 0
         if sent != len(data):
+            self._send_rest(memoryview(data)[sent:])
+
+    def post(self, data: bytes, limit: float) -> None:
+        """Send what has no answer, within `limit` seconds (counted only if it is not gone yet)."""
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            self.deadline, self.waits = time.monotonic() + limit, False
             self._send_rest(memoryview(data)[sent:])
 
     def _send_rest(self, rest: memoryview) -> None:
@@ -195,9 +209,10 @@ def connect_once(host: str, port: int, deadline: float) -> Link:
         raise
     if not name:
         return link
-    # Not to be found from here means another network namespace, and nothing is lost.
+    # Not to be found from here means another network namespace, and nothing is lost; no answer
+    # soon, that the server has no descriptor for a second connection.
     with contextlib.suppress(OSError):
-        near = _connect_near(name, deadline)
+        near = _connect_near(name, min(deadline, time.monotonic() + _NEAR_GRACE))
         link.close()
         return near
     return link
@@ -212,6 +227,12 @@ def _connect_near(name: bytes, deadline: float) -> Link:
         sock.close()
         raise
     return _link(sock, deadline)
+
+
+def _same_host(sock: socket.socket) -> bool:
+    """Say whether the peer has an address of this host: one speaks to one's own from the same."""
+    here, there = sock.getsockname()[0], sock.getpeername()[0]
+    return bool(here == there or (here.startswith("127.") and there.startswith("127.")))
 
 
 def _link(sock: socket.socket, deadline: float) -> Link:

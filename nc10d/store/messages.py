@@ -35,7 +35,8 @@ NEAR = b"nc10d/near"
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")
 _KIND_U32, _KIND_U64, _KIND_ONE = Struct("<BI"), Struct("<BQ"), Struct("<BQQ")
-_u64 = U64.unpack_from
+_u64, _length = U64.unpack_from, U64.pack
+_kind_u64, _kind_one = _KIND_U64.pack, _KIND_ONE.pack
 
 Request = tuple[Any, ...]
 Bytes = bytes | memoryview
@@ -65,36 +66,36 @@ class Incomplete(Exception):
 class Parser:
     """Turns the bytes of one connection into requests."""
 
-    __slots__ = ("_need", "_pending", "broken", "limits", "validated")
+    __slots__ = ("_need", "broken", "held", "limits", "validated")
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.limits = limits
         self.validated = False
         self.broken: BadFrame | None = None
-        self._pending = bytearray()
+        self.held = bytearray()  # of a request that has not arrived whole
         self._need = 0
 
     @property
     def pending(self) -> int:
         """The number of bytes held of a request that has not arrived whole."""
-        return len(self._pending)
+        return len(self.held)
 
     def feed(self, data: bytes) -> list[Request]:
         """Take `data` and return the requests that are now whole.
 
         A bad frame behind some of them is put into `broken`; without any before it, it is raised.
         """
-        if not self._pending:
+        if not self.held:
             requests, at, self._need = self._parse(data)
             if at < len(data):
-                self._pending += memoryview(data)[at:]
+                self.held += memoryview(data)[at:]
             return requests
-        self._pending += data
-        if len(self._pending) < self._need:
+        self.held += data
+        if len(self.held) < self._need:
             return []
-        with memoryview(self._pending) as view:
+        with memoryview(self.held) as view:
             requests, at, need = self._parse(view)
-        del self._pending[:at]
+        del self.held[:at]
         self._need = need
         return requests
 
@@ -260,12 +261,12 @@ def with_u32(kind: int, number: int) -> bytes:
 
 def with_key(kind: int, key: bytes) -> bytes:
     """Encode a request with a key: GET, DELETE_KEY, QUEUE_POP, QUEUE_LEN."""
-    return _KIND_U64.pack(kind, len(key)) + key
+    return _kind_u64(kind, len(key)) + key
 
 
 def with_value(kind: int, key: bytes, value: bytes) -> bytes:
     """Encode a request with a key and a value: SET, APPEND, QUEUE_PUSH."""
-    return _KIND_U64.pack(kind, len(key)) + key + U64.pack(len(value)) + value
+    return _kind_u64(kind, len(key)) + key + _length(len(value)) + value
 
 
 def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
@@ -283,7 +284,8 @@ def with_number(kind: int, key: bytes, number: int) -> bytes:
 def with_keys(kind: int, keys: Sequence[bytes]) -> bytes:
     """Encode CHECK, WAIT or MULTI_GET."""
     if len(keys) == 1:  # by far the most common
-        return _KIND_ONE.pack(kind, 1, len(keys[0])) + keys[0]
+        key = keys[0]
+        return _kind_one(kind, 1, len(key)) + key
     return simple(kind) + strings(keys)
 
 

@@ -44,10 +44,13 @@ def listen_near() -> socket.socket | None:
     """
     if sys.platform != "linux":
         return None
-    near = socket.socket(socket.AF_UNIX)
-    near.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
-    near.listen(_BACKLOG)
-    return near
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # a sandbox without
+        near = stack.enter_context(socket.socket(socket.AF_UNIX))
+        near.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
+        near.listen(_BACKLOG)
+        stack.pop_all()
+        return near
+    return None
 
 
 class Connection:
@@ -61,7 +64,7 @@ class Connection:
         self.parser = Parser(limits)
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        self.counted = 0  # of parser.pending, in the server's total
+        self.counted = 0  # of parser.held, in the server's total
         self.events = IN
 
 
@@ -103,12 +106,12 @@ class Server:
             while not self._unneeded():
                 for fd, event in self._poll.poll():
                     connection = self._connections.get(fd)
-                    if connection is not None:
+                    if connection is None:
+                        self._serve_other(fd)
+                    elif event == IN:
+                        self._read(connection)
+                    else:
                         self._serve(connection, event)
-                    elif fd == self._owner:
-                        self._end_of_owner(fd)
-                    elif fd in self._listeners:
-                        self._accept(self._listeners[fd])
         finally:
             self._close()
 
@@ -119,6 +122,12 @@ class Server:
             and self._owner is None
             and not any(connection.parser.validated for connection in self._connections.values())
         )
+
+    def _serve_other(self, fd: int) -> None:
+        if fd == self._owner:
+            self._end_of_owner(fd)
+        elif fd in self._listeners:
+            self._accept(self._listeners[fd])
 
     def _end_of_owner(self, fd: int) -> None:
         if os.read(fd, 64) == b"":
@@ -148,9 +157,6 @@ class Server:
                 self._poll.modify(listener, IN if accepting else 0)
 
     def _serve(self, connection: Connection, event: int) -> None:
-        if event == IN == connection.events:
-            self._read(connection)
-            return
         if event & OUT:
             self._flush(connection)
         if event & ~OUT and connection.events & IN:
@@ -171,7 +177,7 @@ class Server:
         except (OSError, BadFrame):
             self._drop(connection)
             return
-        if parser.pending != connection.counted:
+        if parser.held or connection.counted:
             self._count(connection)
             if connection.sock.fileno() < 0:
                 return
@@ -186,8 +192,9 @@ class Server:
 
     def _count(self, connection: Connection) -> None:
         """Keep unfinished requests within the bound on all values."""
-        self._pending += connection.parser.pending - connection.counted
-        connection.counted = connection.parser.pending
+        held = len(connection.parser.held)
+        self._pending += held - connection.counted
+        connection.counted = held
         if self._pending + self._table.values.nbytes > self._limits.total:
             self._drop(connection)
 

@@ -180,10 +180,10 @@ class Table:
 
     def _wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         exists = self.values.exists
-        missing = {key for key in request[1] if not exists(key)}
-        if not missing:
+        if all(map(exists, request[1])):
             replies.append((client, m.STOP_WAITING))
             return
+        missing = {key for key in request[1] if not exists(key)}
         self._waits[client] = _Wait(missing)
         for key in missing:
             self._waiters.setdefault(key, {})[client] = None

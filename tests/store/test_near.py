@@ -1,0 +1,121 @@
+"""Clients on the server's host: they go on over its Unix socket, or notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.store import TCPStore
+from nc10d.store import messages as m
+from nc10d.store.link import connect_once
+
+HOST = "127.0.0.1"
+NOBODY = b"\0nc10d-store-nobody"
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    with contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)) as one:
+        yield one
+
+
+def family(port: int) -> int:
+    with contextlib.closing(connect_once(HOST, port, time.monotonic() + 20)) as link:
+        return link.sock.family
+
+
+def test_a_client_on_the_servers_host_leaves_tcp(store: TCPStore):
+    assert family(store.port) == socket.AF_UNIX
+
+
+def test_a_client_can_be_told_to_stay(store: TCPStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NC10D_STORE_TCP", "1")
+    assert family(store.port) == socket.AF_INET
+    with contextlib.closing(store.clone()) as far:
+        far.set("k", "v")
+        assert store.get("k") == b"v"
+
+
+def test_torchs_server_is_asked_nothing_that_it_does_not_know():
+    dist = pytest.importorskip("torch.distributed")
+    theirs = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    assert family(theirs.port) == socket.AF_INET
+
+
+def say_near(listener: socket.socket, name: bytes) -> None:
+    """Serve one connection: a hello, the name, and a number for whatever is asked then."""
+    peer, _ = listener.accept()
+    with peer:
+        hello = peer.recv(1 << 16)
+        peer.sendall(hello[6:10] + m.READY_NEAR)
+        assert peer.recv(1 << 16) == m.with_key(m.GET, m.NEAR)
+        peer.sendall(m.string(name))
+        if peer.recv(1 << 16):
+            peer.sendall(m.I64.pack(7))
+
+
+@contextlib.contextmanager
+def claiming(name: bytes) -> Iterator[int]:
+    """Give the port of a server that says to be found under `name` too."""
+    with socket.create_server((HOST, 0)) as listener:
+        server = threading.Thread(target=say_near, args=(listener, name))
+        server.start()
+        yield listener.getsockname()[1]
+        server.join(20)
+
+
+def test_a_name_that_is_not_found_from_here_changes_nothing():
+    # As from another network namespace, through a forwarded port.
+    with claiming(NOBODY) as port, contextlib.closing(TCPStore(HOST, port, timeout=20)) as far:
+        assert far.num_keys() == 7
+
+
+def test_a_name_that_nobody_answers_to_changes_nothing():
+    # As with a server that has no descriptor left.
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(b"\0nc10d-store-mute")
+        mute.listen()
+        begin = time.monotonic()
+        with claiming(mute.getsockname()) as port:
+            far = TCPStore(HOST, port, timeout=20)
+            assert far.num_keys() == 7
+            far.close()
+        assert time.monotonic() - begin < 5
+
+
+def test_what_finds_no_room_times_out_on_time():
+    with socket.create_server((HOST, 0)) as listener:
+        hold = threading.Event()
+
+        def stand_still() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(peer.recv(1 << 16)[6:10] + m.READY)
+                hold.wait(20)
+
+        server = threading.Thread(target=stand_still)
+        server.start()
+        store = TCPStore(HOST, listener.getsockname()[1], timeout=0.3)
+        begin = time.monotonic()
+        with pytest.raises(StoreTimeout, match="'big'"):
+            store.set("big", bytes(64 << 20))
+        assert 0.3 <= time.monotonic() - begin < 0.6
+        hold.set()
+        server.join(20)
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            store.set("k", "v")
+
+
+def test_a_burst_of_sets_is_followed_by_what_comes_after(store: TCPStore):
+    with contextlib.closing(store.clone()) as other:
+        for n in range(20_000):
+            store.set("n", str(n))
+        assert store.get("n") == b"19999"
+        assert other.get("n") == b"19999"
