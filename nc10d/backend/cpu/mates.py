@@ -213,12 +213,15 @@ def _introduce(
 
 def _receive(link: socket.socket, card: Card, secret: str) -> Mate:
     hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    if len(hello) != _HELLO.size or len(fds) != 2:
+    whole = len(hello) == _HELLO.size and len(fds) == 2
+    rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
+    if rank == card.rank and secrets.compare_digest(shown, secret.encode()):
+        return _mate(card, fds)
+    for fd in fds:
+        os.close(fd)
+    if not whole:
         raise ConnectionError(f"rank {card.rank} closed the connection")
-    rank, shown = _HELLO.unpack(hello)
-    if rank != card.rank or not secrets.compare_digest(shown, secret.encode()):
-        raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
-    return _mate(card, fds)
+    raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
 
 
 def _mate(card: Card, fds: list[int]) -> Mate:

@@ -1,0 +1,131 @@
+"""The arena: what it hands out is zeroed, apart, really there, and comes back whole."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.backend.cpu.arena import PAGE, Arena, Mapping
+
+SPAN = 64 * PAGE
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(SPAN)
+    yield made
+    made.close()
+
+
+def test_pieces_are_zeroed_even_when_they_were_used_before(arena: Arena) -> None:
+    first = arena.allocate(3 * PAGE)
+    arena.mapping.data[first : first + 3 * PAGE] = 7
+    arena.free(first)
+    again = arena.allocate(2 * PAGE)
+    assert again == first
+    assert not arena.mapping.data[again : again + 2 * PAGE].any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(st.integers(0, 20 * PAGE), st.integers(-8, -1)), min_size=1, max_size=40
+    )
+)
+def test_pieces_never_overlap_and_all_of_it_comes_back(steps: list[int]) -> None:
+    arena = Arena(SPAN)
+    mine: list[tuple[int, int]] = []
+    for step in steps:
+        if step < 0:
+            if mine:
+                offset, _ = mine.pop(step % len(mine))
+                arena.free(offset)
+            continue
+        need = max(1, -(-step // PAGE)) * PAGE
+        try:
+            offset = arena.allocate(step)
+        except MemoryError:
+            continue
+        assert offset % PAGE == 0
+        assert offset + need <= SPAN
+        assert all(offset + need <= low or low + size <= offset for low, size in mine)
+        mine.append((offset, need))
+        assert arena.used() == sum(size for _, size in mine)
+    for offset, _ in mine:
+        arena.free(offset)
+    assert arena.allocate(SPAN) == 0, "the holes have become one again"
+    arena.close()
+
+
+def test_what_is_not_handed_out_takes_no_memory() -> None:
+    arena = Arena()
+    arena.allocate(10 * PAGE)
+    assert os.fstat(arena.fd).st_blocks * 512 < 64 * PAGE
+    arena.close()
+
+
+def test_too_much_is_a_memory_error_and_loses_nothing(arena: Arena) -> None:
+    with pytest.raises(MemoryError, match="one piece"):
+        arena.allocate(SPAN + 1)
+    assert arena.allocate(SPAN) == 0
+
+
+def test_a_full_memory_file_system_is_a_memory_error_and_not_a_crash_later(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(MemoryError, match="No space left"):
+            arena.allocate(PAGE)
+    assert arena.used() == 0
+    assert arena.allocate(SPAN) == 0
+
+
+def test_nobody_can_shrink_it_and_it_has_no_name(arena: Arena) -> None:
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, PAGE)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert os.readlink(f"/proc/self/fd/{arena.fd}").startswith("/memfd:nc10d")
+    assert not os.get_inheritable(arena.fd)
+
+
+def test_mappings_outlive_the_descriptor_and_see_the_same_memory() -> None:
+    arena = Arena(SPAN)
+    offset = arena.allocate(PAGE)
+    other = Mapping(arena.fd)
+    arena.close()
+    arena.close()
+    other.words(offset, 1)[0] = 41
+    assert arena.mapping.words(offset, 1)[0] == 41
+    assert other.base != arena.mapping.base
+
+
+def test_a_mapping_goes_with_its_last_view() -> None:
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("memfd:nc10d" in line for line in maps)
+
+    before = mapped()
+    arena = Arena(SPAN)
+    view = arena.mapping.words(arena.allocate(8 * PAGE), 4)
+    arena.close()
+    del arena
+    gc.collect()
+    assert mapped() == before + 1, "a view keeps its memory"
+    view[:] = np.arange(4)
+    del view
+    gc.collect()
+    assert mapped() == before

@@ -1,0 +1,225 @@
+"""How the ranks of a host find each other: alone, with strangers about, and when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d.backend.cpu import mates as meeting
+from nc10d.backend.cpu.arena import Arena
+from nc10d.backend.cpu.host import Host, mask
+from nc10d.backend.cpu.mates import Card, Mate, meet
+from nc10d.backend.cpu.native import engine
+from nc10d.deadline import Deadline
+from nc10d.errors import RendezvousError, UnsupportedPlatform
+from nc10d.store import HashStore
+
+SPAN = 1 << 20
+
+
+def descriptors() -> int:
+    gc.collect()  # errors keep the frames, and with them the mappings, of who failed
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    before = descriptors()
+    yield
+    assert descriptors() == before
+
+
+def part(mates: list[Mate]) -> None:
+    for mate in mates:
+        if mate.pidfd >= 0:
+            os.close(mate.pidfd)
+
+
+def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:
+    """Meet, write my rank into my own arena, and return what I see in everyone's."""
+    arena = Arena(SPAN)
+    arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
+    try:
+        mates = meet(store, rank, size, arena, Deadline.after(timeout))
+        seen = [int(mate.mapping.words(0, 1)[0]) for mate in mates]
+        part(mates)
+        return seen
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 24])
+def test_everyone_maps_everyones_arena_by_rank(size: int) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(lambda rank: join(store, rank, size), range(size)))
+    assert found == [[100 + rank for rank in range(size)]] * size
+
+
+def cards(store: HashStore, rank: int) -> Card:
+    store.wait([f"mates/card/{rank}"], 10.0)
+    return Card(**json.loads(store.get(f"mates/card/{rank}")))
+
+
+def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
+    """Put a card for a rank that is not there."""
+    card = Card(rank, meeting.host_id(), "host", os.getpid(), name, "0" * 32)
+    store.set(f"mates/card/{rank}", json.dumps(meeting._plain(card)))
+    return card
+
+
+def call(card: Card) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.connect("\0" + card.socket)
+    return link
+
+
+def silent(card: Card, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(card))
+    link.shutdown(socket.SHUT_WR)
+
+
+def gone_at_once(card: Card, open_links: contextlib.ExitStack) -> None:
+    call(card).close()
+
+
+def wrong_secret(card: Card, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(card))
+    with open(os.devnull) as file:
+        hello = meeting._HELLO.pack(1, b"f" * 32)
+        socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
+
+
+def garbage(card: Card, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(card))
+    link.sendall(os.urandom(5000))
+
+
+def no_descriptors(card: Card, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(card))
+    link.sendall(meeting._HELLO.pack(1, card.secret.encode()))
+
+
+@pytest.mark.parametrize("stranger", [silent, gone_at_once, wrong_secret, garbage, no_descriptors])
+def test_strangers_are_turned_away_and_the_ranks_still_meet(
+    stranger: Callable[[Card, contextlib.ExitStack], None],
+) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
+        first = pool.submit(join, store, 0, 2)
+        stranger(cards(store, 0), open_links)
+        second = pool.submit(join, store, 1, 2)
+        assert first.result() == second.result() == [100, 101]
+
+
+def test_a_rank_that_never_puts_its_card_is_named() -> None:
+    with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] did not join"):
+        join(HashStore(), 0, 3, timeout=0.2)
+
+
+def test_a_rank_that_dies_after_its_card_is_an_error_within_the_timeout() -> None:
+    store = HashStore()
+    pretend(store, 1)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match="rank 0 could not reach"):
+        join(store, 0, 2, timeout=0.5)
+    assert 0.4 < time.monotonic() - start < 2.0
+
+
+def test_a_lower_rank_that_is_gone_is_an_error_at_once() -> None:
+    store = HashStore()
+    pretend(store, 0)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match="rank 1 could not reach"):
+        join(store, 1, 2, timeout=10.0)
+    assert time.monotonic() - start < 2.0
+
+
+def test_a_rank_that_fails_halfway_leaves_no_descriptors_of_those_it_met() -> None:
+    """Rank 1 meets rank 0 properly, and then waits in vain for rank 2."""
+    store = HashStore()
+    pretend(store, 2)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(join, store, rank, 3, 0.5) for rank in (0, 1)]
+        for one in both:
+            with pytest.raises(RendezvousError):
+                one.result()
+
+
+def test_somebody_else_in_the_place_of_a_rank_is_refused() -> None:
+    store = HashStore()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0nc10d-test-impostor")
+        listener.listen(1)
+        pretend(store, 0, "nc10d-test-impostor")
+
+        def answer() -> None:
+            link, _ = listener.accept()
+            with link, open(os.devnull) as file:
+                link.recv(100)
+                hello = meeting._HELLO.pack(0, b"f" * 32)
+                socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
+
+        impostor = threading.Thread(target=answer)
+        impostor.start()
+        with pytest.raises(RendezvousError, match="in the place of rank 0"):
+            join(store, 1, 2)
+        impostor.join()
+
+
+def test_ranks_of_other_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    pretend(store, 1)
+    monkeypatch.setenv("NC10D_HOST_ID", "elsewhere")
+    with pytest.raises(UnsupportedPlatform, match="rank 1 on host"):
+        join(store, 0, 2)
+
+
+def test_a_host_that_can_not_form_gives_its_memory_and_descriptors_back() -> None:
+    with pytest.raises(RendezvousError):
+        Host(HashStore(), 0, 2, Deadline.after(0.05))
+
+
+def test_more_ranks_than_a_mask_has_bits_are_refused() -> None:
+    with pytest.raises(UnsupportedPlatform, match="at most 64"):
+        Host(HashStore(), 0, 65, Deadline.after(1.0))
+
+
+def test_rank_63_has_a_bit_of_its_own() -> None:
+    bits = [mask([rank]) for rank in range(64)]
+    assert len(set(bits)) == 64
+    assert mask(range(64)) == -1
+    words = np.zeros(1, np.int64)
+    address = engine.address(words)
+    for bit in bits:
+        assert engine.compare_and_swap(address, words[0], words[0] | bit) is not None
+    assert words[0] == -1
+
+
+def hosts(size: int) -> list[Any]:
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda r: Host(store, r, size, Deadline.after(60.0)), range(size)))
+
+
+def test_64_ranks_ring_each_others_bells() -> None:
+    made = hosts(64)
+    try:
+        bells = [made[0].arena.mapping.base, made[63].arena.mapping.base]
+        before = [engine.load_word(bell) for bell in bells]
+        made[5].ring(mask([0, 63]))
+        assert [engine.load_word(bell) for bell in bells] == [value + 1 for value in before]
+    finally:
+        for host in made:
+            host.close()
