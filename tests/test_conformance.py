@@ -16,8 +16,9 @@ from nc10d.backend.cpu.backend import make
 from nc10d.dtypes import DType
 from nc10d.errors import GroupClosed
 from nc10d.testing import check_backend, local
-from nc10d.testing.conformance import CALLS, MODES, OPS, SHAPES, Case, allowed, cover
+from nc10d.testing.cases import CALLS, OPS, SHAPES, Case, allowed, cover
 from nc10d.testing.local import Hub, LocalBackend
+from nc10d.testing.modes import MODES
 from nc10d.testing.strategies import outputs
 from nc10d.work import Work
 

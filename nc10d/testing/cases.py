@@ -1,0 +1,155 @@
+"""The cases that a backend is tried with: a cover of all pairs, each case built from its seed.
+
+A `Case` is small and the same everywhere: `build()` makes its call, whose arrays' contents and
+sizes follow from the case alone, on memory with guards (see `layouts`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nc10d import ops as O
+from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.testing.covering import pairwise
+from nc10d.testing.layouts import LAYOUTS, lay
+from nc10d.testing.modes import MODES
+from nc10d.testing.strategies import Call, mixed_values
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CALLS: dict[str, tuple[type[Any], bool]] = {
+    "all_reduce": (O.AllReduce, False),
+    "reduce": (O.Reduce, False),
+    "broadcast": (O.Broadcast, False),
+    "all_gather": (O.AllGather, False),
+    "all_gather_into_tensor": (O.AllGather, True),
+    "reduce_scatter": (O.ReduceScatter, False),
+    "reduce_scatter_tensor": (O.ReduceScatter, True),
+    "all_to_all": (O.AllToAll, False),
+    "all_to_all_single": (O.AllToAll, True),
+    "gather": (O.Gather, False),
+    "scatter": (O.Scatter, False),
+}
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+_RAGGED = frozenset(
+    {"all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "gather", "scatter"}
+)
+_TABLE = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})  # one chunk for each rank
+NO_OP = "-"
+OPS = (*(kind.name for kind in O.RedOp), NO_OP)
+SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
+LARGE_BYTES = 300 * 1024  # more than half a board of the CPU's engine, which is 256 KiB
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective, in one mode, on arrays of one kind; the same everywhere for a `seed`."""
+
+    call: str
+    dtype: DType
+    op: str
+    size: int
+    shape: str
+    mode: str
+    seed: int
+
+    def __str__(self) -> str:
+        op = "" if self.op == NO_OP else f" {self.op}"
+        what = f"{self.call}{op} of {self.dtype.label}, {self.shape}, {self.mode}"
+        return f"{what}, {self.size} ranks (seed {self.seed})"
+
+    def build(self) -> LaidCall:
+        """Make the call: its arrays' contents follow from the case alone."""
+        kind, flat = CALLS[self.call]
+        op = O.SUM if self.op == NO_OP else reduction(self.op, self.dtype)
+        root = self.seed % self.size
+        return LaidCall(kind, self._inputs(), op, root, flat, layout=self._layout())
+
+    def _layout(self) -> str:
+        return self.shape if self.shape in LAYOUTS else "plain"
+
+    def _inputs(self) -> list[Any]:
+        kind, _ = CALLS[self.call]
+        seeds = itertools.count(1000 * self.seed)
+        make = functools.partial(mixed_values, self.dtype)
+        if kind in _TABLE:
+            return [
+                [make(self._shape_of(r, c), next(seeds)) for c in range(self.size)]
+                for r in range(self.size)
+            ]
+        return [make(self._shape_of(r, r), next(seeds)) for r in range(self.size)]
+
+    def _shape_of(self, rank: int, chunk: int) -> tuple[int, ...]:
+        if self.shape == "ragged":
+            # Every pair of ranks exchanges a size of its own in all_to_all.
+            place = chunk + rank if CALLS[self.call][0] is O.AllToAll else chunk
+            return (_SIZES[(place + self.seed) % len(_SIZES)],)
+        if self.shape == "large":
+            return (LARGE_BYTES // self.dtype.itemsize + 3,)
+        if self.shape in LAYOUTS:
+            return (35,) if CALLS[self.call][1] else (5, 7)
+        return {"empty": (0,), "0-d": (), "one": (1,), "small": (13,)}[self.shape]
+
+
+_SIZES = (5, 0, 4099, 1, 70_001, 64)
+
+
+@dataclass(frozen=True, eq=False)
+class LaidCall(Call):
+    """A Call whose arrays lie in rooms with guards."""
+
+    layout: str = "plain"
+
+    def lay(self, x: Array) -> Array:
+        """Return a copy of `x` in this call's layout."""
+        return lay(x, self.layout)
+
+
+def reduction(name: str, dtype: DType) -> O.ReduceOp:
+    """Return the reduction called `name`; the factor of PREMUL_SUM is whole for ints."""
+    kind = O.RedOp[name]
+    if kind is not O.RedOp.PREMUL_SUM:
+        return O.ReduceOp(kind)
+    return O.premul_sum(3.0 if dtype.family in (Family.INT, Family.UINT) else 0.7)
+
+
+def cover(
+    world_sizes: Sequence[int] = (1, 2, 3, 4, 5),
+    dtypes: Sequence[DType] = tuple(DType),
+    seed: int = 0,
+) -> list[Case]:
+    """Return cases in which any two of call, dtype, op, size, shape and mode meet, if they can."""
+    parameters = {
+        "call": tuple(CALLS),
+        "dtype": tuple(dtypes),
+        "op": OPS,
+        "size": tuple(world_sizes),
+        "shape": SHAPES,
+        "mode": tuple(MODES),
+    }
+    rows = pairwise(parameters, _fits, seed)
+    return [Case(**row, seed=number) for number, row in enumerate(rows, seed)]
+
+
+def _fits(one: str, a: Any, other: str, b: Any) -> bool:
+    if (one, other) == ("call", "op"):
+        return bool((a in _REDUCING) == (b != NO_OP))
+    if (one, other) == ("dtype", "op"):
+        return b == NO_OP or allowed(a, b)
+    if (one, other) == ("call", "shape"):
+        return a in _RAGGED if b == "ragged" else (a, b) != ("all_to_all_single", "0-d")
+    return True
+
+
+def allowed(dtype: DType, op: str) -> bool:
+    """Say whether `check_reduce` lets `dtype` be reduced in this way."""
+    try:
+        check_reduce(dtype, reduction(op, dtype))
+    except TypeError:
+        return False
+    return True
