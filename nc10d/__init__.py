@@ -108,7 +108,8 @@ _NAMES = {
     "coalesce": "CoalescingManager _coalescing_manager coalescing_manager",
     "dtypes": "DType",
     "errors": """Aborted CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
-        GroupClosed PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+        GroupClosed PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout
+        UnsupportedPlatform""",
     "group": "ProcessGroup",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
     "p2p": "P2POp batch_isend_irecv",
@@ -150,9 +151,9 @@ __all__ = [
     "HashStore",
     "P2POp",
     "PeerLost",
-    "QueueEmptyError",
     "PrefixStore",
     "ProcessGroup",
+    "QueueEmptyError",
     "ReduceOp",
     "RendezvousError",
     "Store",
