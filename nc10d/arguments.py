@@ -53,7 +53,7 @@ def written(call: str, name: str, x: Any) -> Argument:
         raise ValueError(f"{call}: {name} is written, so it must not be read-only")
     if found.buffer.repeats:
         message = f"{call}: {name} is written, so its elements must not share memory"
-        raise ValueError(f"{message} (it is a broadcast view)")
+        raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
     return found
 
 

@@ -51,10 +51,48 @@ class Buffer:
 
     @property
     def repeats(self) -> bool:
-        """Say whether several elements share an address, as in a broadcast view."""
+        """Say whether elements share bytes, as in a broadcast view or a sliding window.
+
+        Sorted by stride, each dimension must step over all that the smaller ones reach. That
+        holds for every slice, transpose or reshape of an array; a layout made by hand that
+        interleaves its dimensions without a collision counts as sharing.
+        """
         if self.contiguous or not self.count:
             return False
-        return any(n > 1 and step == 0 for n, step in zip(self.shape, self.strides, strict=True))
+        reach = self.dtype.itemsize
+        steps = zip(self.strides, self.shape, strict=True)
+        for step, n in sorted((abs(step), n) for step, n in steps if n > 1):
+            if step < reach:
+                return True
+            reach += (n - 1) * step
+        return False
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """Return the array as an ndarray that is the same memory; TypeError if not on the CPU.
+
+        It has the shape and strides of the original, is writable if that is, and keeps it alive.
+        """
+        if self.device != "cpu":
+            raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
+        if isinstance(self.owner, np.ndarray):
+            return self.owner
+        return np.asarray(_Memory(self)).view(self.dtype.numpy)
+
+
+class _Memory:
+    """A Buffer as NumPy asks for it: bits without a type, since it may not know the real one."""
+
+    __slots__ = ("__array_interface__", "_buffer")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer  # NumPy keeps this object as the base of its array
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{buffer.dtype.itemsize}",
+            "data": (buffer.address, not buffer.writable),
+            "shape": buffer.shape,
+            "strides": buffer.strides,
+        }
 
 
 Resolver = Callable[[Any], Buffer]
@@ -154,7 +192,10 @@ def _resolve_dlpack(x: Any) -> Buffer:
     if device != "cpu":
         message = f"{type(x).__name__} on {device}: its library must have __cuda_array_interface__"
         raise TypeError(message)
-    view = np.from_dlpack(x)
+    try:
+        view = np.from_dlpack(x)
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{_kind(x)} can't be shared by DLPack ({error}): {_instead(x)}") from error
     found = _resolve_numpy(view)
     # The view keeps the memory alive, and the producer's object stays reachable with it.
     return Buffer(
@@ -168,6 +209,22 @@ def _resolve_dlpack(x: Any) -> Buffer:
         found.shape,
         found.strides,
     )
+
+
+def _kind(x: Any) -> str:
+    dtype = getattr(x, "dtype", None)
+    return type(x).__name__ if dtype is None else f"a {type(x).__name__} of {dtype}"
+
+
+def _instead(x: Any) -> str:
+    """Say what to pass for an array that its library does not export as it is."""
+    if getattr(x, "requires_grad", False):
+        return "pass x.detach(), the same memory without its history"
+    if "float" in str(getattr(x, "dtype", "")):
+        kind = f"ml_dtypes.{str(x.dtype).rpartition('.')[2]}"
+        bits = f"x.view(torch.uint{8 * x.dtype.itemsize}).numpy().view({kind})"
+        return f"pass {bits}, the same memory in a type that NumPy knows"
+    return "pass a plain array in host memory"
 
 
 def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -190,24 +247,20 @@ def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[in
 def overlap(a: Buffer, b: Buffer) -> bool:
     """Say whether two arrays share a byte.
 
-    Exact for NumPy arrays unless that is too hard to find out (np.shares_memory); where it is,
-    and for other arrays, spans that touch count as sharing.
+    Exact on the CPU unless that is too hard to find out (np.shares_memory); where it is, and on
+    other devices, spans that touch count as sharing.
     """
     if a.device != b.device or not (a.count and b.count):
         return False
     (a_low, a_high), (b_low, b_high) = a.span, b.span
     if a_high <= b_low or b_high <= a_low:
         return False
-    if (a.contiguous and b.contiguous) or not _both_numpy(a.owner, b.owner):
+    if (a.contiguous and b.contiguous) or a.device != "cpu":
         return True
     try:
-        return np.shares_memory(a.owner, b.owner, max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(a.as_numpy(), b.as_numpy(), max_work=10_000)
     except np.exceptions.TooHardError:
         return True
-
-
-def _both_numpy(a: Any, b: Any) -> bool:
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
 
 
 register(np.ndarray, _resolve_numpy, lambda _: "cpu")

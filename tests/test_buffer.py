@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import ml_dtypes
@@ -71,6 +72,24 @@ def test_a_broadcast_view_repeats_its_elements() -> None:
     x = np.lib.stride_tricks.as_strided(np.zeros(3), (2, 3), (0, 8))
     assert as_buffer(x).repeats
     assert not as_buffer(np.zeros((2, 3))[:, ::2]).repeats
+
+
+@given(views())
+def test_slices_and_transposes_repeat_nothing(x: np.ndarray[Any, Any]) -> None:
+    assert not as_buffer(x).repeats
+    assert not as_buffer(x.T).repeats
+
+
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.integers(0, 9), st.integers(0, 9))
+def test_what_repeats_an_address_is_always_noticed(shape: tuple[int, int], a: int, b: int) -> None:
+    x = np.lib.stride_tricks.as_strided(np.arange(99), shape, (8 * a, 8 * b))
+    collides = len(set(x.ravel().tolist())) < x.size
+    assert as_buffer(x).repeats or not collides
+
+
+def test_a_sliding_window_repeats_its_elements() -> None:
+    x = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 2, writeable=True)
+    assert as_buffer(x).repeats
 
 
 def test_a_read_only_array_is_not_writable() -> None:
@@ -146,6 +165,56 @@ def test_dlpack_gives_the_producers_own_memory() -> None:
     assert (found.address, found.count, found.dtype) == (x.data_ptr(), 6, DType.FLOAT64)
     assert not as_buffer(x.t()).contiguous
     assert device_type(x) == "cpu"
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.float16])
+def test_writing_through_as_numpy_reaches_the_users_array(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.zeros(shape, dtype=dtype)
+    for array in (x, x.t() if len(shape) < 3 else x, x.numpy()):
+        view = as_buffer(array).as_numpy()
+        assert view.shape == tuple(array.shape)
+        view[...] = 1
+        assert bool((x == 1).all())
+        view[...] = 0
+
+
+def test_as_numpy_keeps_the_memory_alive_and_its_strides() -> None:
+    view = as_buffer(torch.arange(12).reshape(3, 4)[:, ::2].t()).as_numpy()
+    gc.collect()
+    assert view.tolist() == [[0, 4, 8], [2, 6, 10]]
+    x = np.zeros(3)
+    assert as_buffer(x).as_numpy() is x
+
+
+def test_as_numpy_works_for_types_that_numpy_lacks_and_for_adapters() -> None:
+    x = torch.zeros((2, 4), dtype=torch.bfloat16)
+    rows = (x.data_ptr(), 4, DType.BFLOAT16, "cpu", x, True, False, (2, 2), (8, 4))
+    Buffer(*rows).as_numpy()[...] = 2
+    assert x.tolist() == [[2, 0, 2, 0]] * 2
+
+
+def test_as_numpy_is_for_the_cpu() -> None:
+    with pytest.raises(TypeError, match="cuda"):
+        as_buffer(CudaArray((2,))).as_numpy()
+
+
+@pytest.mark.parametrize(
+    ("x", "advice"),
+    [
+        (torch.zeros(2, dtype=torch.bfloat16), r"view\(torch.uint16\).numpy\(\).*bfloat16"),
+        (torch.zeros(2, dtype=torch.float8_e5m2), r"view\(torch.uint8\).*float8_e5m2"),
+        (torch.zeros(2, requires_grad=True), r"x.detach\(\)"),
+        (torch.zeros(2, dtype=torch.complex64).conj(), "plain array"),
+    ],
+)
+def test_a_tensor_that_dlpack_refuses_is_a_type_error_that_says_what_to_pass(
+    x: torch.Tensor, advice: str
+) -> None:
+    with pytest.raises(TypeError, match=advice):
+        as_buffer(x)
 
 
 def test_a_registered_type_is_resolved_by_its_own_function() -> None:
