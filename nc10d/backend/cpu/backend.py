@@ -22,6 +22,7 @@ from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.area import Areas, area_bytes
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
+from nc10d.backend.cpu.conflicts import refuse_conflicts
 from nc10d.backend.cpu.health import Health, describe
 from nc10d.backend.cpu.host import Host, deadline_ns
 from nc10d.backend.cpu.linking import Linked
@@ -58,7 +59,8 @@ def make(setup: BackendSetup) -> CpuBackend:
     host = Host(setup.store, setup.rank, setup.size, deadline)
     try:
         members = list(range(setup.size))
-        return CpuBackend(host, setup.group_name, members, setup.rank, setup.store, deadline)
+        name = setup.group_name
+        return CpuBackend(host, name, members, setup.rank, setup.store, deadline, WORLD_HALF)
     except BaseException:
         host.close()
         raise
@@ -78,12 +80,12 @@ class CpuBackend:
         rank: int,
         store: Store,
         deadline: Deadline,
+        half: int,
     ) -> None:
         self.host = host
         self.group_name = group_name
         self.rank = rank
         self.size = len(members)
-        half = WORLD_HALF if len(members) == host.size else GROUP_HALF
         self._offset = host.allocate(area_bytes(self.size, half))
         host.arena.mapping.words(self._offset + at.AREA_STATE, 1)[0] = at.OPEN
         store.set(f"area/{rank}", str(self._offset))
@@ -204,7 +206,7 @@ class CpuBackend:
             return None
         self.health.check()
         addresses = batch.table[0]
-        submission = Submission(batch.linked, addresses, batch.arrays, deadline_ns(timeout))
+        submission = Submission(batch.linked, addresses, tuple(ops), deadline_ns(timeout))
         part = self.enqueue(self.channel, submission)
         work = CpuWork(self, ops, [part], Deadline.after(timeout))
         if async_op:
@@ -215,7 +217,10 @@ class CpuBackend:
 
     def _joined(self, ops: Sequence[Op]) -> Request:
         requests = [request(op, self.layout) for op in ops]
-        return requests[0] if len(requests) == 1 else batch_request(requests, self.layout)
+        if len(requests) == 1:
+            return requests[0]
+        refuse_conflicts(requests, ())
+        return batch_request(requests, self.layout)
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt ends it for the whole group."""
@@ -254,11 +259,16 @@ class CpuBackend:
         deadline = Deadline.after(timeout)
         limit = deadline_ns(timeout)
         together = [op for op in ops if not isinstance(op, (Send, Recv))]
-        messages = [
-            self.post.launch(op, deadline, limit) for op in ops if isinstance(op, (Send, Recv))
-        ]
+        apart = [op for op in ops if isinstance(op, (Send, Recv))]
+        if together and apart:
+            refuse_conflicts([request(op, self.layout) for op in together], apart)
+        messages = [self.post.launch(op, deadline, limit) for op in apart]
         works = [self._submit(together, deadline, limit), *messages] if together else messages
-        return works[0] if len(works) == 1 else Joined(self, ops, works, messages)
+        if len(works) == 1:
+            return works[0]
+        # A thread waits for one of them at a time; the worker sees to the others.
+        self.host.need_worker()
+        return Joined(self, ops, works, messages)
 
     def _submit(self, ops: Sequence[Op], deadline: Deadline, limit: int) -> Work:
         """Append collectives to the channel as one submission."""
@@ -336,7 +346,10 @@ class CpuBackend:
     def notify(self) -> bool:
         """Finish what has ended; called by the notifier. True: look again, nobody will tell."""
         for work in list(self._watched):
-            work._poll()
+            try:
+                work._poll()
+            except Exception as error:  # noqa: BLE001  (this work's own; the others go on)
+                work._finish(error)
             if work._state != 0:
                 self._watched.discard(work)
                 work._finish()
@@ -360,9 +373,11 @@ class CpuBackend:
 
     def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        self.health.check()
         members = [self.areas.members[rank] for rank in ranks]
         rank = list(ranks).index(self.rank)
-        return CpuBackend(self.host, name, members, rank, store, Deadline.after(timeout))
+        deadline = Deadline.after(timeout)
+        return CpuBackend(self.host, name, members, rank, store, deadline, GROUP_HALF)
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""

@@ -1,0 +1,134 @@
+"""Ranks as processes that may be killed, stopped, interrupted, or end as they like."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+
+from nc10d.store import TCPStore
+
+PRELUDE = """
+import contextlib, gc, os, signal, sys, threading, time
+import numpy as np
+import nc10d as dist
+from nc10d.store import TCPStore
+
+rank, size, port = map(int, sys.argv[1:4])
+
+
+def join(timeout=30.0):
+    store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=timeout)
+    return dist.GroupMember.WORLD
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def hear():
+    return sys.stdin.readline().strip()
+
+"""
+
+
+class Rank:
+    """One process: what it says is read line by line, what it hears is written to it."""
+
+    def __init__(self, code: str, rank: int, size: int, port: int, cwd: str | None) -> None:
+        arguments = [sys.executable, "-c", PRELUDE + code, str(rank), str(size), str(port)]
+        self.process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+        )
+        self.pid = self.process.pid
+        self.said: list[str] = []
+        self.errors: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors += list(self.process.stderr)
+
+    def line(self, timeout: float = 60.0) -> str:
+        """Return the next line that it says."""
+        line = self._lines.get(timeout=timeout)
+        assert line is not None, f"it ended instead: {self.ended()}, {self.errors[-20:]}"
+        self.said.append(line)
+        return line
+
+    def tell(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self, timeout: float = 60.0) -> int:
+        """Wait for its end; return its exit code (negative: the signal)."""
+        code = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(5.0)
+        return code
+
+    def asleep(self, name: str = "futex", timeout: float = 10.0) -> bool:
+        """Wait until its main thread sleeps in a system call of that name (see wchan)."""
+        limit = time.monotonic() + timeout
+        while time.monotonic() < limit:
+            with open(f"/proc/{self.pid}/wchan") as file:
+                if name in file.read():
+                    return True
+        return False
+
+
+class Job:
+    """`size` ranks that run the same code."""
+
+    def __init__(self, code: str, size: int = 2, cwd: str | None = None) -> None:
+        self._store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+        port = self._store.port
+        self.ranks = [Rank(code, rank, size, port, cwd) for rank in range(size)]
+
+    def __enter__(self) -> list[Rank]:
+        return self.ranks
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                rank.process.kill()
+            rank.process.wait()
+            for pipe in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        if error is not None:
+            for number, rank in enumerate(self.ranks):
+                error.add_note(f"rank {number}: {rank.said}\n{''.join(rank.errors)}")
+        self._store.close()

@@ -1,0 +1,431 @@
+"""Everything that groups take is given back, however they end; and nothing outlives a process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import Job
+
+import nc10d as dist
+from nc10d.store import HashStore
+from nc10d.testing.ranks import Ranks
+from nc10d.world import own_world
+
+MIB = 1 << 20
+
+
+def holdings() -> dict[str, int]:
+    """Count what this process holds: threads of nc10d, descriptors, mappings of arenas."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:nc10d" in line for line in maps)
+    threads = sum(thread.name.startswith("nc10d") for thread in threading.enumerate())
+    return {"threads": threads, "fds": len(os.listdir("/proc/self/fd")), "mapped": mapped}
+
+
+def resident() -> int:
+    """Return this process's resident memory, in bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def balanced() -> Iterator[None]:
+    before = holdings()
+    yield
+    assert holdings() == before
+
+
+def together(*bodies: Any) -> None:
+    """Run one body per rank, each in a thread; raise the first error."""
+    errors: list[BaseException] = []
+
+    def guarded(body: Any) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def enter(store: Any, rank: int, size: int = 2) -> Any:
+    dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=20.0)
+    return dist.GroupMember.WORLD
+
+
+def use(group: Any) -> None:
+    """Use a group in all ways that start something: worker, notifier, links, sub-groups."""
+    x = np.ones(70_000)
+    called = threading.Event()
+    work = group.all_reduce(x, async_op=True)
+    work.add_done_callback(lambda _: called.set())
+    peer = 1 - group.rank
+    sent, got = np.full(9000, group.rank), np.zeros(9000, np.int64)
+    works = [group.isend(sent, peer), group.irecv(got, peer)]
+    for one in (work, *works):
+        one.wait()
+    assert called.wait(10.0)
+    assert (x == 2).all()
+    assert (got == peer).all()
+    dist.new_group().barrier()
+
+
+@pytest.mark.usefixtures("balanced")
+def test_fifty_groups_one_after_the_other_leave_nothing() -> None:
+    def live(store: HashStore, rank: int) -> None:
+        with own_world():
+            for _ in range(25):
+                use(enter(store, rank))
+                dist.destroy_process_group()
+
+    def cycles() -> int:
+        store = HashStore()
+        together(lambda: live(store, 0), lambda: live(store, 1))
+        gc.collect()
+        return resident()
+
+    before = cycles()
+    assert cycles() - before < 8 * MIB
+
+
+@pytest.mark.usefixtures("balanced")
+def test_groups_that_are_dropped_give_everything_back() -> None:
+    store = HashStore()
+
+    def live(rank: int) -> None:
+        with own_world():
+            group = enter(store, rank)
+            use(group)
+            if rank == 0:  # something that can not end is in flight, too
+                group.all_reduce(np.ones(4), async_op=True)
+                group.irecv(np.ones(4), 1)
+
+    together(lambda: live(0), lambda: live(1))
+
+
+@pytest.mark.usefixtures("balanced")
+def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
+    store = HashStore()
+    kept: list[Any] = []
+
+    def live(rank: int) -> None:
+        with own_world():
+            group = enter(store, rank)
+            work = group.all_reduce(np.ones(1000), async_op=True)
+            work.wait()
+            kept.append(work)
+            group.barrier()
+            dist.destroy_process_group()
+
+    together(lambda: live(0), lambda: live(1))
+    assert holdings()["threads"] == 0
+    assert all(work.is_success() for work in kept)
+    kept.clear()
+
+
+def many_groups(group: Any, count: int) -> tuple[int, int, int]:
+    """Make and use groups of two of three ranks; return descriptors, bytes, bytes at the end."""
+    arena = group.backend("cpu").host.arena
+    before = len(os.listdir("/proc/self/fd")), arena.used()
+    made = [dist.new_group([number % 2, 2]) for number in range(count)]
+    mine = [one for one in made if isinstance(one, dist.ProcessGroup)]
+    for one in mine:
+        one.barrier()
+    grown = arena.used() - before[1]
+    group.barrier()
+    fds = len(os.listdir("/proc/self/fd")) - before[0]
+    for one in mine:
+        dist.destroy_process_group(one)
+    group.barrier()
+    # What all members have left is taken back when memory is needed.
+    last = dist.new_group([0, 1, 2])
+    left = arena.used() - before[1]
+    dist.destroy_process_group(last)
+    return fds, grown, left
+
+
+def test_500_groups_cost_little_memory_and_no_descriptor() -> None:
+    with Ranks(3, "processes") as ranks:
+        for fds, grown, left in ranks.run(many_groups, [500] * 3):
+            assert fds == 0
+            assert grown <= 64 * MIB
+            assert left <= 2 * MIB
+
+
+def coming_and_going(group: Any, rounds: int) -> int:
+    """Make, use and destroy groups, so that ranks meet each other's memory used again."""
+    arena = group.backend("cpu").host.arena
+    most = 0
+    for number in range(rounds):
+        one = dist.new_group()
+        x = np.full(3000, number)
+        one.all_reduce(x)
+        assert (x == 2 * number).all()
+        peer = 1 - group.rank
+        work = one.isend(x, peer)
+        got = np.zeros_like(x)
+        one.recv(got, peer)
+        assert (got == 2 * number).all()
+        work.wait()
+        dist.destroy_process_group(one)
+        most = max(most, arena.used())
+    return most
+
+
+def test_groups_that_come_and_go_do_not_pile_up() -> None:
+    with Ranks(2) as ranks:
+        few = ranks.run(coming_and_going, [5] * 2)
+        many = ranks.run(coming_and_going, [200] * 2)
+    # A rank may be one group ahead of the other, and then takes fresh memory once more.
+    assert max(many) <= 2 * max(few)
+
+
+def dropped(group: Any, gate: threading.Barrier) -> None:
+    if group.rank == 1:
+        gate.wait()
+        x = np.full(50_000, 2.0)
+        group.all_reduce(x)
+        group.barrier()
+        group.all_reduce(np.ones(1))
+        return
+    x = np.ones(50_000)
+    array = weakref.ref(x)
+    group.all_reduce(x, async_op=True)
+    del x
+    gc.collect()
+    assert array() is not None, "the operation is still to come"
+    gate.wait()
+    group.barrier()
+    held = array()
+    assert held is not None
+    assert (held == 3).all()
+    del held
+    group.all_reduce(np.ones(1), async_op=True).wait()
+    gc.collect()
+    assert array() is None, "the operation is over, and nobody holds its Work"
+
+
+def test_a_dropped_work_keeps_its_array_until_the_operation_has_ended() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(dropped, [threading.Barrier(2)] * 2)
+
+
+KILLED = """
+group = join()
+x = np.ones(100_000)
+dist.new_group().barrier()
+group.all_reduce(x, async_op=True).wait()
+say("ready")
+while True:
+    group.all_reduce(x)
+    x[:] = 1
+"""
+
+
+def test_killing_all_ranks_leaves_no_file(tmp_path: Path) -> None:
+    def files() -> set[Path]:
+        # Other programs' files come and go there: what ours makes would be called after it.
+        shared = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+        ours = [file for place in shared for file in place.iterdir() if "nc10d" in file.name]
+        return {*ours, *tmp_path.iterdir()}
+
+    before = files()
+    with Job(KILLED, 3, cwd=str(tmp_path)) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            assert rank.ended() == -signal.SIGKILL
+    assert files() <= before
+
+
+FORKED = """
+group = join(10.0)
+x = np.ones(4)
+group.all_reduce(x)
+other = dist.new_group()
+pending = group.irecv(np.zeros(4), 1 - rank, tag=3)
+any_source = group.irecv(np.zeros(4), None, tag=4)
+
+
+def named(call):
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def child(ending):
+    calls = [
+        lambda: group.all_reduce(np.ones(4)),
+        lambda: other.barrier(),
+        lambda: group.send(np.ones(4), 1 - rank),
+        lambda: pending.wait(),
+        lambda: any_source.wait(),
+        lambda: dist.barrier(),
+        lambda: group.all_reduce(np.ones(4), async_op=True),
+        lambda: dist.new_group(),
+    ]
+    heard = {named(call) for call in calls}
+    group.abort("from a child")  # must not reach anybody
+    open_ones = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                 if os.path.exists(f"/proc/self/fd/{fd}")]
+    fds = [name for name in open_ones if "pidfd" in name or "eventfd" in name]
+    good = heard == {"ForkedGroupError"} and not fds
+    if not good:
+        say("child", heard, fds)
+    if ending == "collect":
+        for name in ("group", "other", "pending", "any_source", "calls"):
+            globals().pop(name, None)
+        gc.collect()
+    if ending in ("at once", "collect"):
+        os._exit(0 if good else 1)
+    sys.exit(0 if good else 1)
+
+
+for ending in ("at once", "normal", "collect"):
+    if rank == 0:
+        pid = os.fork()
+        if pid == 0:
+            child(ending)
+        _, status = os.waitpid(pid, 0)
+        say(ending, status)
+    for _ in range(100):
+        group.all_reduce(x)
+    y = np.ones(80_000)
+    group.all_reduce(y, async_op=True).wait()
+    assert (y == 2).all()
+group.send(np.full(4, 7.0), 1 - rank, tag=3)
+pending.wait()
+group.send(np.full(4, 8.0), 1 - rank, tag=4)
+any_source.wait()
+other.barrier()
+say("over")
+"""
+
+
+def test_a_forked_child_is_told_and_disturbs_nobody() -> None:
+    with Job(FORKED) as ranks:
+        for ending in ("at once", "normal", "collect"):
+            assert ranks[0].line() == f"{ending} 0"
+        for rank in ranks:
+            assert rank.line() == "over"
+            assert rank.ended() == 0
+            assert rank.errors == []
+
+
+UNFINISHED = """
+group = join()
+group.barrier()
+if rank == 1:
+    hear()
+    os._exit(0)
+
+
+def receive():
+    with contextlib.suppress(dist.GroupClosed):
+        group.recv(np.ones(5), 1, tag=9)
+
+
+works = [group.all_reduce(np.ones(300_000), async_op=True)]
+works += [group.irecv(np.ones(5), 1), group.isend(np.ones(500_000), 1)]
+works.append(group.irecv(np.ones(5), None, tag=8))
+for work in works:
+    work.add_done_callback(lambda _: None)
+threading.Thread(target=receive, daemon=True).start()
+group.all_reduce(np.ones(8), async_op=True)
+say("leaving", time.monotonic())
+sys.exit(7)
+"""
+
+
+def test_an_exit_with_operations_in_flight_is_quick_and_quiet() -> None:
+    with Job(UNFINISHED) as ranks:
+        _, left = ranks[0].line().split()
+        assert ranks[0].ended() == 7
+        took = time.monotonic() - float(left)
+        assert ranks[0].errors == []
+        assert took < 1.0
+        ranks[1].tell("go")
+
+
+UNFINISHED_THREADS = """
+from nc10d.store import HashStore
+from nc10d.world import own_world
+
+store, begun, never = HashStore(), threading.Barrier(3), threading.Event()
+
+
+def live(number):
+    with own_world():
+        dist.init_process_group("cpu", store=store, rank=number, world_size=2, timeout=20.0)
+        group = dist.GroupMember.WORLD
+        group.barrier()
+        if number == 0:
+            group.all_reduce(np.ones(300_000), async_op=True)
+            group.irecv(np.ones(5), None).add_done_callback(lambda _: None)
+        begun.wait()
+        if number == 0:
+            group.all_reduce(np.ones(4))
+        never.wait()
+
+
+for number in range(2):
+    threading.Thread(target=live, args=(number,), daemon=True).start()
+begun.wait()
+say("leaving", time.monotonic())
+sys.exit(3)
+"""
+
+
+def test_an_exit_while_ranks_are_threads_is_quick_and_quiet() -> None:
+    with Job(UNFINISHED_THREADS, 1) as (only,):
+        _, left = only.line().split()
+        assert only.ended() == 3
+        took = time.monotonic() - float(left)
+        assert only.errors == []
+        assert took < 1.0
+
+
+FORMING = """
+import nc10d.backend.cpu.backend  # its loading is not what is timed
+from nc10d.backend.cpu import mates
+
+if rank == 1:
+    mates._exchange_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+begun = time.monotonic()
+try:
+    join(1.0)
+except dist.RendezvousError as error:
+    say(type(error).__name__, round(time.monotonic() - begun, 2))
+"""
+
+
+def test_a_rank_killed_while_the_group_forms_is_an_error_for_the_others() -> None:
+    with Job(FORMING, 3) as ranks:
+        assert ranks[1].ended() == -signal.SIGKILL
+        for rank in (ranks[0], ranks[2]):
+            name, took = rank.line().split()
+            assert name == "RendezvousError"
+            assert float(took) < 3.0
+            assert rank.ended() == 0
