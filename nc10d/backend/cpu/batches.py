@@ -1,8 +1,9 @@
 """Batches of all_reduces on plain arrays: known again by their arrays, or at least by their shapes.
 
-A block that comes again with the very same array objects costs one look at each of them; the
-table of addresses is kept with references to the arrays, and used only while address, dtype,
-element count and flags are unchanged (an array can be resized in place, or its number reused).
+A block that comes again with the same arrays costs one look at each of them. No reference to them
+is kept: the table of addresses serves whatever ndarrays have just these addresses, dtypes, element
+counts and flags now, be they the same objects or not (an array can be resized in place, and its
+number be another's later).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _NDARRAY = id(np.ndarray)
 
 @dataclass(slots=True)
 class Known:
-    """A batch that may come again: its arrays, how they were, and its program.
+    """A batch that may come again: how its arrays were, and its program.
 
     `table` has three columns: addresses, dtypes and element counts.
     """
 
-    arrays: list[Any]
     reductions: list[Any]
     table: Words
     address: int
     linked: Linked
+    shape: tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -43,7 +44,6 @@ class Fresh:
     """A batch of plain arrays seen for the first time: what to remember once it has a program."""
 
     key: tuple[int, ...]
-    arrays: list[Any]
     reductions: list[Any]
     table: Words
     address: int
@@ -64,13 +64,13 @@ class Batches:
         arrays = [op.x for op in ops]  # type: ignore[union-attr]
         key = tuple(map(id, arrays))
         known = self._known.get(key)
-        if known is not None and self._unchanged(known, ops):
+        if known is not None and self._unchanged(known, arrays, ops):
             return known
         return self._read(key, arrays, ops)
 
     @staticmethod
-    def _unchanged(known: Known, ops: Sequence[Op]) -> bool:
-        if not engine.same_arrays(known.arrays, len(known.arrays), known.address):
+    def _unchanged(known: Known, arrays: list[Any], ops: Sequence[Op]) -> bool:
+        if not engine.same_arrays(arrays, len(arrays), _NDARRAY, known.address):
             return False
         return known.reductions == [op.op for op in ops]  # type: ignore[union-attr]
 
@@ -83,11 +83,10 @@ class Batches:
         if engine.read_arrays(arrays, count, _NDARRAY, address) >= 0:
             return None
         reductions = [op.op for op in ops]  # type: ignore[union-attr]
-        # Dtypes by address: sound while an array of the remembered program's dtype is alive, and
-        # the shape keeps them alive.
+        # Dtypes by address: sound because the shape keeps them alive.
         dtypes = [x.dtype for x in arrays]
         shape = (*table[1:].ravel().tolist(), *reductions)
-        fresh = Fresh(key, arrays, reductions, table, address, (shape, *dtypes))
+        fresh = Fresh(key, reductions, table, address, (shape, *dtypes))
         if not _apart(table, dtypes):
             return None
         linked = self._shapes.get(fresh.shape)
@@ -100,7 +99,7 @@ class Batches:
         if len(self._shapes) >= LIMIT:
             self._shapes.clear()
         self._shapes[fresh.shape] = linked
-        known = Known(fresh.arrays, fresh.reductions, fresh.table, fresh.address, linked)
+        known = Known(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
         self._known[fresh.key] = known
         return known
 

@@ -99,9 +99,9 @@ class Channel:
 
     def _forget_ended(self) -> None:
         # A Work that was dropped forgets nothing, and its arrays would stay for ever.
-        while self.flying:
-            first = next(iter(self.flying.values()), None)
-            if first is None or not first.finished():
+        # Other threads submit meanwhile: look at a copy.
+        for first in list(self.flying.values()):
+            if not first.finished():
                 return
             self.forget(first)
 

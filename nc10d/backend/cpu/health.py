@@ -108,8 +108,10 @@ class Health:
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        error = _named(reason)
         error.group = error.group or self._name
+        if error.op is None and error.seq is None:
+            error.op, error.seq, _ = self._mine(())
         # Once the group is closed, its memory may be another's.
         with self._lock:
             if self.closed:
@@ -256,6 +258,15 @@ class Health:
         last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
         told = [f"rank {rank} #{seq} {what}" for rank, (seq, what) in enumerate(last)]
         return f"; last operations: {', '.join(told)}"
+
+
+def _named(reason: BaseException) -> DistError:
+    """Return the reason as an error of this group's own: the caller's object stays as it is."""
+    if not isinstance(reason, DistError):
+        return Aborted(str(reason))
+    own = type(reason)(str(reason))
+    own.__dict__.update(reason.__dict__)
+    return own
 
 
 def describe(ops: Sequence[Op]) -> str:

@@ -8,6 +8,8 @@ rank put into the store.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import secrets
@@ -46,6 +48,18 @@ class Card:
     pid: int
     socket: str
     secret: str
+    version: str
+
+
+@functools.cache
+def version() -> str:
+    """Return a digest of what ranks must have in common: programs, and where things lie."""
+    here = Path(__file__).parent
+    sources = [here / "program.py", *here.glob("algorithms/*.py"), *here.glob("native/*.py")]
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def host_id() -> str:
@@ -95,10 +109,16 @@ def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -
         listener.bind(name)
         listener.listen(size)
         mine = Card(
-            rank, host_id(), socket.gethostname(), os.getpid(), name[1:], secrets.token_hex(16)
+            rank,
+            host_id(),
+            socket.gethostname(),
+            os.getpid(),
+            name[1:],
+            secrets.token_hex(16),
+            version(),
         )
         cards = exchange_cards(store, "mates", mine, size, deadline)
-        _same_host(cards, mine)
+        _fitting(cards, mine)
         own_pidfd = _pidfd()
         try:
             found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
@@ -115,7 +135,12 @@ def _pidfd() -> int:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
 
 
-def _same_host(cards: list[Card], mine: Card) -> None:
+def _fitting(cards: list[Card], mine: Card) -> None:
+    other = [card.rank for card in cards if card.version != mine.version]
+    if other:
+        raise RendezvousError(
+            f"ranks {other} run another version of nc10d than rank {mine.rank}: all must be alike"
+        )
     away = [f"rank {card.rank} on {card.host}" for card in cards if card.host_id != mine.host_id]
     if away:
         raise UnsupportedPlatform(

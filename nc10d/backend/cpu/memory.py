@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ def resolve(request: Request) -> Resolved:
 
 def through_copy(buffer: Buffer, written: bool, resolved: Resolved) -> None:
     """Use a contiguous copy of a strided array; if it is written, copy it back at the end."""
-    view = strided(buffer)
+    view = as_array(buffer)
     copy = np.ascontiguousarray(view)
     resolved.addresses.append(engine.address(copy))
     resolved.keep += [copy, buffer.owner]
@@ -47,8 +48,11 @@ def through_copy(buffer: Buffer, written: bool, resolved: Resolved) -> None:
         resolved.after.append(lambda: np.copyto(view, copy))
 
 
-def strided(buffer: Buffer) -> np.ndarray[Any, Any]:
-    """Return a buffer as an ndarray of its shape and strides."""
+def as_array(buffer: Buffer) -> np.ndarray[Any, Any]:
+    """Return a buffer's memory as an ndarray; whoever uses it keeps the buffer's owner alive."""
     if isinstance(buffer.owner, np.ndarray):
         return buffer.owner
-    raise TypeError(f"a strided {type(buffer.owner).__name__} can't be used on the CPU yet")
+    low, high = buffer.span
+    memory: Any = (ctypes.c_char * (high - low)).from_address(low)
+    offset = buffer.address - low
+    return np.ndarray(buffer.shape, buffer.dtype.numpy, memory, offset, buffer.strides)

@@ -13,7 +13,7 @@ from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.links import Inbox, Unexpected
-from nc10d.backend.cpu.memory import Resolved, through_copy
+from nc10d.backend.cpu.memory import Resolved, as_array, through_copy
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.works import AnySource, CpuWork
@@ -51,7 +51,7 @@ class Post:
     def quick(self, op: Send | Recv, timeout: float) -> bool:
         """Send or receive a plain array now, on a lane that is known; False if it can't be."""
         x = op.x
-        if type(x) is not np.ndarray:
+        if type(x) is not np.ndarray or op.peer is None:
             return False
         lane = self._lanes.get((type(op), op.peer, x.dtype, x.size))
         if lane is None or not x.flags.carray:
@@ -88,14 +88,16 @@ class Post:
         channel.forget(submission)
         return True
 
-    def _remember(self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Any) -> None:
+    def _remember(
+        self, op: Send | Recv, peer: int, buffer: Buffer, channel: Channel, inbox: Inbox | None
+    ) -> None:
         if type(op.x) is not np.ndarray or len(self._lanes) >= LANES:
             return
         linked = self._backend.links.program(inbox is None, buffer.nbytes, channel)
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
         submission = Submission(linked, [0], None, 0, head)
         lane = Lane(channel, submission, inbox, threading.Lock())
-        self._lanes[type(op), op.peer, op.x.dtype, op.x.size] = lane
+        self._lanes[type(op), peer, op.x.dtype, op.x.size] = lane
 
     def launch(self, op: Send | Recv, deadline: Deadline, limit: int) -> Work:
         """Submit a message or a receive; returns its Work."""
@@ -113,7 +115,7 @@ class Post:
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
         submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
         part = self._backend.enqueue(channel, submission)
-        self._remember(op, buffer, channel, None)
+        self._remember(op, op.peer, buffer, channel, None)
         return CpuWork(self._backend, (op,), [part], deadline)
 
     def _receive(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
@@ -128,7 +130,7 @@ class Post:
             head = (op.tag, buffer.nbytes, buffer.dtype.code)
             submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
             part = self._backend.enqueue(inbox.channel, submission)
-            self._remember(op, buffer, inbox.channel, inbox)
+            self._remember(op, peer, buffer, inbox.channel, inbox)
         return CpuWork(self._backend, (op,), [part], deadline, resolved.after, peer)
 
     def _deliver(
@@ -144,7 +146,7 @@ class Post:
 
         def deliver() -> None:
             flat = early.data.view(buffer.dtype.numpy)
-            np.copyto(np.asarray(buffer.owner), flat.reshape(buffer.shape))
+            np.copyto(as_array(buffer), flat.reshape(buffer.shape))
 
         # It may still be on its way.
         part = (self._backend.links.inbox(peer).channel, early.submission)

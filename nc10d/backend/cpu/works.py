@@ -65,8 +65,12 @@ class CpuWork(Work):
         # Several threads may find the end: one copies back, before anybody is told.
         with self._backend.ending:
             after, self._after = self._after, ()
-            for step in after:
-                step()
+            try:
+                for step in after:
+                    step()
+            except Exception as error:  # noqa: BLE001  (an output that can't be written any more)
+                self._finish(error)
+                return
         for channel, submission in self._parts:
             channel.forget(submission)
         self._finish(None, self._sender)

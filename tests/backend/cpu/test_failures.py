@@ -86,12 +86,20 @@ CALLS: dict[str, Any] = {
 def test_calls_that_disagree_are_an_error_on_every_rank(other: str, size: int) -> None:
     def call(group: Any) -> None:
         CALLS[other if group.rank == size - 1 else "all_reduce"](group)
-        group.barrier()  # a rank that was not needed to find it out hears of it here
 
     errors = every_rank(call, size, timeout=20.0)
     assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
     assert len({str(error) for error in errors}) == 1
     assert "all_reduce(dtype=float64, count=4, op=SUM)" in str(errors[0])
+
+
+@pytest.mark.parametrize("rooted", ["broadcast", "reduce"])
+def test_leaves_of_rooted_calls_notice_a_disagreement_too(rooted: str) -> None:
+    def call(group: Any) -> None:
+        CALLS["all_reduce" if group.rank == 2 else rooted](group)
+
+    errors = every_rank(call, 3, timeout=20.0)
+    assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
 
 
 def test_two_broadcasting_roots_disagree_and_keep_their_arrays() -> None:

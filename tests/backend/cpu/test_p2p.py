@@ -134,3 +134,76 @@ def wrong_size(group: Any) -> None:
 def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
     with pytest.raises(CollectiveMismatch, match="32 bytes of float64"):
         run_ranks(wrong_size, 2)
+
+
+def blocks_both_ways(group: Any) -> None:
+    peer = 1 - group.rank
+    x, y, z = np.full(100_000, group.rank), np.zeros(100_000, np.int64), np.ones(300_000)
+    with dist.coalescing_manager(group):
+        group.send(x, peer)
+        group.recv(y, peer)
+        group.all_reduce(z)
+    assert (y == peer).all()
+    assert (z == 2).all()
+
+
+def test_a_synchronous_block_moves_all_of_its_parts() -> None:
+    run_ranks(blocks_both_ways, 2, timeout=20.0)
+
+
+def shares_an_array(group: Any) -> None:
+    x = np.ones(4)
+    with dist.coalescing_manager(group):
+        group.all_reduce(x)
+        group.isend(x, 1 - group.rank)
+
+
+def test_a_message_can_not_share_an_array_with_a_collective_of_its_block() -> None:
+    with pytest.raises(ValueError, match="overtake"):
+        run_ranks(shares_an_array, 2)
+
+
+def any_then_any(group: Any) -> None:
+    if group.rank:
+        if group.rank == 2:
+            group.recv(np.zeros(1), 0)  # rank 1 was heard first
+        group.send(np.full(2, float(group.rank)), 0)
+        return
+    x = np.zeros(2)
+    assert group.recv(x, None) == 1
+    group.send(np.zeros(1), 2)
+    with dist.coalescing_manager(group):
+        group.recv(x, None)
+    assert x[0] == 2
+
+
+def test_a_receive_from_anyone_is_not_bound_to_the_first_sender(three: Any) -> None:
+    three.run(any_then_any)
+
+
+def early_strided(group: Any) -> None:
+    if group.rank == 0:
+        group.send(np.arange(4.0), 1, tag=1)
+        group.send(np.zeros(1), 1, tag=2)
+        return
+    group.recv(np.zeros(1), 0, tag=2)
+    whole = np.zeros(8)
+    group.recv(Exported(whole[::2]), 0, tag=1)
+    assert np.array_equal(whole, [0, 0, 1, 0, 2, 0, 3, 0])
+
+
+class Exported:
+    """An array that is known by DLPack alone, as another framework's would be."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def test_an_early_message_reaches_a_foreign_array() -> None:
+    run_ranks(early_strided, 2)

@@ -14,6 +14,7 @@ from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
 from nc10d.backend.cpu.program import (
     INLINE_BYTES,
+    NOWHERE,
     At,
     Step,
     board,
@@ -22,7 +23,6 @@ from nc10d.backend.cpu.program import (
     enter,
     free,
     inline,
-    meet,
     meet_all,
     reduce_ranks,
     signal,
@@ -100,7 +100,7 @@ def _one_shot_to(layout: Layout, part: Part, root: int) -> list[Step]:
     mine = board(layout.rank)
     puts = [part.reduction.show(mine, user(0), part.nbytes)] if part.nbytes else []
     if layout.rank != root:
-        return [free(), enter(), *puts, signal(1), meet(root), end_round(1, 2)]
+        return [free(), enter(), *puts, signal(1), meet_all(), end_round(1, 2)]
     folds = [_fold(layout, part, board(0), mine)] if part.nbytes else []
     return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
 
@@ -159,7 +159,7 @@ def _round(
         steps.append(reduction.show(own, mine, length))
     steps += [signal(1), meet_all() if opening else wait_all(1)]
     if length:
-        wanted = mine if root in (-1, me) else At(mine.space.NONE, 0)
+        wanted = mine if root in (-1, me) else NOWHERE
         steps.append(
             reduce_ranks(board(me, result), board(0, low), own, length, reduction.how, wanted)
         )

@@ -18,7 +18,6 @@ from nc10d.backend.cpu.program import (
     enter,
     free,
     inline,
-    meet,
     meet_all,
     signal,
     user,
@@ -51,7 +50,7 @@ def _tiny(layout: Layout, nbytes: int, root: int) -> list[Step]:
         put = [copy(inline(root), user(0), nbytes)] if nbytes else []
         return [free(), enter(), *put, signal(1), meet_all(), signal(2), end_round(2, 2)]
     get = [copy(user(0), inline(root), nbytes)] if nbytes else []
-    return [free(), enter(), signal(1), meet(root), *get, signal(2), end_round(2, 2)]
+    return [free(), enter(), signal(1), meet_all(), *get, signal(2), end_round(2, 2)]
 
 
 def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
@@ -59,7 +58,7 @@ def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
         put = copy(board(root), user(0), nbytes)
         return [free(), enter(), put, signal(1), meet_all(), signal(2), end_round(2, 2)]
     get = copy(user(0), board(root), nbytes)
-    return [free(), enter(), signal(1), meet(root), get, signal(2), end_round(2, 2)]
+    return [free(), enter(), signal(1), meet_all(), get, signal(2), end_round(2, 2)]
 
 
 def _more(layout: Layout, rest: int, root: int) -> list[Step]:

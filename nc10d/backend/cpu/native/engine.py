@@ -236,14 +236,15 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     return -1
 
 
-@compiled(types.int64(array_list, types.int64, types.int64))
-def _same_arrays(arrays: object, count: int, table: int) -> int:
+@compiled(types.int64(array_list, types.int64, types.int64, types.int64))
+def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     items = as_int(arrays)
     for i in range(count):
         array = load(items + 8 * i)
         row = table + 8 * i
         if (
-            load(row) != load(array + DATA_OFFSET)
+            load(array + 8) != kind
+            or load(row) != load(array + DATA_OFFSET)
             or load(row + 8 * count) != load(array + DTYPE_OFFSET)
             or load(row + 16 * count) != nc10d_count(array)
             or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS
@@ -310,6 +311,6 @@ read_arrays = entry_point(_read_arrays)
 addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
 """
 same_arrays = entry_point(_same_arrays)
-"""same_arrays(list, count, table): 1 if these ndarrays still are as the table says."""
+"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as the table says."""
 wait_any = entry_point(_wait_any)
 """wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""
