@@ -74,7 +74,7 @@ def cards(store: HashStore, rank: int) -> Card:
 
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
     """Put a card for a rank that is not there."""
-    card = Card(rank, meeting.host_id(), "host", os.getpid(), name, "0" * 32)
+    card = Card(rank, meeting.host_id(), "host", os.getpid(), name, "0" * 32, meeting.version())
     store.set(f"mates/card/{rank}", json.dumps(meeting._plain(card)))
     return card
 
@@ -183,6 +183,14 @@ def test_ranks_of_other_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     pretend(store, 1)
     monkeypatch.setenv("NC10D_HOST_ID", "elsewhere")
     with pytest.raises(UnsupportedPlatform, match="rank 1 on host"):
+        join(store, 0, 2)
+
+
+def test_ranks_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    pretend(store, 1)
+    monkeypatch.setattr(meeting, "version", lambda: "older")
+    with pytest.raises(RendezvousError, match=r"ranks \[1\] run another version"):
         join(store, 0, 2)
 
 
