@@ -130,7 +130,7 @@ def device_type(x: Any) -> str:
 
 
 def _guess_device(x: Any) -> str:
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, type)):  # a class shows its instances' methods, but is no array
         return "cpu"
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda"
@@ -140,6 +140,8 @@ def _guess_device(x: Any) -> str:
 
 
 def _resolver_for(x: Any) -> Resolver:
+    if isinstance(x, type):
+        raise TypeError(f"expected an array, got the class {x.__name__}: pass an instance of it")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
     if isinstance(x, np.ndarray):
@@ -258,7 +260,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
     if (a.contiguous and b.contiguous) or a.device != "cpu":
         return True
     try:
-        return np.shares_memory(a.as_numpy(), b.as_numpy(), max_work=10_000)
+        return np.shares_memory(a.as_numpy(), b.as_numpy(), max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -50,6 +50,10 @@ class Collectives:
         """Launch `op`; `array` is one of its arrays, which tells the device."""
         raise NotImplementedError
 
+    def _wait_here(self, work: Work) -> None:
+        """Wait for a synchronous call; an interrupt ends it for the whole group."""
+        work.wait()
+
     def all_reduce(
         self,
         tensor: Array,
@@ -191,8 +195,10 @@ class Collectives:
             self._run(Recv(tensor, src, tag), tensor, False, timeout)
             return None if self.in_batch() else src
         work = self._run(Recv(tensor, src, tag), tensor, True, timeout)
-        sender = None if work is None else work.result()
-        return src if sender is None else int(sender)
+        if work is None:
+            return None
+        self._wait_here(work)
+        return int(work.result())
 
     def irecv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None

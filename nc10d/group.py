@@ -35,6 +35,13 @@ Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
 
+AT_ONCE = ("cpu",)
+"""The devices whose backends are made as soon as a group is: all its ranks are in the call at
+that time, and the host mates map each other's memory then. Groups made from it split these; a
+backend of another device waits until an array of that device comes, and is made afresh.
+"""
+
+
 class OpenBatch(Protocol):
     """What a group knows of a coalescing block: it takes operations."""
 
@@ -144,20 +151,34 @@ class ProcessGroup(Collectives):
     def _new_backend(self, device: str) -> Backend:
         name = self.config.backend_for(device)
         parent = self._parent
-        if parent is not None and parent.config.devices.get(device) == name:
-            root = parent._backends.get(device)
-            if root is not None:
-                relative = [parent.group_rank(member) for member in self.ranks]
-                return root.split(relative, self.name, self.store, self.timeout)
+        # Every rank must take the same way, so what this one has made already does not count.
+        if parent is not None and device in AT_ONCE and parent.config.devices.get(device) == name:
+            relative = [parent.group_rank(member) for member in self.ranks]
+            return parent.backend(device).split(relative, self.name, self.store, self.timeout)
         factory = load_factory(find_backend(name))
         setup = BackendSetup(
             self.name, self.rank, self.size, self.store, self.timeout, self.options
         )
         return factory(setup)
 
+    def make_backends(self) -> None:
+        """Make the backends that are made at once; all ranks call, and may wait for each other."""
+        for device in AT_ONCE:
+            if device in self.config.devices:
+                self.backend(device)
+
     def _refresh(self) -> None:
         free = not (self._failure or self._observers or self._batches)
         self._hot = self._backends.get("cpu") if free else None
+
+    def _wait_here(self, work: Work) -> None:
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            name = work._describe()
+            message = f"rank {self.rank} was interrupted in {name}"
+            self.abort(Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name, op=name))
+            raise
 
     @property
     def seq(self) -> int:
@@ -235,11 +256,21 @@ class ProcessGroup(Collectives):
             aborted = Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name)
             aborted.__cause__ = reason if isinstance(reason, BaseException) else None
             reason = aborted
+        else:
+            reason = self._own(reason)
         self._fail(reason)
         for backend in tuple(self._backends.values()):
             backend.abort(reason)
 
     _abort = abort
+
+    def _own(self, reason: DistError) -> DistError:
+        """Copy what the caller gave: it may be the reason of other groups too."""
+        own = fresh(reason)
+        assert isinstance(own, DistError)
+        if own is not reason:
+            own.group = own.group or self.name
+        return own
 
     def close(self) -> None:
         """Give the backends back; idempotent. Later calls raise GroupClosed."""

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30 * 60.0
 """Seconds that an operation may take when nobody says otherwise; c10d's value."""
 
-# Made as soon as the group is: all ranks are in the call at that time, and the host mates map
-# each other's memory then. A device's backend waits until an array of that device comes.
-_EAGER = ("cpu",)
-
 
 class World:
     """One rank's groups: the default one, and all by name in the order of their making."""
@@ -59,9 +55,7 @@ class World:
         """Register `group`, and make the backends that are made at once."""
         self.groups[group.name] = group
         try:
-            for device in _EAGER:
-                if device in group.config.devices:
-                    group.backend(device)
+            group.make_backends()
         except BaseException:
             self.forget(group)
             raise
@@ -278,8 +272,6 @@ def abort_process_group(
 ) -> None:
     """Fail all operations of `group` on all its ranks, now; without one, of every group."""
     world = current_world()
-    default = get_default_group()
-    groups = [*world.groups.values()] if group in (None, default) else [group]
-    for one in groups:
-        if one is not None:
-            one.abort(reason)
+    group = group or get_default_group()
+    for one in [*world.groups.values()] if group is world.default else [group]:
+        one.abort(reason)

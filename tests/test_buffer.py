@@ -112,6 +112,8 @@ def test_dtypes_beyond_the_usual_are_known(dtype: type) -> None:
         ((np.zeros(1),), "np.array"),
         ("text", "NumPy array"),
         (None, "NumPy array"),
+        (np.ndarray, "the class ndarray"),
+        (torch.Tensor, "the class Tensor"),
         (np.zeros(2, np.longdouble), "float64"),
         (np.array(["a"]), "uint8"),
         (np.zeros(2, ">i4"), "byte order"),
@@ -120,6 +122,11 @@ def test_dtypes_beyond_the_usual_are_known(dtype: type) -> None:
 def test_what_is_no_array_is_refused_with_what_to_pass(wrong: object, advice: str) -> None:
     with pytest.raises(TypeError, match=advice):
         as_buffer(wrong)
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, torch.Tensor, np.float32, dict])
+def test_a_class_of_arrays_goes_to_the_checks_of_the_cpu(kind: type) -> None:
+    assert device_type(kind) == "cpu"
 
 
 def test_masked_arrays_are_refused_and_other_subclasses_are_their_memory(

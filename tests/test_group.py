@@ -21,8 +21,9 @@ from nc10d.backend.registry import (
 )
 from nc10d.errors import Aborted, ForkedGroupError, GroupClosed, PeerLost, UnsupportedPlatform
 from nc10d.group import ProcessGroup
-from nc10d.ops import AllReduce, Barrier, Op
+from nc10d.ops import AllReduce, Barrier, Op, Recv
 from nc10d.store import HashStore
+from nc10d.work import Work
 
 
 def make(ranks: Sequence[int] = (0, 1), rank: int = 0, backend: str = "fake") -> ProcessGroup:
@@ -299,6 +300,57 @@ def test_a_split_asks_the_parents_backend_and_another_name_the_registry(spies: l
     other = ProcessGroup("o", [2, 0], 0, store, 3.0, BackendConfig("fake"), parent=parent)
     other.barrier()
     assert splits == [([2, 0], "c", 3.0)]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_whether_a_backend_is_split_does_not_depend_on_what_was_made(
+    spies: list[Spy], made: bool
+) -> None:
+    config = BackendConfig("cpu:spy,cuda:spy")
+    parent = ProcessGroup("p", [0, 1], 0, HashStore(), 3.0, config)
+    if made:
+        parent.backend("cpu")
+        parent.backend("cuda")
+    child = ProcessGroup("c", [0], 0, HashStore(), 3.0, config, parent=parent)
+    assert type(child.backend("cpu")) is FakeBackend  # what a Spy's split returns
+    assert type(child.backend("cuda")) is Spy
+
+
+def test_a_failure_that_aborts_several_groups_stays_the_callers_own() -> None:
+    reason = PeerLost("rank 1 died", rank=1, seq=3)
+    groups = [ProcessGroup(n, [0], 0, HashStore(), 5.0, BackendConfig("fake")) for n in "ab"]
+    for group in groups:
+        group.barrier()
+        group.abort(reason)
+    for group in groups:
+        with pytest.raises(PeerLost, match="rank 1 died") as caught:
+            group.barrier()
+        assert (caught.value.group, caught.value.seq) == (group.name, 3)
+    assert reason.group is None
+
+
+def test_an_interrupt_while_receiving_from_anyone_fails_the_group() -> None:
+    group = make()
+
+    class Interrupted(Work):
+        def _block(self, deadline: Any) -> None:
+            raise KeyboardInterrupt
+
+    backend = group.backend("cpu")
+    backend.launch = lambda ops, *_: Interrupted(ops)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        group.recv(np.zeros(1))
+    with pytest.raises(Aborted, match="rank 0 was interrupted in recv") as caught:
+        group.barrier()
+    assert (caught.value.op, caught.value.group) == ("recv", "g")
+
+
+def test_the_result_of_a_fakes_batch_has_one_entry_per_operation() -> None:
+    backend = FakeBackend(0, 3)
+    x = np.zeros(1)
+    work = backend.launch((Barrier(), Recv(x, None), Recv(x, 2)), 1.0, True)
+    assert work is not None
+    assert work.result() == [None, 1, 2]
 
 
 def test_a_group_can_be_used_from_several_threads() -> None:

@@ -30,7 +30,9 @@ class Backend(Protocol):
 
         The operations have been validated. `timeout` (seconds, math.inf for none) runs from this
         call. Without `async_op` the call blocks until all are done and returns None, or raises
-        what made it fail; with it the Work completes when all are done. Any thread may call;
+        what made it fail; with it the Work completes when all are done. A receive's
+        result is its sender; that of several operations with receives among them is a list with
+        one entry each, the sender or None. Any thread may call;
         the order of launch is the order of execution, except that point-to-point operations
         have links of their own and overtake.
         """

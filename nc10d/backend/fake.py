@@ -38,7 +38,8 @@ class FakeBackend:
         if not async_op:
             return None
         work = Work(ops)
-        work._finish(None, self._sender(ops[-1]))
+        senders = [self._sender(op) for op in ops]
+        work._finish(None, senders if len(ops) > 1 else senders[0])
         return work
 
     def _sender(self, op: Op) -> int | None:

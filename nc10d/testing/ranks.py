@@ -137,9 +137,27 @@ def _serve(
         destroy_process_group()
 
 
+_HEAD = "on its own rank:\n"
+_noting = threading.Lock()
+
+
 def _portable(error: BaseException) -> BaseException:
-    error.add_note("".join(traceback.format_exception(error)))
+    """Write the traceback, which does not pickle, into a note; once, though ranks share errors."""
+    with _noting:
+        if not any(note.startswith(_HEAD) for note in getattr(error, "__notes__", ())):
+            story = traceback.TracebackException.from_exception(error)
+            _forget_notes(story)
+            error.add_note(_HEAD + "".join(story.format()))
     return error
+
+
+def _forget_notes(story: traceback.TracebackException | None) -> None:
+    """Leave out what causes carry from other ranks: each round would tell it all again."""
+    while story is not None:
+        notes = getattr(story, "__notes__", None) or ()
+        kept = [note for note in notes if not note.startswith(_HEAD)]
+        story.__notes__ = kept  # type: ignore[attr-defined,unused-ignore]
+        story = story.__cause__ or story.__context__
 
 
 def _process_main(
