@@ -28,14 +28,15 @@ def _resolve(group: Group) -> Any:
 
 def _rank_in(group: Any, name: str, rank: int | None, group_rank: int | None) -> int:
     """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
+    if type(group) is ProcessGroup and rank is not None and group_rank is None:
+        return group.group_rank(rank)  # the usual case, in one step
     if (rank is None) == (group_rank is None):
         raise ValueError(f"give either {name} or group_{name}, got {rank} and {group_rank}")
     if isinstance(group, NonMember):
         return -1
     if rank is not None:
         return int(group.group_rank(rank))
-    group.global_rank(group_rank)
-    return group_rank or 0
+    return int(group.group_rank(group.global_rank(group_rank)))
 
 
 def all_reduce(

@@ -89,7 +89,7 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
 
 def check_rank(call: str, name: str, rank: Any, size: int) -> None:
     """Demand a rank of the group."""
-    if not 0 <= _integer(call, name, rank) < size:
+    if not 0 <= integer(call, name, rank) < size:
         raise ValueError(f"{call}: {name} must be a rank of the group, 0 to {size - 1}, got {rank}")
 
 
@@ -102,11 +102,12 @@ def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
 
 def check_tag(call: str, tag: Any) -> None:
     """Demand a tag: an integer, 0 or more, of 63 bits."""
-    if not 0 <= _integer(call, "tag", tag) <= LARGEST_TAG:
+    if not 0 <= integer(call, "tag", tag) <= LARGEST_TAG:
         raise ValueError(f"{call}: tag must be 0 or more, and below 2**63, got {tag}")
 
 
-def _integer(call: str, name: str, value: Any) -> int:
+def integer(call: str, name: str, value: Any) -> int:
+    """Return a plain int for any integer (NumPy's too); TypeError for what is none."""
     try:
         return operator.index(value)
     except TypeError as error:
@@ -197,7 +198,7 @@ def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) 
             message = f"{x.call}: without {name}, {x.name} must have rows for {size} equal parts"
             raise ValueError(f"{message}, got {shape[0]}")
         return [shape[0] // size] * size
-    counts = [_integer(x.call, name, count) for count in splits]
+    counts = [integer(x.call, name, count) for count in splits]
     if len(counts) != size or min(counts) < 0 or sum(counts) != shape[0]:
         message = f"{x.call}: {name} must be {size} numbers, 0 or more, whose sum is the rows"
         raise ValueError(f"{message} of {x.name}, {shape[0]}, got {counts}")

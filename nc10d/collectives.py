@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.arguments import integer
 from nc10d.deadline import Timeout
 from nc10d.ops import (
     SUM,
@@ -41,6 +42,26 @@ _NO_ARRAY: np.ndarray[Any, Any] = np.empty(0, np.uint8)
 def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
     """Read an empty sequence as None: c10d's callers use both for "nothing"."""
     return None if items is None or len(items) == 0 else items
+
+
+# Ranks and tags become plain ints here, whatever else the caller has: 1.0 and np.int64(1) are equal
+# to 1 as keys of what is known already, and would pass for it.
+
+
+def _send(tensor: Array, dst: Any, tag: Any) -> Send:
+    if type(dst) is not int:
+        dst = integer("send", "dst", dst)
+    if type(tag) is not int:
+        tag = integer("send", "tag", tag)
+    return Send(tensor, dst, tag)
+
+
+def _recv(tensor: Array, src: Any, tag: Any) -> Recv:
+    if src is not None and type(src) is not int:
+        src = integer("recv", "src", src)
+    if type(tag) is not int:
+        tag = integer("recv", "tag", tag)
+    return Recv(tensor, src, tag)
 
 
 class Collectives:
@@ -73,12 +94,16 @@ class Collectives:
         timeout: Timeout = None,
     ) -> Work | None:
         """Reduce `tensor` over the group into rank `dst`'s; the others' keep their values."""
+        if type(dst) is not int:
+            dst = integer("reduce", "dst", dst)
         return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
 
     def broadcast(
         self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
         """Copy rank `src`'s `tensor` into everybody's; same dtype and number of elements."""
+        if type(src) is not int:
+            src = integer("broadcast", "src", src)
         return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
 
     def all_gather(
@@ -159,6 +184,8 @@ class Collectives:
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into rank `dst`'s `gather_list[r]`; None on the other ranks."""
+        if type(dst) is not int:
+            dst = integer("gather", "dst", dst)
         return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
 
     def scatter(
@@ -170,6 +197,8 @@ class Collectives:
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank `src`'s `scatter_list[r]` into rank r's `tensor`; None on the other ranks."""
+        if type(src) is not int:
+            src = integer("scatter", "src", src)
         return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
@@ -178,11 +207,11 @@ class Collectives:
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Send `tensor` to rank `dst`; block until it may be changed again."""
-        self._run(Send(tensor, dst, tag), tensor, False, timeout)
+        self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
-        return self._run(Send(tensor, dst, tag), tensor, True, timeout)
+        return self._run(_send(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
@@ -191,10 +220,11 @@ class Collectives:
 
         Inside a coalescing block nothing has come yet: returns None.
         """
+        op = _recv(tensor, src, tag)
         if src is not None or self.in_batch():
-            self._run(Recv(tensor, src, tag), tensor, False, timeout)
-            return None if self.in_batch() else src
-        work = self._run(Recv(tensor, src, tag), tensor, True, timeout)
+            self._run(op, tensor, False, timeout)
+            return None if self.in_batch() else op.peer
+        work = self._run(op, tensor, True, timeout)
         if work is None:
             return None
         self._wait_here(work)
@@ -204,7 +234,7 @@ class Collectives:
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
         """Receive `tensor` from rank `src` (None: from anyone); `result()` is the sender."""
-        return self._run(Recv(tensor, src, tag), tensor, True, timeout)
+        return self._run(_recv(tensor, src, tag), tensor, True, timeout)
 
     def in_batch(self) -> bool:
         """Say whether a coalescing block of this thread is open on the group."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nc10d.arguments import integer
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
@@ -70,8 +71,8 @@ class ProcessGroup(Collectives):
         description: str | None = None,
     ) -> None:
         self.name = name
-        self.ranks = tuple(ranks)
-        self.rank = rank
+        self.ranks = tuple(integer("ProcessGroup", "ranks", member) for member in ranks)
+        self.rank = integer("ProcessGroup", "rank", rank)
         self.size = len(self.ranks)
         self.store = store
         self.timeout = timeout
@@ -200,6 +201,8 @@ class ProcessGroup(Collectives):
 
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in this group of a global rank; ValueError if it is no member."""
+        if type(global_rank) is not int:  # as a key of the table, 1.0 would pass for 1
+            global_rank = integer("group_rank", "global_rank", global_rank)
         index = self._index.get(global_rank)
         if index is None:
             message = f"global rank {global_rank} is not in group {self.name!r} of ranks"
@@ -208,6 +211,7 @@ class ProcessGroup(Collectives):
 
     def global_rank(self, group_rank: int) -> int:
         """Return the global rank of a rank in this group; ValueError if there is none."""
+        group_rank = integer("global_rank", "group_rank", group_rank)
         if not 0 <= group_rank < self.size:
             message = f"group {self.name!r} has ranks 0 to {self.size - 1}, got {group_rank}"
             raise ValueError(message)

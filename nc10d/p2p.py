@@ -39,11 +39,9 @@ class P2POp:
         self.tensor = tensor
         self.group: ProcessGroup = group or get_default_group()
         self.tag = tag
-        if peer is None:
-            self.group_peer = group_peer or 0
-            self.peer = self.group.global_rank(self.group_peer)
-        else:
-            self.peer, self.group_peer = peer, self.group.group_rank(peer)
+        known = self.group.global_rank(group_peer) if group_peer is not None else peer
+        self.group_peer = self.group.group_rank(known)  # type: ignore[arg-type]
+        self.peer = self.group.global_rank(self.group_peer)
 
     def start(self) -> Work | None:
         """Do it: join the group's open block, or launch it alone."""

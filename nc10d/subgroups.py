@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d.arguments import integer
 from nc10d.backend.config import BackendConfig
 from nc10d.deadline import Timeout, seconds
 from nc10d.group import ProcessGroup
@@ -36,8 +37,8 @@ def new_group(
 
     Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
     GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` only members need to call, and
-    others get None. `timeout` defaults to 30 minutes like the default group's own, `backend` to
-    the default group's. ValueError for duplicate or unknown ranks.
+    others get None. `timeout` (seconds or timedelta) and `backend` default to the default group's.
+    ValueError for duplicate or unknown ranks, TypeError for ranks that are no integers.
     """
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
@@ -62,7 +63,8 @@ def _members(
 ) -> tuple[int, ...]:
     if ranks is None:
         return parent.ranks
-    members = tuple(sorted(ranks) if sort_ranks else ranks)
+    members = _ranks("new_group", ranks)
+    members = tuple(sorted(members)) if sort_ranks else members
     if not members:
         raise ValueError("a group needs at least one rank, got an empty list")
     if len(set(members)) != len(members):
@@ -70,6 +72,11 @@ def _members(
     for member in members:
         parent.group_rank(member)
     return members
+
+
+def _ranks(call: str, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return plain ints: groups are named by their ranks, and NumPy's integers print otherwise."""
+    return tuple(integer(call, "ranks", rank) for rank in ranks)
 
 
 Terms = tuple[float, BackendConfig]
@@ -118,11 +125,15 @@ def new_subgroups(
     it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts them.
     """
     whole = group or get_default_group()
-    size = _ranks_per_host() if group_size is None else group_size
+    size = _ranks_per_host() if group_size is None else _size(group_size)
     if size < 1 or whole.size % size:
         raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
     runs = [whole.ranks[start : start + size] for start in range(0, whole.size, size)]
     return new_subgroups_by_enumeration(runs, timeout, backend, pg_options, group_desc)
+
+
+def _size(group_size: int) -> int:
+    return integer("new_subgroups", "group_size", group_size)
 
 
 def _ranks_per_host() -> int:
@@ -145,14 +156,14 @@ def new_subgroups_by_enumeration(
 
     Every rank of the default group calls. The lists must not overlap: ValueError.
     """
-    if not ranks_per_subgroup_list:
+    lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
+    if not lists:
         raise ValueError("ranks_per_subgroup_list must not be empty")
-    _check_disjoint(ranks_per_subgroup_list)
-    for ranks in ranks_per_subgroup_list:
+    _check_disjoint(lists)
+    for ranks in lists:
         _members(get_default_group(), ranks, sort_ranks=True)
     groups = [
-        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
-        for ranks in ranks_per_subgroup_list
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
     ]
     mine = [group for group in groups if isinstance(group, ProcessGroup)]
     return (mine[0] if mine else None), groups
@@ -181,9 +192,9 @@ def split_group(
     """
     parent = parent_pg or get_default_group()
     parent.refuse_in_batch("split_group")
-    if not split_ranks:
+    lists = [tuple(sorted(_ranks("split_group", ranks))) for ranks in split_ranks or ()]
+    if not lists:
         raise ValueError("split_ranks must be a list of lists of ranks, and not empty")
-    lists = [tuple(sorted(ranks)) for ranks in split_ranks]
     if not all(lists):
         raise ValueError("split_ranks must not contain an empty list")
     _check_disjoint(lists)

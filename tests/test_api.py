@@ -305,6 +305,60 @@ def test_groups_that_members_alone_make_need_nobody_else() -> None:
     assert run_local(body, 3) == [(2.0, False), (2.0, False), None]
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_ranks_of_any_integer_type_make_the_same_group(local: bool) -> None:
+    def body(me: int) -> Any:
+        ranks: Any = np.arange(2) if me else [0, 1]
+        group = dist.new_group(ranks, use_local_synchronization=local)
+        assert isinstance(group, dist.ProcessGroup)
+        assert {type(rank) for rank in (*group.ranks, group.rank)} == {int}
+        x = np.full(1, me)
+        root: Any = np.int64(1) if me else 1
+        dist.broadcast(x, root, group)
+        return group.name, int(x[0])
+
+    first, second = run_local(body, 2)
+    assert first == second == (first[0], 1)
+
+
+FLOAT: Any = 1.0  # equal to a rank, and no integer
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: dist.broadcast(x, FLOAT),
+        lambda x: dist.broadcast(x, group_src=FLOAT),
+        lambda x: dist.get_default_group().broadcast(x, FLOAT),
+        lambda x: dist.reduce(x, FLOAT),
+        lambda x: dist.get_default_group().reduce(x, FLOAT),
+        lambda x: dist.gather(x, None, FLOAT),
+        lambda x: dist.scatter(x, None, FLOAT),
+        lambda x: dist.get_default_group().gather(x, None, FLOAT),
+        lambda x: dist.get_default_group().scatter(x, None, FLOAT),
+        lambda x: dist.send(x, FLOAT),
+        lambda x: dist.get_default_group().send(x, FLOAT),
+        lambda x: dist.get_default_group().isend(x, 1, FLOAT),
+        lambda x: dist.get_default_group().recv(x, FLOAT),
+        lambda x: dist.get_default_group().irecv(x, 1, FLOAT),
+        lambda x: dist.P2POp(dist.isend, x, FLOAT),
+        lambda x: dist.P2POp(dist.isend, x, group_peer=FLOAT),
+        lambda x: dist.get_global_rank(None, FLOAT),
+        lambda x: dist.get_group_rank(None, FLOAT),
+        lambda x: dist.new_group([FLOAT, FLOAT]),
+        lambda x: dist.new_subgroups(FLOAT),
+        lambda x: dist.new_subgroups_by_enumeration([[FLOAT]]),
+        lambda x: dist.split_group(None, [[0, FLOAT]]),
+    ],
+)
+def test_floats_are_no_ranks_on_any_path(call: Callable[[Any], Any]) -> None:
+    with own_world():
+        dist.init_process_group("fake", rank=0, world_size=2)
+        with pytest.raises(TypeError, match="must be an integer"):
+            call(np.ones(1))
+        dist.destroy_process_group()
+
+
 def test_new_subgroups_cut_the_ranks_into_runs() -> None:
     def body(me: int) -> Any:
         mine, every = dist.new_subgroups(2)

@@ -103,6 +103,7 @@ RANKS: list[Mistake] = [
     ("too large", lambda g, **h: g.broadcast(piece(), 2, **h), ValueError, "0 to 1, got 2"),
     ("negative", lambda g, **h: g.broadcast(piece(), -1, **h), ValueError, "got -1"),
     ("a fraction", lambda g, **h: g.broadcast(piece(), 0.5, **h), TypeError, "integer"),
+    ("a whole float", lambda g, **h: g.broadcast(piece(), 1.0, **h), TypeError, "integer"),
     ("text", lambda g, **h: g.reduce(piece(), "0", **h), TypeError, "integer"),
     ("none", lambda g, **h: g.reduce(piece(), None, **h), TypeError, "integer"),
     ("of gather", lambda g, **h: g.gather(piece(), None, 9, **h), ValueError, "got 9"),
