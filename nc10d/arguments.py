@@ -208,3 +208,27 @@ def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) 
 def row_length(x: Argument) -> int:
     """Return how many elements a row of `x` has."""
     return prod(x.buffer.shape[1:])
+
+
+def split_lists(split_ranks: Sequence[Sequence[int]] | None) -> list[tuple[int, ...]]:
+    """Return lists of ranks in order and as plain ints; ValueError unless they are disjoint."""
+    lists = [
+        tuple(sorted(integer("split_group", "ranks", rank) for rank in ranks))
+        for ranks in (() if split_ranks is None else split_ranks)
+    ]
+    if not lists:
+        raise ValueError("split_ranks must be a list of lists of ranks, and not empty")
+    if not all(lists):
+        raise ValueError("split_ranks must not contain an empty list")
+    check_apart(lists)
+    return lists
+
+
+def check_apart(lists: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if a rank is in several of the lists, or in one twice."""
+    seen: set[int] = set()
+    for ranks in lists:
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"rank {rank} is in the lists twice: {[list(r) for r in lists]}")
+            seen.add(rank)

@@ -126,6 +126,8 @@ class Collectives:
         """Copy every rank's `input_tensor`, rank after rank, into everybody's `output_tensor`."""
         return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
 
+    all_gather_single = all_gather_into_tensor
+
     def reduce_scatter(
         self,
         output: Array,
@@ -147,6 +149,8 @@ class Collectives:
     ) -> Work | None:
         """Reduce everybody's chunk r of `input` into rank r's `output`."""
         return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
+
+    reduce_scatter_single = reduce_scatter_tensor
 
     def all_to_all(
         self,

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nc10d.arguments import integer
+from nc10d.arguments import integer, split_lists
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
+from nc10d.batch import CoalescingManager
 from nc10d.buffer import device_type
 from nc10d.collectives import Collectives
 from nc10d.deadline import Timeout, seconds
@@ -41,6 +42,19 @@ AT_ONCE = ("cpu",)
 that time, and the host mates map each other's memory then. Groups made from it split these; a
 backend of another device waits until an array of that device comes, and is made afresh.
 """
+
+
+class Message(Protocol):
+    """What a group knows of a send or receive of a batch (nc10d.P2POp)."""
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The group that it belongs to."""
+        ...
+
+    def start(self) -> Work | None:
+        """Join the group's open block."""
+        ...
 
 
 class OpenBatch(Protocol):
@@ -252,6 +266,84 @@ class ProcessGroup(Collectives):
         """Say whether a coalescing block of this thread is open on the group."""
         return get_ident() in self._batches
 
+    def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
+        """Collect this thread's calls in a with-block; see nc10d.coalescing_manager."""
+        return CoalescingManager(self, async_ops)
+
+    def batch_isend_irecv(self, p2p_op_list: Sequence[Message]) -> list[Work]:
+        """Launch sends and receives as one submission; see nc10d.batch_isend_irecv."""
+        if not p2p_op_list or any(one.group is not self for one in p2p_op_list):
+            raise ValueError("batch_isend_irecv: all operations must be of the same group")
+        if self.in_batch():
+            return _start(p2p_op_list)
+        with self.coalescing_manager(async_ops=True):
+            return _start(p2p_op_list)
+
+    def split_group(
+        self,
+        split_ranks: Sequence[Sequence[int]] | None,
+        timeout: Timeout = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: str | None = None,
+    ) -> ProcessGroup | None:
+        """Split into groups by lists of my ranks; return mine, None if I'm in no list.
+
+        Every rank calls with the same lists, which must be disjoint and not empty. Unlike
+        nc10d.split_group, no world keeps the new group: whoever has it closes it.
+        """
+        self.refuse_in_batch("split_group")
+        lists = split_lists(split_ranks)
+        for ranks in lists:
+            for rank in ranks:
+                self.global_rank(rank)
+        limit = self.timeout if timeout is None else seconds(timeout)
+        config = self.config if backend is None else BackendConfig(backend)
+        # A split needs the parent's backends: here are all of its ranks, who may have to meet.
+        self.make_backends()
+        self.splits += 1
+        mine = next((ranks for ranks in lists if self.rank in ranks), None)
+        if mine is None:
+            return None
+        # Disjoint lists: the smallest member tells the new groups of one split apart.
+        name = f"{self.name}/split{self.splits}-{mine[0]}"
+        members = [self.global_rank(rank) for rank in mine]
+        group = self.child(name, members, limit, config, pg_options, group_desc)
+        try:
+            group.make_backends()
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    split = split_group
+
+    def child(
+        self,
+        name: str,
+        members: Sequence[int],
+        timeout: float,
+        config: BackendConfig,
+        options: Any = None,
+        description: str | None = None,
+    ) -> ProcessGroup:
+        """Make the group of some of my `members` (global ranks), me among them; meets nobody."""
+        from nc10d.store import PrefixStore  # for those who make groups of groups alone
+
+        group = ProcessGroup(
+            name,
+            members,
+            members.index(self.global_rank(self.rank)),
+            PrefixStore(name, self.store),
+            timeout,
+            config,
+            options=self.options if options is None else options,
+            parent=self,
+            description=description,
+        )
+        group.device_id = self.device_id
+        return group
+
     def abort(self, reason: BaseException | str | None = None) -> None:
         """Fail every pending and later operation here and on every peer; never blocks."""
         if not isinstance(reason, DistError):
@@ -305,6 +397,11 @@ class ProcessGroup(Collectives):
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+
+
+def _start(messages: Sequence[Message]) -> list[Work]:
+    works = [one.start() for one in messages]
+    return [work for work in works if work is not None]
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nc10d.api import Group, irecv, isend
-from nc10d.coalesce import coalescing_manager
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.work import Work
@@ -59,15 +58,4 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """
     if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ValueError("batch_isend_irecv needs a list of P2POp, and not an empty one")
-    group = p2p_op_list[0].group
-    if any(one.group is not group for one in p2p_op_list):
-        raise ValueError("batch_isend_irecv: all operations must be of the same group")
-    if group.in_batch():
-        return _start(p2p_op_list)
-    with coalescing_manager(group, async_ops=True):
-        return _start(p2p_op_list)
-
-
-def _start(ops: Sequence[P2POp]) -> list[Work]:
-    works = [one.start() for one in ops]
-    return [work for work in works if work is not None]
+    return p2p_op_list[0].group.batch_isend_irecv(p2p_op_list)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.arguments import integer
+from nc10d.arguments import check_apart, integer
 from nc10d.backend.config import BackendConfig
 from nc10d.deadline import Timeout, seconds
 from nc10d.group import ProcessGroup
@@ -19,7 +19,6 @@ from nc10d.world import (
     NonMember,
     current_world,
     get_default_group,
-    prefix_store,
 )
 
 
@@ -53,8 +52,9 @@ def new_group(
         name = world.next_name(parent.name)
     if parent.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    group = _child(parent, members, name, terms, pg_options, group_desc)
-    group.device_id = parent.device_id if device_id is None else device_id
+    group = parent.child(name, members, *terms, pg_options, group_desc)
+    if device_id is not None:
+        group.device_id = device_id
     return world.add(group)
 
 
@@ -86,29 +86,6 @@ def _terms(parent: ProcessGroup, timeout: Timeout, backend: str | None) -> Terms
     """Read what a caller can get wrong before any group is counted: all ranks count alike."""
     limit = parent.timeout if timeout is None else seconds(timeout)
     return limit, parent.config if backend is None else BackendConfig(backend)
-
-
-def _child(
-    parent: ProcessGroup,
-    members: Sequence[int],
-    name: str,
-    terms: Terms,
-    options: Any,
-    description: str | None,
-) -> ProcessGroup:
-    world = get_default_group()
-    limit, config = terms
-    return ProcessGroup(
-        name,
-        members,
-        members.index(world.rank),
-        prefix_store(name, world.store),
-        limit,
-        config,
-        options=parent.options if options is None else options,
-        parent=parent,
-        description=description,
-    )
 
 
 def new_subgroups(
@@ -159,7 +136,7 @@ def new_subgroups_by_enumeration(
     lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
     if not lists:
         raise ValueError("ranks_per_subgroup_list must not be empty")
-    _check_disjoint(lists)
+    check_apart(lists)
     for ranks in lists:
         _members(get_default_group(), ranks, sort_ranks=True)
     groups = [
@@ -167,15 +144,6 @@ def new_subgroups_by_enumeration(
     ]
     mine = [group for group in groups if isinstance(group, ProcessGroup)]
     return (mine[0] if mine else None), groups
-
-
-def _check_disjoint(lists: Sequence[Sequence[int]]) -> None:
-    seen: set[int] = set()
-    for ranks in lists:
-        for rank in ranks:
-            if rank in seen:
-                raise ValueError(f"rank {rank} is in the lists twice: {[list(r) for r in lists]}")
-            seen.add(rank)
 
 
 def split_group(
@@ -191,21 +159,5 @@ def split_group(
     Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty.
     """
     parent = parent_pg or get_default_group()
-    parent.refuse_in_batch("split_group")
-    lists = [tuple(sorted(_ranks("split_group", ranks))) for ranks in split_ranks or ()]
-    if not lists:
-        raise ValueError("split_ranks must be a list of lists of ranks, and not empty")
-    if not all(lists):
-        raise ValueError("split_ranks must not contain an empty list")
-    _check_disjoint(lists)
-    members = [tuple(parent.global_rank(rank) for rank in ranks) for ranks in lists]
-    terms = _terms(parent, timeout, backend)
-    parent.splits += 1
-    for ranks, globally in zip(lists, members, strict=True):
-        if parent.rank in ranks:
-            # Disjoint lists: the smallest member tells the new groups of one split apart.
-            name = f"{parent.name}/split{parent.splits}-{ranks[0]}"
-            group = _child(parent, globally, name, terms, pg_options, group_desc)
-            group.device_id = parent.device_id
-            return current_world().add(group)
-    return None
+    group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)
+    return None if group is None else current_world().add(group)

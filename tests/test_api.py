@@ -6,6 +6,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from nc10d.errors import (
 )
 from nc10d.store import HashStore
 from nc10d.testing import reference
-from nc10d.testing.local import run_local
+from nc10d.testing.local import Hub, run_local
 from nc10d.world import NonMember, current_world, own_world
 
 SIZES = [1, 2, 3, 5]
@@ -387,6 +388,50 @@ def test_split_group_takes_ranks_of_the_parent() -> None:
         return mine if mine is None else (dist.get_process_group_ranks(mine), mine.rank)
 
     assert run_local(body, 4) == [None, ([1, 3], 0), None, ([1, 3], 1)]
+
+
+def test_a_group_without_a_world_has_all_calls_as_methods() -> None:
+    hub, store = Hub(), HashStore()
+
+    def rank(me: int) -> Any:
+        group = dist.ProcessGroup(
+            "g", [4, 5, 6], me, store, 20.0, dist.BackendConfig("local"), options=hub
+        )
+        assert not dist.is_initialized()
+        x, out = np.full(1, me), np.zeros(3, int)
+        group.all_gather_single(out, x)
+        group.reduce_scatter_single(x, out)
+        with group.coalescing_manager(async_ops=True) as block:
+            group.all_reduce(x)
+        block.wait()
+        y = np.zeros(1, int)
+        ops = [
+            dist.P2POp(dist.isend, np.full(1, me), group_peer=(me + 1) % 3, group=group),
+            dist.P2POp(dist.irecv, y, group_peer=(me - 1) % 3, group=group),
+        ]
+        for work in group.batch_isend_irecv(ops):
+            work.wait()
+        pair = group.split([[0, 2]])
+        kept = dist.split_group(group, [[0, 2]])
+        assert (pair is None) == (kept is None) == (me == 1)
+        z = np.ones(1, int)
+        if pair is not None and kept is not None:
+            assert pair.ranks == kept.ranks == (4, 6)
+            pair.all_reduce(z)
+            kept.all_reduce(z)
+            dist.abort_process_group(kept, "enough")
+            dist.destroy_process_group(kept)
+            pair.close()
+        group.close()
+        return int(x[0]), int(y[0]), int(z[0])
+
+    def in_a_world_of_its_own(me: int) -> Any:
+        with own_world():
+            return rank(me)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(in_a_world_of_its_own, range(3)))
+    assert found == [(9, 2, 4), (9, 0, 1), (9, 1, 4)]
 
 
 def test_a_subgroup_can_be_destroyed_alone() -> None:

@@ -295,6 +295,13 @@ def test_batch_isend_irecv_is_one_launch_with_a_work_for_each() -> None:
     assert run_local(rank, 3) == [(2, [2], 2), (0, [2], 0), (1, [2], 1)]
 
 
+def test_a_block_of_a_non_member_warns_and_does_nothing(group: ProcessGroup) -> None:
+    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
+    with pytest.warns(RuntimeWarning), dist.coalescing_manager(outside):
+        dist.all_reduce(np.zeros(1), group=outside)
+    assert launched(group) == []
+
+
 def test_batch_isend_irecv_joins_an_open_block(group: ProcessGroup) -> None:
     x = np.zeros(1)
     with dist.coalescing_manager():

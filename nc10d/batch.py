@@ -1,0 +1,187 @@
+"""Coalescing: collect operations, launch them once.
+
+The open batch belongs to (group, thread). Inside a block, calls on that group only join it: they
+return None, or with `async_op` a pending Work whose `wait` raises until the block has ended.
+Calls on other groups go straight through. A second block on the same group, object collectives,
+`new_group` and `monitored_barrier` raise inside. Operations may be mixed, point-to-point too. An
+exception inside drops the batch and leaves the group as if the block had not begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.ops import Op, Recv
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.group import ProcessGroup
+
+
+class BatchedWork(Work):
+    """One operation of a batch: it ends when the whole batch does."""
+
+    __slots__ = ("_place", "_whole")
+
+    def __init__(self, op: Op, place: int) -> None:
+        super().__init__((op,))
+        self._place = place
+        self._whole: Work | None = None
+
+    def _settle(self, timeout: Timeout, what: str) -> None:
+        if self._whole is None and not self._look():
+            raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
+        super()._settle(timeout, what)
+
+    def _value(self) -> Any:
+        # A batch need not tell who sent what was asked for by name.
+        op = self.ops[0]
+        known = op.peer if isinstance(op, Recv) and self._result is None else None
+        return super()._value() if known is None else known
+
+    def _bind(self, whole: Work) -> None:
+        self._whole = whole
+        if self._callbacks is not None:
+            self._watch()
+
+    def _poll(self) -> None:
+        if self._whole is not None:
+            self._whole._poll()
+            self._follow(self._whole)
+
+    def _block(self, deadline: Deadline) -> None:
+        if self._whole is not None:
+            self._whole._block(deadline)
+            self._follow(self._whole)
+
+    def _watch(self) -> None:
+        if self._whole is not None:
+            self._whole._attach(self._follow)
+
+    def _follow(self, whole: Work) -> None:
+        """End as `whole` did, if it has; a batch's result is one entry per operation."""
+        if whole._state:
+            results = whole._result
+            single = results[self._place] if isinstance(results, (list, tuple)) else results
+            self._finish(whole._exception, single)
+
+
+class Batch:
+    """Operations on their way to one launch, and the pending Works that were handed out."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.ops: list[Op] = []
+        self.works: list[BatchedWork] = []
+        self.device: str | None = None
+        self.timeout = math.inf
+
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take one operation; ValueError if it is for another device than those before."""
+        if self.device not in (None, device):
+            message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
+            raise ValueError(message)
+        limit = self.group.timeout if timeout is None else seconds(timeout)
+        self.timeout = min(self.timeout, limit)
+        self.device = device
+        self.ops.append(op)
+        if not async_op:
+            return None
+        work = BatchedWork(op, len(self.ops) - 1)
+        self.works.append(work)
+        return work
+
+    def launch(self, async_op: bool) -> Work | None:
+        """Launch everything as one submission; the pending Works end with it."""
+        if not self.ops:
+            return None
+        try:
+            whole = self.group.launch(
+                tuple(self.ops), self.device or "cpu", async_op or bool(self.works), self.timeout
+            )
+        except BaseException as error:
+            self.drop(error)
+            raise
+        if whole is not None:
+            self._bind(whole)
+        if whole is None or async_op:
+            return whole
+        whole.wait()
+        return None
+
+    def drop(self, error: BaseException) -> None:
+        """Launch nothing; the pending Works fail with `error`."""
+        for work in self.works:
+            work._finish(error)
+
+    def _bind(self, whole: Work) -> None:
+        for work in self.works:
+            work._bind(whole)
+
+
+class Plan:
+    """A batch that is kept, to be launched again on the same arrays."""
+
+    def __init__(self, group: ProcessGroup, ops: Sequence[Op], device: str, timeout: float) -> None:
+        self.group = group
+        self.ops = tuple(ops)
+        self._device = device
+        self._timeout = timeout
+
+    def launch(self, async_op: bool = False) -> Work | None:
+        """Run the operations again as one submission: block, or return a Work."""
+        if not self.ops:
+            return None
+        self.group.refuse_in_batch("launching a plan")
+        return self.group.launch(self.ops, self._device, async_op, self._timeout)
+
+
+class CoalescingManager:
+    """One coalescing block: `with coalescing_manager(group) as cm`."""
+
+    def __init__(self, group: ProcessGroup, async_ops: bool) -> None:
+        self.works: list[Work] = []
+        self._batch = Batch(group)
+        self._async_ops = async_ops
+        self._ended = False
+
+    def __enter__(self) -> CoalescingManager:
+        if self._ended:
+            raise ValueError("a coalescing block can be entered once; keep it with plan()")
+        self._batch.group.open_batch(self._batch)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._batch.group.close_batch()
+        self._ended = True
+        if error is not None:
+            self._batch.drop(RuntimeError("the coalescing block raised: nothing was launched"))
+            return
+        work = self._batch.launch(self._async_ops)
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self, timeout: Timeout = None) -> None:
+        """Block until the batch is over; raise what made it fail. Needs the block to have ended."""
+        self._need_end("wait()")
+        for work in self.works:
+            work.wait(timeout)
+
+    def plan(self) -> Plan:
+        """Keep the block's operations, to be launched again. Needs the block to have ended."""
+        self._need_end("plan()")
+        batch = self._batch
+        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout)
+
+    def _need_end(self, what: str) -> None:
+        if not self._ended:
+            raise ValueError(f"{what} of a coalescing block comes after the block")
