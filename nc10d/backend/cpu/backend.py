@@ -250,7 +250,7 @@ class CpuBackend:
             self.health.engine_failed(channel, answer)
         failure = self.health.settled(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
-        raise fresh(failure)
+        raise fresh(failure) from None  # it was never raised here: once is enough
 
     def _launch(self, ops: Sequence[Op], timeout: float) -> Work:
         self.health.check()
@@ -282,13 +282,10 @@ class CpuBackend:
     def enqueue(self, channel: Channel, submission: Submission) -> Part:
         """Append a submission to a channel; waits for room if its ring is full."""
         while not channel.submit(submission):
-            self._make_room(channel, submission)
-        if len(channel.flying) > at.RING_SLOTS:
-            for ended in [s for s in list(channel.flying.values()) if s.finished()]:
-                channel.forget(ended)
+            self.make_room(channel, submission)
         return channel, submission
 
-    def _make_room(self, channel: Channel, submission: Submission) -> None:
+    def make_room(self, channel: Channel, submission: Submission) -> None:
         """Help a full ring along, for a slice; the operation's deadline holds here too."""
         self.health.check()
         limit = int(submission.words[at.D_DEADLINE // 8])

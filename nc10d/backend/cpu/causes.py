@@ -59,7 +59,8 @@ def encoded(error: errors.DistError) -> bytes:
         excess = len(text) - at.CAUSE_BYTES
         if excess <= 0:
             return text
-        message = message[: max(0, len(message) - excess - 1)] + "…"
+        # A character takes up to six bytes: cut too little rather than too much, and look again.
+        message = message[: max(0, len(message) - excess // 6 - 2)] + "…"
 
 
 def _short(value: Any) -> Any:

@@ -99,11 +99,14 @@ class Channel:
 
     def _forget_ended(self) -> None:
         # A Work that was dropped forgets nothing, and its arrays would stay for ever.
-        # Other threads submit meanwhile: look at a copy.
-        for first in list(self.flying.values()):
-            if not first.finished():
+        # Other threads submit meanwhile: look at a copy. Receives end in another order than
+        # they were posted in: now and then all are looked at.
+        many = len(self.flying) > at.RING_SLOTS
+        for one in list(self.flying.values()):
+            if one.finished():
+                self.forget(one)
+            elif not many:
                 return
-            self.forget(first)
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""

@@ -13,7 +13,7 @@ from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.links import Inbox, Unexpected
-from nc10d.backend.cpu.memory import Resolved, as_array, through_copy
+from nc10d.backend.cpu.memory import Resolved, through_copy
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.works import AnySource, CpuWork
@@ -121,16 +121,19 @@ class Post:
     def _receive(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
         buffer = as_buffer(op.x)
         inbox = self._backend.links.inbox(peer)
+        channel = inbox.channel
         with inbox.lock:
-            early = inbox.take_early(op.tag)
-            if early is not None:
-                return self._deliver(op, peer, buffer, early, deadline)
             resolved = _memory(buffer, written=True)
-            linked = self._backend.links.program(False, buffer.nbytes, inbox.channel)
+            linked = self._backend.links.program(False, buffer.nbytes, channel)
             head = (op.tag, buffer.nbytes, buffer.dtype.code)
             submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
-            part = self._backend.enqueue(inbox.channel, submission)
-            self._remember(op, peer, buffer, inbox.channel, inbox)
+            # While there was no room, the message may have come and been taken aside.
+            while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
+                self._backend.make_room(channel, submission)
+            if early is not None:
+                return self._deliver(op, peer, buffer, early, deadline)
+            self._remember(op, peer, buffer, channel, inbox)
+        part = (channel, submission)
         return CpuWork(self._backend, (op,), [part], deadline, resolved.after, peer)
 
     def _deliver(
@@ -146,7 +149,7 @@ class Post:
 
         def deliver() -> None:
             flat = early.data.view(buffer.dtype.numpy)
-            np.copyto(as_array(buffer), flat.reshape(buffer.shape))
+            np.copyto(buffer.as_numpy(), flat.reshape(buffer.shape))
 
         # It may still be on its way.
         part = (self._backend.links.inbox(peer).channel, early.submission)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator
 
 from nc10d.store import TCPStore
 
@@ -115,20 +116,33 @@ class Job:
     def __enter__(self) -> list[Rank]:
         return self.ranks
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+        if error is not None:
+            self._tell_of(error)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """End the job only if the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            self._tell_of(error)
+            raise
+
+    def _tell_of(self, error: BaseException) -> None:
+        for number, rank in enumerate(self.ranks):
+            error.add_note(f"rank {number}: {rank.said[-20:]}\n{''.join(rank.errors)}")
+
+    def close(self) -> None:
+        """Kill who is left, and close what leads to it."""
         for rank in self.ranks:
             if rank.process.poll() is None:
                 rank.process.kill()
-            rank.process.wait()
+            rank.ended()
             for pipe in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
-                if pipe is not None:
-                    pipe.close()
-        if error is not None:
-            for number, rank in enumerate(self.ranks):
-                error.add_note(f"rank {number}: {rank.said}\n{''.join(rank.errors)}")
+                with contextlib.suppress(BrokenPipeError):
+                    if pipe is not None:
+                        pipe.close()
         self._store.close()

@@ -2,118 +2,558 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
-from jobs import Job
+from jobs import Job, Rank
 
-from nc10d.backend.cpu.channel import Waiting
+import nc10d as dist
+from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.errors import PeerLost
+from nc10d.errors import Aborted, CollectiveTimeout, DistError
 from nc10d.testing.ranks import Ranks
 
 PROMPT = 0.5
 """Seconds after Ctrl-C by which a call must have ended; a wait's slice is a tenth of that."""
 
 INTERRUPTED = """
-group = join()
+world = join()
 peer = 1 - rank
-group.all_reduce(np.ones(4))  # known from now on: the quick way
-group.all_reduce(np.ones(500_000))
-work = group.all_reduce(np.ones(2), async_op=True)
-work.wait()
 x, known = np.ones(4), np.ones(4)
-if rank == 0:
-    group.send(known, 1)
-else:
-    group.recv(known, 0)
 
 
-def coalesced(later):
+def coalesced(group, later):
     with dist.coalescing_manager(group, async_ops=later) as block:
         group.all_reduce(np.ones(4))
         group.broadcast(np.ones(4), 1)
     block.wait()
 
 
-def sends():
-    for _ in range(3):  # two may be on their way before anybody receives
+def sends(group):
+    for _ in range(9):  # some may be on their way before anybody receives
         group.send(np.ones(100_000), peer)
 
 
-def quick_sends():
+def quick_sends(group):
     while True:
         group.send(known, peer)
 
 
 CALLS = {
-    "all_reduce": lambda: group.all_reduce(x),
-    "large": lambda: group.all_reduce(np.ones(500_000)),
-    "new": lambda: group.all_gather_into_tensor(np.ones(8), np.ones(4)),
-    "barrier": lambda: group.barrier(),
-    "wait": lambda: group.all_reduce(x, async_op=True).wait(),
-    "wait with a timeout": lambda: group.all_reduce(x, async_op=True).wait(20.0),
-    "future": lambda: group.all_reduce(x, async_op=True).get_future().wait(),
-    "recv": lambda: group.recv(np.ones(7), peer),
-    "recv again": lambda: group.recv(known, peer),
-    "recv from anyone": lambda: group.recv(x, None),
-    "irecv": lambda: group.irecv(x, peer, tag=3).wait(),
+    "all_reduce": lambda group: group.all_reduce(x),
+    "large": lambda group: group.all_reduce(np.ones(500_000)),
+    "new": lambda group: group.all_gather_into_tensor(np.ones(8), np.ones(4)),
+    "barrier": lambda group: group.barrier(),
+    "recv": lambda group: group.recv(np.ones(7), peer),
+    "recv again": lambda group: group.recv(known, peer),
+    "recv from anyone": lambda group: group.recv(x, None),
     "send": sends,
     "send again": quick_sends,
-    "coalesced": lambda: coalesced(False),
-    "coalesced later": lambda: coalesced(True),
+    "coalesced": lambda group: coalesced(group, False),
+    "wait": lambda group: group.all_reduce(x, async_op=True).wait(),
+    "wait with a timeout": lambda group: group.all_reduce(x, async_op=True).wait(20.0),
+    "future": lambda group: group.all_reduce(x, async_op=True).get_future().wait(),
+    "irecv": lambda group: group.irecv(x, peer, tag=3).wait(),
+    "coalesced later": lambda group: coalesced(group, True),
 }
-name = hear()
-soon = hear() == "soon"
-try:
-    if rank == 1:
-        say("ready")
-        hear()
-        group.barrier()  # learns there why
-    elif soon:
-        # Before the first slice is over, and in the middle of Python code around it.
-        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def warm(group):
+    group.all_reduce(x)
+    group.all_reduce(x, async_op=True).wait()  # the worker runs
+    for source in (0, 1):
+        for _ in range(2):
+            if rank == source:
+                group.send(known, peer)
+            else:
+                group.recv(known, peer)
+
+
+def interrupted(group, call, delay):
+    backend = group.backend("cpu")
+    say("ready")
+    try:
+        if delay:  # in the middle of the first slice, and of the Python code around it
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        call(group)
+        time.sleep(10.0)
+    except KeyboardInterrupt:
+        ended = time.monotonic()
+        failure = backend.failure()
+        group.abort("enough")
         begun = time.monotonic()
-        say("ready")
-        CALLS[name]()
+        dist.destroy_process_group(group)
+        say(ended, round(time.monotonic() - begun, 3), failure)
+
+
+while (order := hear()) != "end":
+    name, _, delay = order.rpartition(" ")
+    group = dist.new_group(timeout=20.0)
+    warm(group)
+    if rank == 0:
+        interrupted(group, CALLS[name], float(delay))
     else:
         say("ready")
-        CALLS[name]()
-    say("nothing")
+        hear()
+        try:
+            group.barrier()
+            say("nothing")
+        except dist.DistError as error:
+            say(type(error).__name__, str(error).split(";")[0])
+        dist.destroy_process_group(group)
+"""
+
+SYNC = ["all_reduce", "large", "new", "barrier", "recv", "recv again", "recv from anyone"]
+SYNC += ["send", "send again", "coalesced"]
+LATER = ["wait", "wait with a timeout", "future", "irecv", "coalesced later"]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[list[Job]]:
+    """The job that tests share; after a failure, the next test makes a new one."""
+    shared: list[Job] = []
+    yield shared
+    for job in shared:
+        for rank in job.ranks:
+            rank.tell("end")
+        assert [rank.ended(10.0) for rank in job.ranks] == [0, 0]
+        assert [rank.errors for rank in job.ranks] == [[], []]
+        job.close()
+
+
+@pytest.fixture
+def pair(jobs: list[Job]) -> Iterator[list[Rank]]:
+    job = jobs.pop() if jobs else Job(INTERRUPTED)
+    with job.guarded():
+        yield job.ranks
+    jobs.append(job)
+
+
+def begin(pair: list[Rank], name: str, delay: float) -> None:
+    for rank in pair:
+        rank.tell(f"{name} {delay}")
+    for rank in pair:
+        assert rank.line() == "ready"
+
+
+def peer_says(pair: list[Rank]) -> str:
+    pair[1].tell("go on")
+    return pair[1].line()
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_ctrl_c_ends_a_blocking_call_and_the_group(pair: list[Rank], name: str) -> None:
+    begin(pair, name, 0)
+    assert pair[0].asleep()
+    sent = time.monotonic()
+    pair[0].kill(signal.SIGINT)
+    ended, closing, failure = pair[0].line().split(" ", 2)
+    assert float(ended) - sent < PROMPT
+    assert float(closing) < PROMPT
+    assert "rank 0 was interrupted in" in failure
+    assert "Aborted rank 0 was interrupted in" in peer_says(pair)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_ctrl_c_ends_a_wait_and_the_operation_goes_on(pair: list[Rank], name: str) -> None:
+    begin(pair, name, 0)
+    assert pair[0].asleep()
+    sent = time.monotonic()
+    pair[0].kill(signal.SIGINT)
+    ended, closing, failure = pair[0].line().split(" ", 2)
+    assert float(ended) - sent < PROMPT
+    assert float(closing) < PROMPT
+    assert failure == "None"
+    assert "enough" in peer_says(pair)
+
+
+@pytest.mark.parametrize("delay", [0.001, 0.004, 0.02])
+@pytest.mark.parametrize("name", [*SYNC, *LATER])
+def test_ctrl_c_at_any_point_leaves_no_lock_and_no_wait_behind(
+    pair: list[Rank], name: str, delay: float
+) -> None:
+    begin(pair, name, delay)
+    _, closing, _ = pair[0].line(10.0).split(" ", 2)
+    assert float(closing) < PROMPT
+    assert "Aborted" in peer_says(pair)
+
+
+ALONE = """
+import nc10d.backend.cpu.backend
+
+say("ready")
+try:
+    join()
 except KeyboardInterrupt:
-    say("KeyboardInterrupt", time.monotonic())
-    try:
+    say(time.monotonic())
+gc.collect()
+left = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")]
+say([name for name in left if "memfd" in name or "event" in name or "pidfd" in name])
+try:
+    dist.init_process_group("cpu", store=dist.HashStore(), rank=0, world_size=1)
+    group, entered, leave = dist.GroupMember.WORLD, threading.Event(), threading.Event()
+    work = group.all_reduce(np.ones(4), async_op=True)
+    work.add_done_callback(lambda _: (entered.set(), leave.wait()))
+    entered.wait()
+    say("ready")
+    dist.destroy_process_group()
+except KeyboardInterrupt:
+    say(time.monotonic())
+    leave.set()
+"""
+
+
+def test_ctrl_c_ends_waiting_for_others_and_waiting_for_a_callback() -> None:
+    with Job(ALONE, 2) as (alone, absent):
+        absent.kill(signal.SIGSTOP)
+        assert alone.line() == "ready"
+        time_of = interrupt(alone, "poll")
+        assert float(alone.line()) - time_of < PROMPT
+        assert alone.line() == "[]"
+        assert alone.line() == "ready"
+        time_of = interrupt(alone, "futex")
+        assert float(alone.line()) - time_of < PROMPT
+        assert alone.ended() == 0
+        assert alone.errors == []
+
+
+def interrupt(rank: Rank, wchan: str) -> float:
+    assert rank.asleep(wchan)
+    sent = time.monotonic()
+    rank.kill(signal.SIGINT)
+    return sent
+
+
+LOST = """
+from nc10d.backend.cpu.channel import Waiting
+
+group = join(20.0)
+if rank == 2:  # this one burns its core for long before it sleeps
+    backend = group.backend("cpu")
+    backend.host.waiting = Waiting(300_000, 3000)
+    group = dist.new_group()
+else:
+    group = dist.new_group()
+x = np.ones(300)
+group.all_reduce(x)
+work = group.irecv(np.ones(3), 1) if rank != 1 else None
+say("ready")
+if rank == 1:
+    hear()
+try:
+    if rank == 3:
+        work.wait()
+    group.all_reduce(x)
+except dist.PeerLost as error:
+    say(time.monotonic(), error.rank, error.pid, str(error).split(";")[0])
+"""
+
+
+def test_survivors_asleep_and_spinning_hear_of_a_death() -> None:
+    with Job(LOST, 4) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        assert ranks[0].asleep()
+        killed = time.monotonic()
+        ranks[1].kill()
+        ranks[1].ended()
+        for survivor in (ranks[0], ranks[2], ranks[3]):
+            when, rank, pid, text = survivor.line().split(" ", 3)
+            assert float(when) - killed < 1.0
+            assert (int(rank), int(pid)) == (1, ranks[1].pid)
+            assert "signal 9" in text
+
+
+STOPPED = """
+group = join(1.0)
+x = np.ones(300)
+group.all_reduce(x)
+say("ready")
+hear()
+begun = time.monotonic()
+try:
+    group.all_reduce(x)
+    if rank == 1:
         group.barrier()
-        say("went on")
-    except dist.DistError as error:
-        say(type(error).__name__)
+except dist.CollectiveTimeout as error:
+    say(time.monotonic() - begun, error.rank, str(error).split(";")[0])
+"""
+
+
+def test_a_stopped_peer_is_named_when_the_time_is_over() -> None:
+    with Job(STOPPED, 3) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        ranks[1].kill(signal.SIGSTOP)
+        for rank in ranks:
+            rank.tell("go")
+        texts = set()
+        for waiting in (ranks[0], ranks[2]):
+            took, rank, text = waiting.line().split(" ", 2)
+            assert 0.98 <= float(took) < 1.3
+            assert rank == "1"
+            texts.add(text)
+        ranks[1].kill(signal.SIGCONT)
+        texts.add(ranks[1].line().split(" ", 2)[2])
+        assert len(texts) == 1, "one cause for all"
+        assert "waiting for rank 1" in texts.pop()
+
+
+HOLDING = """
+import ctypes
+
+group = join()
+group.all_reduce(np.ones(300), async_op=True).wait()  # the worker runs
+x = np.ones(400_000)
+if rank == 1:
+    works = [group.all_reduce(x, async_op=True), group.isend(x, 0)]
+    say("holding")
+    ctypes.PyDLL(None).usleep(700_000)  # nobody else in this process runs Python
+else:
     hear()
     begun = time.monotonic()
-    dist.destroy_process_group()
+    group.all_reduce(x)
+    group.recv(x, 1)
     say(time.monotonic() - begun)
+group.barrier()
+"""
+
+
+def test_a_peer_that_holds_the_gil_still_does_its_part() -> None:
+    with Job(HOLDING) as ranks:
+        assert ranks[1].line() == "holding"
+        ranks[0].tell("go")
+        assert float(ranks[0].line()) < 0.5
+
+
+HANDLED = """
+group = join()
+group.all_reduce(np.ones(4))
+
+
+def end(*_):
+    if rank == 0:
+        group.abort("terminated")
+    dist.destroy_process_group()
+
+
+signal.signal(signal.SIGTERM, end)
+say("ready")
+if rank == 1:
+    hear()
+try:
+    group.all_reduce(np.ones(4))
+    group.barrier()  # rank 0 had done its part of what was before
 except dist.DistError as error:
     say(type(error).__name__, str(error).split(";")[0])
 """
 
-CALLS = [
-    "all_reduce",
-    "large",
-    "new",
-    "barrier",
-    "wait",
-    "wait with a timeout",
-    "future",
-    "recv",
-    "recv again",
-    "recv from anyone",
-    "irecv",
-    "send",
-    "send again",
-    "coalesced",
-    "coalesced later",
-]
+
+def test_a_signal_handler_may_abort_and_destroy_the_group_that_its_thread_waits_in() -> None:
+    with Job(HANDLED) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        assert ranks[0].asleep()
+        ranks[0].kill(signal.SIGTERM)
+        assert "terminated" in ranks[0].line(10.0)
+        ranks[1].tell("go")
+        assert "terminated" in ranks[1].line(10.0)
+        assert [rank.ended() for rank in ranks] == [0, 0]
+
+
+# -- ranks as threads: full rings, messages that nobody asked for, callbacks, limits ---------------
+
+
+@pytest.fixture
+def two() -> Iterator[Ranks]:
+    with Ranks(2, timeout=20.0) as ranks:
+        yield ranks
+
+
+def ahead(group: Any, count: int, gate: threading.Event) -> None:
+    """Rank 0 launches more than a ring holds before rank 1 launches anything."""
+    xs = [np.full(3, i + group.rank) for i in range(count)]
+    if group.rank == 1:
+        gate.wait()
+    works = []
+    for number, x in enumerate(xs):
+        if number == 500:
+            gate.set()
+        works.append(group.all_reduce(x, async_op=True))
+    for number, (work, x) in enumerate(zip(works, xs, strict=True)):
+        work.wait()
+        assert (x == 2 * number + 1).all()
+
+
+def test_more_operations_than_a_ring_holds_may_be_in_flight(two: Ranks) -> None:
+    two.run(ahead, [1300] * 2, [threading.Event()] * 2)
+
+
+def backwards(group: Any, count: int) -> None:
+    """Receives posted in the opposite order of the messages, more than a ring holds."""
+    peer = 1 - group.rank
+    if group.rank == 0:
+        works = [group.isend(np.full(5, tag), peer, tag=tag) for tag in range(count)]
+    else:
+        got = [np.zeros(5, np.int64) for _ in range(count)]
+        works = [group.irecv(got[tag], peer, tag=tag) for tag in reversed(range(count))]
+    for work in works:
+        work.wait()
+    if group.rank == 1:
+        assert all((x == tag).all() for tag, x in enumerate(got))
+
+
+def test_more_receives_than_a_ring_holds_may_be_posted_in_any_order(two: Ranks) -> None:
+    two.run(backwards, [1200] * 2)
+
+
+def crowded(group: Any) -> None:
+    """A synchronous block of more messages than a ring holds, and nobody at the other end."""
+    if group.rank == 1:
+        while group.backend("cpu").failure() is None:
+            pass
+        return
+    begun = time.monotonic()
+    with pytest.raises(CollectiveTimeout), dist.coalescing_manager(group):  # noqa: PT012
+        for tag in range(700):
+            group.isend(np.ones(3), 1, tag=tag)
+    assert 0.9 < time.monotonic() - begun < 5.0
+
+
+def test_a_full_ring_does_not_outlast_the_timeout() -> None:
+    with Ranks(2, timeout=1.0) as ranks:
+        ranks.run(crowded)
+
+
+def past_a_posted_receive(group: Any) -> None:
+    """A message for anyone arrives before the one that a posted receive waits for."""
+    x, y = np.zeros(3), np.zeros(3)
+    if group.rank == 1:
+        group.send(np.full(3, 7.0), 0, tag=7)
+        group.recv(x, 0)
+        group.send(np.full(3, 5.0), 0, tag=5)
+        return
+    posted = group.irecv(x, 1, tag=5)
+    assert group.recv(y, None, tag=7) == 1
+    assert (y == 7).all()
+    group.send(y, 1)
+    posted.wait()
+    assert (x == 5).all()
+
+
+def test_a_receive_from_anyone_sees_past_posted_receives(two: Ranks) -> None:
+    two.run(past_a_posted_receive)
+
+
+def told(group: Any, source: int | None) -> None:
+    """Callbacks of receives come though nobody waits, and another message lies before."""
+    if group.rank == 1:
+        group.barrier()
+        for tag in (1, 2):
+            group.send(np.full(50_000, tag), 0, tag=tag)
+        return
+    x, called = np.zeros(50_000, np.int64), threading.Event()
+    work = group.irecv(x, source, tag=2)
+    work.add_done_callback(lambda _: called.set())
+    group.barrier()
+    assert called.wait(10.0)
+    assert (x == 2).all()
+    y = np.zeros(50_000, np.int64)
+    group.recv(y, 1, tag=1)
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize("source", [1, None])
+def test_callbacks_of_receives_are_called_though_nobody_waits(
+    two: Ranks, source: int | None
+) -> None:
+    two.run(told, [source] * 2)
+
+
+def stray(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> None:
+    """A long message that nobody asked for stops halfway; looking elsewhere must not mind."""
+    count = 1 << 20
+    if group.rank == 1:
+        lock = group.backend("cpu").links.to(0).address + at.C_LOCK
+        work = group.isend(np.arange(count), 0, tag=1)
+        while engine.compare_and_swap(lock, 0, 7) != 0:
+            pass  # now nobody advances the link
+        gate.wait()
+        engine.compare_and_swap(lock, 7, 0)
+        group.send(np.ones(3), 0, tag=2)
+        work.wait()
+        return
+    x, y = np.zeros(count, np.int64), np.zeros(3)
+    second = group.irecv(y, 1, tag=2)
+    for _ in range(20):
+        assert not look(second)
+    gate.set()
+    second.wait()
+    group.recv(x, 1, tag=1)
+    assert (x == np.arange(count)).all()
+
+
+def short_wait(work: Any) -> bool:
+    with pytest.raises(CollectiveTimeout):
+        work.wait(0.005)
+    return False
+
+
+@pytest.mark.parametrize("look", [lambda work: work.is_completed(), short_wait])
+def test_looking_for_one_message_never_fails_the_group_for_another(
+    two: Ranks, look: Callable[[Any], bool]
+) -> None:
+    two.run(stray, [look] * 2, [threading.Event()] * 2)
+
+
+@pytest.mark.parametrize("timeout", [timedelta.max, 1e300, None])
+def test_timeouts_of_centuries_are_no_overflow(two: Ranks, timeout: Any) -> None:
+    def call(group: Any) -> None:
+        group.all_reduce(np.ones(3), async_op=True, timeout=timeout).wait(timeout)
+        group.all_reduce(np.ones(70_001), timeout=timeout)
+        group.barrier(timeout=timeout)
+
+    two.run(call)
+
+
+@pytest.mark.parametrize("reason", ["ü" * 3000, '\n"\\' * 2000, "\udcff" * 10, "", "日本" * 900])
+def test_any_reason_for_an_abort_reaches_the_peers(two: Ranks, reason: str) -> None:
+    def call(group: Any) -> str:
+        if group.rank == 0:
+            group.abort(reason)
+        with pytest.raises(Aborted) as caught:
+            group.all_reduce(np.ones(3))
+        return str(caught.value)
+
+    first, second = two.run(call)
+    assert first.startswith("group 'world' was aborted by its rank 0: ")
+    assert second.encode(errors="replace")[:300] == first.encode(errors="replace")[:300]
+
+
+def blamed(group: Any) -> str:
+    """Every rank reports a failure of its own from several threads at once."""
+
+    def report(number: int) -> None:
+        group.backend("cpu").abort(Aborted(f"rank {group.rank}, thread {number}" + "." * number))
+
+    threads = [threading.Thread(target=report, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(DistError) as caught:
+        group.barrier()
+    return str(caught.value)
+
+
+def test_many_who_report_at_once_agree_on_one_cause() -> None:
+    for _ in range(10):
+        with Ranks(3) as ranks:
+            assert len(set(ranks.run(blamed))) == 1
