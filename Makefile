@@ -14,7 +14,7 @@ CODE := nc10d tests examples
 .PHONY: demo test test-long lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
-	@$(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
 
 test: lint typecheck warm unit
 

@@ -180,5 +180,7 @@ def fresh(error: BaseException) -> BaseException:
         return error
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
+    if hasattr(error, "__notes__"):
+        copy.__notes__ = list(error.__notes__)
     copy.__cause__ = error
     return copy

@@ -4,8 +4,8 @@
         sums = ranks.run(lambda group, x: add_up(group, x), arrays)
 
 Ranks stay alive between calls, so that a property test pays for forming the group once. When a
-rank raises, the others are given the time to raise too; the first error by rank is raised here,
-with the others' messages as notes, and the next call begins with new ranks.
+rank raises, its group is aborted, so that the others raise too; what a rank raised of its own is
+raised here, with the others' messages as notes, and the next call begins with new ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from nc10d.errors import DistError
 from nc10d.world import (
     current_world,
     destroy_process_group,
@@ -132,9 +133,17 @@ def _serve(
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
+            _tell_the_others(error)
             report((False, _portable(error)))
     if current_world().default is not None:
         destroy_process_group()
+
+
+def _tell_the_others(error: BaseException) -> None:
+    """Fail the group, so that nobody waits for a rank that has raised something of its own."""
+    group = current_world().default
+    if group is not None and not isinstance(error, DistError):
+        group.abort(f"rank {group.rank} raised {type(error).__name__}: {error}")
 
 
 _HEAD = "on its own rank:\n"
@@ -182,6 +191,8 @@ class Ranks:
         backend: str = "cpu",
         timeout: float = 30.0,
     ) -> None:
+        if kind not in ("threads", "processes") or world_size < 1:
+            raise ValueError(f"expected threads or processes, at least 1: {kind!r}, {world_size}")
         self.world_size = world_size
         self.kind = kind
         self._options: dict[str, Any] = {"backend": backend, "timeout": timeout}
@@ -270,6 +281,8 @@ class Ranks:
 
 
 def _joined(failed: Sequence[tuple[int, BaseException]]) -> BaseException:
+    # What a rank raised by itself is the cause; failures of the group come of it.
+    failed = sorted(failed, key=lambda pair: (isinstance(pair[1], DistError), pair[0]))
     rank, first = failed[0]
     first.add_note(f"raised on rank {rank}")
     for rank, error in failed[1:]:

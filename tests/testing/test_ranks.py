@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import pytest
+
 from nc10d.outcome import fresh
-from nc10d.testing.ranks import _portable
+from nc10d.testing.ranks import _portable, run_ranks
 
 
 def told(error: BaseException) -> int:
@@ -27,3 +32,15 @@ def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
     assert told(error) < 40 * first
     copy = fresh(error)
     assert told(_portable(copy)) < 40 * first
+
+
+def only_rank_one_is_wrong(group: Any) -> None:
+    assert group.rank == 0, "mine"
+    group.barrier()
+
+
+def test_what_one_rank_raises_is_raised_at_once_and_not_the_others_wait() -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match="mine"):
+        run_ranks(only_rank_one_is_wrong, 2, timeout=60.0)
+    assert time.monotonic() - start < 30.0

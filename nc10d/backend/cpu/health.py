@@ -66,7 +66,7 @@ class Health:
         """Raise the group's failure, if there is one."""
         failure = self.failure()
         if failure is not None:
-            raise fresh(failure)
+            raise fresh(failure) from None  # it was never raised here: once is enough
 
     def trouble(self, channel: Channel, deadline: Deadline) -> bool:
         """Say whether there is a reason to stop waiting; changes nothing."""
@@ -110,8 +110,9 @@ class Health:
         """Fail the group with `reason` on every rank; the first reason wins."""
         error = _named(reason)
         error.group = error.group or self._name
-        if error.op is None and error.seq is None:
-            error.op, error.seq, _ = self._mine(())
+        op, seq, _ = self._mine(())
+        error.op = error.op or op
+        error.seq = seq if error.seq is None else error.seq
         # Once the group is closed, its memory may be another's.
         with self._lock:
             if self.closed:
@@ -146,6 +147,8 @@ class Health:
     def fail_timeout(self, ops: Sequence[Op], channel: Channel | None) -> DistError:
         """An operation's own deadline has passed: that fails the group."""
         peer = None if channel is None else self._blocked_on(channel)
+        if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
+            return self._fail(self._late_message(peer, sending=channel.shared.kind == at.SENDER))
         return self._fail(self._late(peer, ops))
 
     def on_death(self, mate: Mate) -> None:
@@ -197,6 +200,14 @@ class Health:
             f"{self._everyone()}"
         )
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+
+    def _late_message(self, peer: int | None, *, sending: bool) -> CollectiveTimeout:
+        name, what = ("send", "to") if sending else ("recv", "from")
+        message = (
+            f"a {name} {what} rank {peer} in group {self._name!r} timed out on rank "
+            f"{self._areas.rank}{self._everyone()}"
+        )
+        return CollectiveTimeout(message, rank=peer, op=name)
 
     def _left(self, peer: int, ops: Sequence[Op]) -> PeerLost:
         name, seq, text = self._mine(ops)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,19 +39,9 @@ def resolve(request: Request) -> Resolved:
 
 def through_copy(buffer: Buffer, written: bool, resolved: Resolved) -> None:
     """Use a contiguous copy of a strided array; if it is written, copy it back at the end."""
-    view = as_array(buffer)
+    view = buffer.as_numpy()
     copy = np.ascontiguousarray(view)
     resolved.addresses.append(engine.address(copy))
     resolved.keep += [copy, buffer.owner]
     if written:
         resolved.after.append(lambda: np.copyto(view, copy))
-
-
-def as_array(buffer: Buffer) -> np.ndarray[Any, Any]:
-    """Return a buffer's memory as an ndarray; whoever uses it keeps the buffer's owner alive."""
-    if isinstance(buffer.owner, np.ndarray):
-        return buffer.owner
-    low, high = buffer.span
-    memory: Any = (ctypes.c_char * (high - low)).from_address(low)
-    offset = buffer.address - low
-    return np.ndarray(buffer.shape, buffer.dtype.numpy, memory, offset, buffer.strides)
