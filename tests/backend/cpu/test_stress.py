@@ -123,8 +123,8 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
 def guards(program: Program) -> list[int]:
     """The steps that wait for more than to compare calls."""
     kinds = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET}
-    if program.call.op != "broadcast":  # there the root only waits to compare
-        kinds.add(Kind.MEETALL)
+    if (program.call.op, program.call.root) != ("broadcast", VICTIM):
+        kinds.add(Kind.MEETALL)  # a broadcasting root only waits there to compare
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
     if program.call.op == "scatter":
         # Who receives needs the root; what the others say is of no use to it, and harmless.
@@ -160,8 +160,10 @@ def mixture(group: Any, name: str, root: int, index: int | None, seed: int) -> S
     """
     others = [rank for rank in range(group.size) if rank != VICTIM]
     tampering.slow = random.Random(seed) if group.rank == others[seed % len(others)] else None
+    # A broadcast of two rounds: its slowest leaf may still be in the first one when the others
+    # begin the next program. That is what the first FREE of a program is for.
     away = (VICTIM + 1) % group.size
-    before = [("all_gather", 300, 0), ("broadcast", 300, away)]
+    before = [("all_gather", 300, 0), ("broadcast", 5000, VICTIM if seed % 4 < 2 else away)]
     after = [(name, COUNT, root), ("broadcast", 300, away), ("all_gather", 300, 0)]
     plan = enumerate([*before, (name, COUNT, root), *after])
     made = [COLLECTIVES[call](group, 100 * seed + i, count, to) for i, (call, count, to) in plan]
