@@ -85,11 +85,11 @@ def interrupted(group, call, delay):
         time.sleep(10.0)
     except KeyboardInterrupt:
         ended = time.monotonic()
-        failure = backend.failure()
+        held, failure = backend.channel.held(), backend.failure()
         group.abort("enough")
         begun = time.monotonic()
         dist.destroy_process_group(group)
-        say(ended, round(time.monotonic() - begun, 3), failure)
+        say(ended, round(time.monotonic() - begun, 3), held, failure)
 
 
 while (order := hear()) != "end":
@@ -153,7 +153,7 @@ def test_ctrl_c_ends_a_blocking_call_and_the_group(pair: list[Rank], name: str) 
     assert pair[0].asleep()
     sent = time.monotonic()
     pair[0].kill(signal.SIGINT)
-    ended, closing, failure = pair[0].line().split(" ", 2)
+    ended, closing, _, failure = pair[0].line().split(" ", 3)
     assert float(ended) - sent < PROMPT
     assert float(closing) < PROMPT
     assert "rank 0 was interrupted in" in failure
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_wait_and_the_operation_goes_on(pair: list[Rank], name: st
     assert pair[0].asleep()
     sent = time.monotonic()
     pair[0].kill(signal.SIGINT)
-    ended, closing, failure = pair[0].line().split(" ", 2)
+    ended, closing, _, failure = pair[0].line().split(" ", 3)
     assert float(ended) - sent < PROMPT
     assert float(closing) < PROMPT
     assert failure == "None"
@@ -179,8 +179,9 @@ def test_ctrl_c_at_any_point_leaves_no_lock_and_no_wait_behind(
     pair: list[Rank], name: str, delay: float
 ) -> None:
     begin(pair, name, delay)
-    _, closing, _ = pair[0].line(10.0).split(" ", 2)
+    _, closing, held, _ = pair[0].line(10.0).split(" ", 3)
     assert float(closing) < PROMPT
+    assert held == "False"
     assert "Aborted" in peer_says(pair)
 
 
