@@ -226,8 +226,9 @@ class CpuBackend:
         """Wait for a synchronous call; an interrupt ends it for the whole group."""
         try:
             work.wait()
-        except KeyboardInterrupt:
-            self.interrupted(work.ops)
+        except BaseException:
+            if not work.is_completed():
+                self.interrupted(work.ops)
             raise
 
     def interrupted(self, ops: Sequence[Op]) -> None:

@@ -122,6 +122,7 @@ class Channel:
             if self.broken:
                 return
         self.broken = True
+        self.flying.clear()
 
     def held(self) -> bool:
         """Say whether this thread is in the middle of a program that it runs itself."""

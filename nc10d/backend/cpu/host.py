@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import os
 import select
+import sys
 import threading
 import time
 import weakref
@@ -241,6 +242,8 @@ class Host:
             self._closing = True
         self._set(at.P_STOP, 1)
         engine.ring(self.process, 0)
+        if sys.is_finalizing():  # threads can't be joined any more; the kernel takes the rest
+            return
         os.eventfd_write(self._wake, 1)
         os.eventfd_write(self._events, 1)
         for thread in (self._worker, self._notifier, self._control):

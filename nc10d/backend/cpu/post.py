@@ -64,8 +64,9 @@ class Post:
         # After an exception the descriptor may still be in flight: the lane stays busy for good.
         try:
             done = self._on_lane(lane, op, x, timeout)
-        except KeyboardInterrupt:
-            self._backend.interrupted((op,))
+        except BaseException:
+            if not lane.submission.finished():
+                self._backend.interrupted((op,))
             raise
         lane.busy.release()
         return done

@@ -369,6 +369,51 @@ def test_a_signal_handler_may_abort_and_destroy_the_group_that_its_thread_waits_
         assert [rank.ended() for rank in ranks] == [0, 0]
 
 
+TIRED = """
+class Tired(Exception):
+    pass
+
+
+def end(*_):
+    raise Tired
+
+
+group = join()
+x, known = np.ones(4), np.ones(4)
+for n in range(2):
+    group.all_reduce(x)
+    group.send(known, 1) if rank == 0 else group.recv(known, 0)
+groups = [dist.new_group() for _ in range(3)]
+calls = [
+    lambda one: one.all_reduce(x),
+    lambda one: one.recv(known, 1 - rank),
+    lambda one: one.all_to_all([np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]),
+]
+signal.signal(signal.SIGALRM, end)
+for one, call in zip(groups, calls):
+    try:
+        if rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            call(one)
+        else:
+            while one.backend("cpu").failure() is None:
+                pass
+            one.barrier()
+    except Tired:
+        say("Tired", one.backend("cpu").failure())
+    except dist.DistError as error:
+        say(type(error).__name__, error)
+"""
+
+
+def test_an_exception_of_a_signal_handler_ends_a_blocking_call_and_the_group() -> None:
+    with Job(TIRED) as ranks:
+        for _ in range(3):
+            assert "Tired rank 0 was interrupted in" in ranks[0].line()
+            assert "Aborted rank 0 was interrupted in" in ranks[1].line()
+        assert [rank.ended() for rank in ranks] == [0, 0]
+
+
 # -- ranks as threads: full rings, messages that nobody asked for, callbacks, limits ---------------
 
 
