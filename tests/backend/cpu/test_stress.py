@@ -61,6 +61,21 @@ def test_mixed_traffic_is_right_in_every_element(crowd: Ranks, seed: int, waitin
     crowd.run(campaign, [seed] * size, [150] * size, [waiting] * size)
 
 
+def one_of_each(group: Any) -> None:
+    for number, name in enumerate(COLLECTIVES):
+        call = COLLECTIVES[name](group, number, 70, number)
+        call.launch(False)
+        call.check((name, group.rank))
+    last = dist.new_group([0, group.size - 1])
+    if isinstance(last, dist.ProcessGroup):
+        last.barrier()
+
+
+def test_as_many_ranks_as_a_host_takes() -> None:
+    with Ranks(64, timeout=60.0) as ranks:
+        ranks.run(one_of_each)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("waiting", WAITING)
