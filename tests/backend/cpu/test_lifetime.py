@@ -18,9 +18,12 @@ import pytest
 from jobs import Job
 
 import nc10d as dist
+from nc10d.backend.cpu.host import Host
+from nc10d.deadline import Deadline
+from nc10d.errors import RendezvousError
 from nc10d.store import HashStore
 from nc10d.testing.ranks import Ranks
-from nc10d.world import own_world
+from nc10d.world import own_world, prefix_store
 
 MIB = 1 << 20
 
@@ -139,6 +142,21 @@ def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
     assert holdings()["threads"] == 0
     assert all(work.is_success() for work in kept)
     kept.clear()
+
+
+@pytest.mark.usefixtures("balanced")
+def test_a_rank_that_is_gone_after_the_meeting_is_named_and_nothing_is_kept() -> None:
+    store = HashStore()
+
+    def stay() -> None:
+        with own_world(), pytest.raises(RendezvousError, match=r"ranks \[1\] did not join"):
+            dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=0.5)
+
+    def go() -> None:
+        keys = prefix_store("world/1", store)
+        Host(keys, 1, 2, Deadline.after(5.0)).close()
+
+    together(stay, go)
 
 
 def many_groups(group: Any, count: int) -> tuple[int, int, int]:
