@@ -1,16 +1,27 @@
 """c10d's calls on any array: names, argument names and positions are torch.distributed's.
 
-`group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, where the
-call warns and does nothing. `src` and `dst` are global ranks whatever the group; `group_src` and
-`group_dst` go instead of them. Calls block until this rank's part is done and return None; with
-`async_op` they return a Work at once. Mistakes are ValueError or TypeError before anything is
-sent; what peers or the network do wrong is a DistError out of the call or of `Work.wait`.
+What holds for all of them:
+
+- `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, where
+  the call warns and does nothing. `src` and `dst` are global ranks whatever the group;
+  `group_src` and `group_dst`, ranks in the group, go instead of them.
+- A tensor is any array that `as_buffer` takes, of any shape and strides. Elements go in C order,
+  so shapes need not agree between ranks; dtypes and numbers of elements must, where nothing else
+  is said. What is written must be writable and share no memory with other arguments, except that
+  an input may be this rank's own chunk of the output, or the other way round.
+- Calls block until this rank's part is done and return None. With `async_op` they return a Work
+  at once; until it has ended, inputs must not be changed and outputs not be read. Inside a
+  coalescing block of the group, calls only join the block.
+- The caller's mistake is a ValueError or TypeError before anything is sent, with all arrays as
+  they were. What peers or the network do wrong is a DistError out of the call or of `Work.wait`:
+  CollectiveTimeout after the group's timeout, PeerLost, CollectiveMismatch, Aborted, GroupClosed.
+
+As methods of a group these calls take ranks in the group and a `timeout`: see nc10d.collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from nc10d.deadline import Timeout
 from nc10d.group import ProcessGroup
@@ -21,12 +32,9 @@ from nc10d.world import NonMember, get_default_group
 Group = ProcessGroup | NonMember | None
 
 
-def _resolve(group: Group) -> Any:
-    """Return the group that is meant: None is the default one."""
-    return get_default_group() if group is None else group
-
-
-def _rank_in(group: Any, name: str, rank: int | None, group_rank: int | None) -> int:
+def _rank_in(
+    group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None
+) -> int:
     """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
     if type(group) is ProcessGroup and rank is not None and group_rank is None:
         return group.group_rank(rank)  # the usual case, in one step
@@ -35,16 +43,28 @@ def _rank_in(group: Any, name: str, rank: int | None, group_rank: int | None) ->
     if isinstance(group, NonMember):
         return -1
     if rank is not None:
-        return int(group.group_rank(rank))
-    return int(group.group_rank(group.global_rank(group_rank)))
+        return group.group_rank(rank)
+    assert group_rank is not None, "one of them is named"
+    return group.group_rank(group.global_rank(group_rank))
+
+
+def _first_unless(rank: int | None, group_rank: int | None) -> int | None:
+    """Return `rank`, which is 0 where nobody is named: c10d's default root."""
+    return 0 if rank is None and group_rank is None else rank
+
+
+def _source(group: ProcessGroup | NonMember, src: int | None, group_src: int | None) -> int | None:
+    return None if src is None and group_src is None else _rank_in(group, "src", src, group_src)
 
 
 def all_reduce(
     tensor: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Reduce `tensor` over the group in place; every rank ends with the same result."""
-    work: Work | None = _resolve(group).all_reduce(tensor, op, async_op)
-    return work
+    """Reduce `tensor` over the group in place; every rank ends with the same bits.
+
+    TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
+    """
+    return (group or get_default_group()).all_reduce(tensor, op, async_op)
 
 
 def reduce(
@@ -56,9 +76,8 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Reduce `tensor` over the group into that of rank `dst`; the others' keep their values."""
-    found = _resolve(group)
-    work: Work | None = found.reduce(tensor, _rank_in(found, "dst", dst, group_dst), op, async_op)
-    return work
+    found = group or get_default_group()
+    return found.reduce(tensor, _rank_in(found, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(
@@ -68,18 +87,20 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy rank `src`'s `tensor` into everybody's; same dtype and number of elements."""
-    found = _resolve(group)
-    work: Work | None = found.broadcast(tensor, _rank_in(found, "src", src, group_src), async_op)
-    return work
+    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
+    found = group or get_default_group()
+    return found.broadcast(tensor, _rank_in(found, "src", src, group_src), async_op)
 
 
 def all_gather(
     tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Copy rank r's `tensor` into everybody's `tensor_list[r]`; sizes may differ by rank."""
-    work: Work | None = _resolve(group).all_gather(tensor_list, tensor, async_op)
-    return work
+    """Copy rank r's `tensor` into everybody's `tensor_list[r]`.
+
+    The list has one array per rank. Sizes may differ by rank and may be 0: `tensor_list[r]` has
+    as many elements as rank r's `tensor`, on every rank.
+    """
+    return (group or get_default_group()).all_gather(tensor_list, tensor, async_op)
 
 
 def all_gather_into_tensor(
@@ -89,9 +110,8 @@ def all_gather_into_tensor(
 
     `output_tensor` has world size times as many elements, in any shape.
     """
-    found = _resolve(group)
-    work: Work | None = found.all_gather_into_tensor(output_tensor, input_tensor, async_op)
-    return work
+    found = group or get_default_group()
+    return found.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
 
 all_gather_single = all_gather_into_tensor
@@ -104,9 +124,12 @@ def reduce_scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce everybody's `input_list[r]` into rank r's `output`; sizes may differ by rank."""
-    work: Work | None = _resolve(group).reduce_scatter(output, input_list, op, async_op)
-    return work
+    """Reduce everybody's `input_list[r]` into rank r's `output`.
+
+    The list has one array per rank. Sizes may differ by rank and may be 0: everybody's
+    `input_list[r]` has as many elements as rank r's `output`.
+    """
+    return (group or get_default_group()).reduce_scatter(output, input_list, op, async_op)
 
 
 def reduce_scatter_tensor(
@@ -118,10 +141,10 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce everybody's chunk r of `input` into rank r's `output`.
 
-    `input` has world size times as many elements as `output`, in any shape.
+    `input` has world size times as many elements as `output`, in any shape; its chunks follow
+    each other, rank after rank.
     """
-    work: Work | None = _resolve(group).reduce_scatter_tensor(output, input, op, async_op)
-    return work
+    return (group or get_default_group()).reduce_scatter_tensor(output, input, op, async_op)
 
 
 reduce_scatter_single = reduce_scatter_tensor
@@ -133,10 +156,13 @@ def all_to_all(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy my `input_tensor_list[r]` into rank r's `output_tensor_list[my rank]`."""
-    found = _resolve(group)
-    work: Work | None = found.all_to_all(output_tensor_list, input_tensor_list, async_op)
-    return work
+    """Copy my `input_tensor_list[r]` into rank r's `output_tensor_list[my rank]`.
+
+    Both lists have one array per rank. Sizes may all differ, and be 0, where sender and receiver
+    agree; CollectiveMismatch where they don't.
+    """
+    found = group or get_default_group()
+    return found.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
 def all_to_all_single(
@@ -149,13 +175,12 @@ def all_to_all_single(
 ) -> Work | None:
     """Exchange slices of dimension 0: `input`'s r-th goes to rank r, `output`'s comes from it.
 
-    Split sizes count rows, one per rank; without them the rows are divided evenly.
+    Split sizes count rows, one per rank, and their sum is the length of dimension 0; without
+    them the rows are divided evenly. What I send to rank r has the size of what it awaits from
+    me; CollectiveMismatch where it hasn't.
     """
-    found = _resolve(group)
-    work: Work | None = found.all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, async_op
-    )
-    return work
+    found = group or get_default_group()
+    return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
 def gather(
@@ -168,12 +193,12 @@ def gather(
 ) -> Work | None:
     """Copy rank r's `tensor` into `gather_list[r]` of rank `dst` (0 if neither is given).
 
-    `gather_list` is None (or empty) on the other ranks.
+    `gather_list` has one array per rank on `dst`, where sizes may differ; it is None (or empty)
+    on the other ranks.
     """
-    found = _resolve(group)
-    root = _rank_in(found, "dst", 0 if dst is None and group_dst is None else dst, group_dst)
-    work: Work | None = found.gather(tensor, gather_list, root, async_op)
-    return work
+    found = group or get_default_group()
+    root = _rank_in(found, "dst", _first_unless(dst, group_dst), group_dst)
+    return found.gather(tensor, gather_list, root, async_op)
 
 
 def scatter(
@@ -186,12 +211,12 @@ def scatter(
 ) -> Work | None:
     """Copy `scatter_list[r]` of rank `src` (0 if neither is given) into rank r's `tensor`.
 
-    `scatter_list` is None (or empty) on the other ranks.
+    `scatter_list` has one array per rank on `src`, where sizes may differ; it is None (or empty)
+    on the other ranks.
     """
-    found = _resolve(group)
-    root = _rank_in(found, "src", 0 if src is None and group_src is None else src, group_src)
-    work: Work | None = found.scatter(tensor, scatter_list, root, async_op)
-    return work
+    found = group or get_default_group()
+    root = _rank_in(found, "src", _first_unless(src, group_src), group_src)
+    return found.scatter(tensor, scatter_list, root, async_op)
 
 
 def barrier(
@@ -200,9 +225,11 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Block until every rank of the group has called; `device_ids` is for c10d's callers."""
-    work: Work | None = _resolve(group).barrier(async_op, timeout)
-    return work
+    """Block until every rank of the group has called.
+
+    `timeout` (seconds or timedelta) replaces the group's; `device_ids` is for c10d's callers.
+    """
+    return (group or get_default_group()).barrier(async_op, timeout)
 
 
 def send(
@@ -212,8 +239,12 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send `tensor` to rank `dst`; block until it may be changed again."""
-    found = _resolve(group)
+    """Send `tensor` to rank `dst`; block until it may be changed again.
+
+    That may be before it is received. Messages of one tag (0 or more, 63 bits) arrive in their
+    order; they overtake collectives.
+    """
+    found = group or get_default_group()
     found.send(tensor, _rank_in(found, "dst", dst, group_dst), tag)
 
 
@@ -225,9 +256,8 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
-    found = _resolve(group)
-    work: Work | None = found.isend(tensor, _rank_in(found, "dst", dst, group_dst), tag)
-    return work
+    found = group or get_default_group()
+    return found.isend(tensor, _rank_in(found, "dst", dst, group_dst), tag)
 
 
 def recv(
@@ -239,11 +269,15 @@ def recv(
 ) -> int:
     """Receive `tensor` from rank `src`, or from anyone; return the sender's global rank.
 
-    Returns -1 for a non-member, and inside a coalescing block, where nothing has come yet.
+    Blocks until the first message of that tag is there; CollectiveMismatch if it has another
+    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where nothing has
+    come yet.
     """
-    found = _resolve(group)
+    found = group or get_default_group()
     sender = found.recv(tensor, _source(found, src, group_src), tag)
-    return -1 if sender is None else int(found.global_rank(sender))
+    if sender is None or isinstance(found, NonMember):
+        return -1
+    return found.global_rank(sender)
 
 
 def irecv(
@@ -254,10 +288,5 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
-    found = _resolve(group)
-    work: Work | None = found.irecv(tensor, _source(found, src, group_src), tag)
-    return work
-
-
-def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
-    return None if src is None and group_src is None else _rank_in(group, "src", src, group_src)
+    found = group or get_default_group()
+    return found.irecv(tensor, _source(found, src, group_src), tag)

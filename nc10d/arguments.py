@@ -210,8 +210,11 @@ def row_length(x: Argument) -> int:
     return prod(x.buffer.shape[1:])
 
 
-def split_lists(split_ranks: Sequence[Sequence[int]] | None) -> list[tuple[int, ...]]:
-    """Return lists of ranks in order and as plain ints; ValueError unless they are disjoint."""
+def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:
+    """Return lists of ranks in order and as plain ints.
+
+    ValueError unless they are disjoint and all are ranks of a group of `size`.
+    """
     lists = [
         tuple(sorted(integer("split_group", "ranks", rank) for rank in ranks))
         for ranks in (() if split_ranks is None else split_ranks)
@@ -221,6 +224,9 @@ def split_lists(split_ranks: Sequence[Sequence[int]] | None) -> list[tuple[int, 
     if not all(lists):
         raise ValueError("split_ranks must not contain an empty list")
     check_apart(lists)
+    for ranks in lists:
+        for rank in ranks:
+            check_rank("split_group", "split_ranks", rank, size)
     return lists
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nc10d.arguments import check_apart, integer
 from nc10d.backend.config import BackendConfig
-from nc10d.deadline import Timeout, seconds
+from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.group import ProcessGroup
 from nc10d.world import (
     GroupMember,
@@ -42,7 +42,8 @@ def new_group(
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
     members = _members(parent, ranks, sort_ranks)
-    terms = _terms(parent, timeout, backend)
+    limit, config = _terms(parent, timeout, backend, pg_options)
+    deadline = Deadline.after(limit)
     world = current_world()
     if use_local_synchronization:
         if parent.rank not in members:
@@ -52,10 +53,10 @@ def new_group(
         name = world.next_name(parent.name)
     if parent.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    group = parent.child(name, members, *terms, pg_options, group_desc)
+    group = parent.child(name, members, limit, config, pg_options, group_desc)
     if device_id is not None:
         group.device_id = device_id
-    return world.add(group)
+    return world.add(group, deadline)
 
 
 def _members(
@@ -82,10 +83,12 @@ def _ranks(call: str, ranks: Sequence[int]) -> tuple[int, ...]:
 Terms = tuple[float, BackendConfig]
 
 
-def _terms(parent: ProcessGroup, timeout: Timeout, backend: str | None) -> Terms:
+def _terms(parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any) -> Terms:
     """Read what a caller can get wrong before any group is counted: all ranks count alike."""
     limit = parent.timeout if timeout is None else seconds(timeout)
-    return limit, parent.config if backend is None else BackendConfig(backend)
+    config = parent.config if backend is None else BackendConfig(backend)
+    config.options(options)
+    return limit, config
 
 
 def new_subgroups(
@@ -160,4 +163,4 @@ def split_group(
     """
     parent = parent_pg or get_default_group()
     group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)
-    return None if group is None else current_world().add(group)
+    return None if group is None else current_world().keep(group)

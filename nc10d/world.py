@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import nc10d.group
 from nc10d.backend.config import BackendConfig
-from nc10d.deadline import Timeout, seconds
+from nc10d.collectives import Collectives
+from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
 from nc10d.group import ProcessGroup
+from nc10d.ops import OP_NAMES, Array, Op
+from nc10d.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -51,14 +54,17 @@ class World:
         digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         return f"{base}/local-{digest}-{count}"
 
-    def add(self, group: ProcessGroup) -> ProcessGroup:
-        """Register `group`, and make the backends that are made at once."""
+    def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
+        """Make the backends that are made at once, and register `group`.
+
+        Blocks until all members have come; after an error nothing is left of the group.
+        """
+        group.make_backends(deadline)
+        return self.keep(group)
+
+    def keep(self, group: ProcessGroup) -> ProcessGroup:
+        """Register a group that is complete."""
         self.groups[group.name] = group
-        try:
-            group.make_backends()
-        except BaseException:
-            self.forget(group)
-            raise
         return group
 
     def forget(self, group: ProcessGroup) -> None:
@@ -126,23 +132,30 @@ def get_default_group() -> ProcessGroup:
 nc10d.group.default_group = lambda: current_world().default
 
 
-class NonMember:
+class NonMember(Collectives, PointToPoint):
     """What `new_group` returns to ranks outside the group: its calls warn and do nothing."""
 
     rank = size = -1
 
+    def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
+        _warn(OP_NAMES[type(op)])
+
+    def in_batch(self) -> bool:
+        """Say yes: as in an open block, nothing that it receives has come."""
+        return True
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):
             raise AttributeError(name)
-        return lambda *_, **__: self._warn(name)
-
-    @staticmethod
-    def _warn(name: str) -> None:
-        message = f"{name}: this rank is not in the group, so the call does nothing"
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        return lambda *_, **__: _warn(name)
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
+
+
+def _warn(call: str) -> None:
+    message = f"{call}: this rank is not in the group, so the call does nothing"
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 class _MemberMeta(type):
@@ -174,11 +187,13 @@ def init_process_group(
     `init_method` is "env://" (the default), "tcp://host:port" or "file:///path"; a `store` goes
     instead of it, with `rank` and `world_size`. `backend` is a name, pairs like
     "cpu:cpu,cuda:nccl", or None for those. `timeout` (seconds or timedelta; 30 minutes) bounds
-    this call and, by default, every operation. `pg_options` are the backend's; `device_id` is
+    this call as a whole and, by default, every operation. `pg_options` are the backend's own
+    options (of several backends: a dict from name to options); `cpu` has none. `device_id` is
     kept on the group.
 
-    Raises ValueError for a second call and for arguments that don't fit together, and
-    RendezvousError or StoreTimeout if the ranks don't find each other.
+    Before anything is sent: ValueError for a second call and for arguments that don't fit
+    together, TypeError for options that the backend does not know. RendezvousError or
+    StoreError if the ranks don't find each other, PeerLost if one dies meanwhile.
     """
     world = current_world()
     if world.default is not None and world.default.inherited:
@@ -187,10 +202,12 @@ def init_process_group(
         message = "the default process group exists already"
         raise ValueError(f"{message}: call destroy_process_group() before another init")
     config = BackendConfig(backend)
+    config.options(pg_options)
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
+    deadline = Deadline.after(limit)
     _check_meeting(store, init_method, rank, world_size)
     if store is None:
-        store, rank, world_size = _meet(config, init_method, rank, world_size, limit)
+        store, rank, world_size = _meet(config, init_method, rank, world_size, deadline)
         world.owned_store = store
     # A store may see several inits, one after the other: each has keys of its own.
     world.generation += 1
@@ -200,7 +217,7 @@ def init_process_group(
     group.device_id = device_id
     world.default = group
     try:
-        world.add(group)
+        world.add(group, deadline)
     except BaseException:
         world.clear()
         raise
@@ -219,7 +236,7 @@ def _check_meeting(store: Store | None, init_method: str | None, rank: int, size
 
 
 def _meet(
-    config: BackendConfig, method: str | None, rank: int, size: int, limit: float
+    config: BackendConfig, method: str | None, rank: int, size: int, deadline: Deadline
 ) -> tuple[Store, int, int]:
     """Find the store in which the ranks meet, and who this rank is."""
     if set(config.devices.values()) == {"fake"} and method is None:
@@ -229,7 +246,7 @@ def _meet(
     # Sockets are for those who meet others: a store that is given needs none of it.
     from nc10d.rendezvous import rendezvous
 
-    return rendezvous(method or "env://", rank, size, limit)
+    return rendezvous(method or "env://", rank, size, deadline.remaining())
 
 
 def prefix_store(prefix: str, store: Store) -> Store:

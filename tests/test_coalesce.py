@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import nc10d as dist
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
+from nc10d.deadline import NEVER
 from nc10d.errors import Aborted, GroupClosed
 from nc10d.group import ProcessGroup
 from nc10d.ops import AllReduce, Barrier, Broadcast, Recv, Send
@@ -169,7 +170,7 @@ def test_the_shortest_timeout_of_a_block_is_the_blocks() -> None:
             return super().launch(ops, timeout, async_op)
 
     group = ProcessGroup("spied", range(2), 0, HashStore(), 9.0, BackendConfig("fake"))
-    group._backends["cpu"] = Spy(0, 2)
+    group._backends.make("cpu", NEVER, lambda *_: Spy(0, 2))
     with dist.coalescing_manager(group):
         group.all_reduce(np.zeros(1))
         group.all_reduce(np.zeros(1), timeout=2)

@@ -199,7 +199,7 @@ def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str)
     hubs: defaultdict[int, Hub] = defaultdict(Hub)
 
     class Split(kind):  # type: ignore[misc, valid-type]
-        def split(self, ranks: Sequence[int], name: str, store: Any, timeout: float) -> Any:
+        def split(self, ranks: Sequence[int], name: str, *_: Any) -> Any:
             return Split(self.hub, name, ranks.index(self.rank), len(ranks))
 
     def make(setup: BackendSetup) -> Any:

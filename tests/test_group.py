@@ -19,6 +19,7 @@ from nc10d.backend.registry import (
     register_backend,
     unregister_backend,
 )
+from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, ForkedGroupError, GroupClosed, PeerLost, UnsupportedPlatform
 from nc10d.group import ProcessGroup
 from nc10d.ops import AllReduce, Barrier, Op, Recv
@@ -288,8 +289,10 @@ def test_a_split_asks_the_parents_backend_and_another_name_the_registry(spies: l
     parent = make([0, 1, 2], rank=2, backend="spy")
     splits: list[Any] = []
 
-    def split(ranks: Sequence[int], name: str, store: Any, timeout: float) -> FakeBackend:
-        splits.append((list(ranks), name, timeout))
+    def split(
+        ranks: Sequence[int], name: str, store: Any, deadline: Deadline, options: Any
+    ) -> FakeBackend:
+        splits.append((list(ranks), name, 2.5 < deadline.remaining() <= 3.0))
         return FakeBackend(0, len(ranks))
 
     parent.backend("cpu")
@@ -299,7 +302,7 @@ def test_a_split_asks_the_parents_backend_and_another_name_the_registry(spies: l
     child.barrier()
     other = ProcessGroup("o", [2, 0], 0, store, 3.0, BackendConfig("fake"), parent=parent)
     other.barrier()
-    assert splits == [([2, 0], "c", 3.0)]
+    assert splits == [([2, 0], "c", True)]
 
 
 @pytest.mark.parametrize("made", [True, False])

@@ -21,7 +21,7 @@ LAYERS = """
     outcome work auth control
     store launchers rendezvous
     backend
-    batch collectives group world coalesce queries subgroups mesh
+    batch collectives point_to_point members dispatch group world coalesce queries subgroups mesh
     api p2p objects functional join observe reducer
     torch optim testing run bench debug warmup
 """

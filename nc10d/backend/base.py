@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nc10d.deadline import Deadline
 from nc10d.ops import Op
 from nc10d.work import Work
 
@@ -38,8 +39,19 @@ class Backend(Protocol):
         """
         ...
 
-    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> Backend:
-        """Make the backend of a group of some of my ranks; only they call, all of them."""
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> Backend:
+        """Make the backend of a group of some of my ranks; only they call, all of them.
+
+        It may wait for them, until `deadline`; if one does not come, it gives back all that it
+        has taken and raises who. `options` are as in BackendSetup.
+        """
         ...
 
     def abort(self, reason: BaseException) -> None:
@@ -56,13 +68,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendSetup:
-    """What a backend is made from: its place in the group, and where to meet the others."""
+    """What a backend is made from: its place in the group, where and by when to meet the others.
+
+    `options` are the caller's `pg_options` for this backend, of a type that it was registered
+    with, or None.
+    """
 
     group_name: str
     rank: int
     size: int
     store: Store
-    timeout: float
+    deadline: Deadline
     options: Any = None
 
 

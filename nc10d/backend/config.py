@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from nc10d.backend.registry import find_backend
 
@@ -34,6 +35,24 @@ class BackendConfig:
         if name is None:
             raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
         return name
+
+    def options(self, given: Any) -> dict[str, Any]:
+        """Return a caller's `pg_options` by backend name; TypeError for what none of them knows.
+
+        One backend takes them as they are. Where there are several, they are a mapping from the
+        backend's name to its options.
+        """
+        names = set(self.devices.values())
+        if given is None:
+            return {}
+        if len(names) == 1:
+            given = dict.fromkeys(names, given)
+        elif not isinstance(given, Mapping) or not names.issuperset(given):
+            message = f"pg_options of {self} must be a dict from backend name to options"
+            raise TypeError(f"{message}, got {given!r}")
+        for name, options in given.items():
+            find_backend(name).check_options(options)
+        return dict(given)
 
     def __repr__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.devices.items())

@@ -7,9 +7,10 @@ holds the operations of the latest launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.base import BackendSetup
+from nc10d.deadline import Deadline
 from nc10d.errors import GroupClosed
 from nc10d.ops import Op, Recv
 from nc10d.work import Work
@@ -48,7 +49,14 @@ class FakeBackend:
             return None
         return (self.rank + 1) % self.size if op.peer is None else op.peer
 
-    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> FakeBackend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> FakeBackend:
         """Make a fake for the group of `ranks`."""
         return FakeBackend(ranks.index(self.rank), len(ranks))
 

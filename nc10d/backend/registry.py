@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from nc10d.backend.base import Factory
 from nc10d.errors import UnsupportedPlatform
@@ -17,20 +17,39 @@ from nc10d.errors import UnsupportedPlatform
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered backend: how to make it, and for which types of device by default."""
+    """A registered backend: how to make it, for which devices by default, and its options.
+
+    `options` are the types that its `pg_options` may have; None, the default, always goes.
+    """
 
     name: str
     factory: Factory | str
     devices: tuple[str, ...]
+    options: tuple[type[Any], ...] = (object,)
+
+    def check_options(self, options: Any) -> None:
+        """Raise TypeError for options that this backend does not know."""
+        if options is None or isinstance(options, self.options):
+            return
+        known = " or ".join(kind.__name__ for kind in self.options)
+        message = f"pg_options of the backend {self.name!r} must be {known or 'None: it has none'}"
+        raise TypeError(f"{message}, got {options!r}")
 
 
 _entries: dict[str, Entry] = {}
 
 
-def register_backend(name: str, factory: Factory | str, devices: Sequence[str] = ("cpu",)) -> None:
+def register_backend(
+    name: str,
+    factory: Factory | str,
+    devices: Sequence[str] = ("cpu",),
+    options: tuple[type[Any], ...] = (object,),
+) -> None:
     """Make `name` known; `devices` are those it serves when it is asked for by name alone.
 
-    Raises ValueError if the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
+    `options` are the types of `pg_options` that it takes (by default any, which its factory then
+    checks itself); a group with others is refused before its ranks have met. Raises ValueError if
+    the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
     """
     name = name.lower()
     if not name or set(name) & set(":, "):
@@ -39,7 +58,7 @@ def register_backend(name: str, factory: Factory | str, devices: Sequence[str] =
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = Entry(name, factory, tuple(devices))
+    _entries[name] = Entry(name, factory, tuple(devices), options)
 
 
 def unregister_backend(name: str) -> None:
@@ -70,7 +89,7 @@ def load_factory(entry: Entry) -> Factory:
         raise UnsupportedPlatform(message) from error
 
 
-register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"])
+register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
 register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"])
 register_backend("staged", "nc10d.backend.staged:make", ["cuda"])
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"])

@@ -190,7 +190,14 @@ class LocalBackend:
         self._seq += 1
         return self._seq
 
-    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> LocalBackend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> LocalBackend:
         """Make the door to another room."""
         return LocalBackend(self.hub, name, ranks.index(self.rank), len(ranks))
 
@@ -239,4 +246,4 @@ def run_local(fn: Callable[[int], T], world_size: int, timeout: float = 20.0) ->
     return [future.result() for future in futures]
 
 
-register_backend("local", make, ["cpu"])
+register_backend("local", make, ["cpu"], options=(Hub,))

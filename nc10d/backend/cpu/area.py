@@ -46,6 +46,11 @@ class Areas:
         self._mappings = [host.mates[member].mapping for member in members]
         self._addresses = [m.base + o for m, o in zip(self._mappings, offsets, strict=True)]
 
+    @property
+    def offset(self) -> int:
+        """Where my area starts in my arena."""
+        return self._offsets[self.rank]
+
     def address(self, rank: int) -> int:
         """Return where a rank's area starts."""
         return self._addresses[rank]

@@ -14,20 +14,21 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.area import Areas, area_bytes
+from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.conflicts import refuse_conflicts
+from nc10d.backend.cpu.forming import check_alive, check_parent, form, withdraw
 from nc10d.backend.cpu.health import Health, describe
 from nc10d.backend.cpu.host import Host, deadline_ns
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.mates import gather_keys
 from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
@@ -55,12 +56,22 @@ SLICE = SLICE_NS / 1e9
 
 def make(setup: BackendSetup) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come."""
-    deadline = Deadline.after(setup.timeout)
-    host = Host(setup.store, setup.rank, setup.size, deadline)
+    host = Host(setup.store, setup.rank, setup.size, setup.deadline)
+    name, members = setup.group_name, range(setup.size)
     try:
-        members = list(range(setup.size))
-        name = setup.group_name
-        return CpuBackend(host, name, members, setup.rank, setup.store, deadline, WORLD_HALF)
+        return CpuBackend(
+            form(
+                host,
+                name,
+                members,
+                setup.rank,
+                setup.store,
+                WORLD_HALF,
+                setup.deadline,
+                lambda: check_alive(host, name, members),
+            ),
+            name,
+        )
     except BaseException:
         host.close()
         raise
@@ -72,26 +83,13 @@ class CpuBackend:
     name = "cpu"
     device_type = "cpu"
 
-    def __init__(
-        self,
-        host: Host,
-        group_name: str,
-        members: list[int],
-        rank: int,
-        store: Store,
-        deadline: Deadline,
-        half: int,
-    ) -> None:
-        self.host = host
+    def __init__(self, areas: Areas, group_name: str) -> None:
+        self.host = host = areas.host
         self.group_name = group_name
-        self.rank = rank
-        self.size = len(members)
-        self._offset = host.allocate(area_bytes(self.size, half))
-        host.arena.mapping.words(self._offset + at.AREA_STATE, 1)[0] = at.OPEN
-        store.set(f"area/{rank}", str(self._offset))
-        raw = gather_keys(store, "area", self.size, deadline, f"join the group {group_name!r}")
-        self.areas = Areas(host, members, rank, [int(text) for text in raw], half)
-        self.layout = Layout(self.size, rank, half, 65536 if self.size <= 2 else 16384)
+        self.areas = areas
+        self.rank = rank = areas.rank
+        self.size = areas.size
+        self.layout = Layout(self.size, rank, areas.half, 65536 if self.size <= 2 else 16384)
         self.channel = host.channel(self._shared())
         self.links = Links(self.areas)
         self.post = Post(self)
@@ -369,13 +367,30 @@ class CpuBackend:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], name: str, store: Store, timeout: float) -> CpuBackend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         self.health.check()
         members = [self.areas.members[rank] for rank in ranks]
-        rank = list(ranks).index(self.rank)
-        deadline = Deadline.after(timeout)
-        return CpuBackend(self.host, name, members, rank, store, deadline, GROUP_HALF)
+        return CpuBackend(
+            form(
+                self.host,
+                name,
+                members,
+                list(ranks).index(self.rank),
+                store,
+                GROUP_HALF,
+                deadline,
+                lambda: check_parent(self, name, members),
+            ),
+            name,
+        )
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
@@ -384,10 +399,7 @@ class CpuBackend:
         self.notify()
         for channel in (self.channel, *self.links.channels()):
             self.host.retire(channel)
-        self.areas.leave()
-        self.host.ring(self.areas.bits())
-        offsets = [self._offset, *self.links.memory()]
-        self.host.abandon(offsets, self.areas.left_word(), self.areas.bits())
+        withdraw(self.areas, self.links.memory())
         self.host.leave(self)
 
     def disown(self) -> None:

@@ -92,10 +92,13 @@ class Host:
     # -- groups ----------------------------------------------------------------------------
 
     def join(self, backend: CpuBackend) -> None:
-        """Count one more group in."""
+        """Count one more group in; it hears of those who have died while it formed."""
         with self._lock:
             self._users += 1
             self.groups[backend.group_name] = weakref.ref(backend)
+        mate = self.lost(backend.areas.members)
+        if mate is not None:
+            backend.health.on_death(mate)
 
     def leave(self, backend: CpuBackend) -> None:
         """Count a group out; the last one closes the host."""
@@ -105,6 +108,11 @@ class Host:
             last = self._users == 0
         if last:
             self.close()
+
+    def lost(self, ranks: Sequence[int]) -> meeting.Mate | None:
+        """Return the first of some ranks of the host that has died, if one has."""
+        dead = (self.mates[rank] for rank in ranks if self._dead & mask([rank]))
+        return next(dead, None)
 
     def live_groups(self) -> list[CpuBackend]:
         """Return the groups that have not been closed."""

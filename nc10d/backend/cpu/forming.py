@@ -1,0 +1,150 @@
+"""How the members of a group agree that it exists: on all of them, or on none.
+
+Each member puts into the store where its area lies. The last to come says that the group is
+formed; who gives up (time is over, a member has died, Ctrl-C) says why it is not. The first word
+holds for everybody. So all ranks raise the same error at the same time, and what a group that was
+not formed had allocated may be used again at once: nobody will look at it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nc10d import errors
+from nc10d.backend.cpu import causes
+from nc10d.backend.cpu.area import Areas, area_bytes
+from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.native import layout as at
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreTimeout
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.backend import CpuBackend
+    from nc10d.store.base import Store
+
+# How long a wait goes on before it looks whether the others can still come.
+_SLICE = 0.05
+_VERDICT, _FORMED = "verdict", b"formed"
+
+
+def form(
+    host: Host,
+    name: str,
+    members: Sequence[int],
+    rank: int,
+    store: Store,
+    half: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> Areas:
+    """Make this rank's area of a group of `members` (ranks of the host); return everyone's.
+
+    Blocks until all members have called. `check` is called meanwhile, and raises what makes
+    waiting pointless. A DistError, the same on every rank, says why the group was not formed:
+    RendezvousError who did not come before `deadline`, PeerLost who never will.
+    """
+    size = len(members)
+    offset = host.allocate(area_bytes(size, half))
+    host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
+    failure: BaseException | None = None
+    try:
+        verdict = _meet(store, name, members, rank, offset, deadline, check)
+    except BaseException as error:  # noqa: BLE001  (Ctrl-C too: the others must hear of it)
+        # Should this fail as well, the area stays: others may count on it.
+        verdict, failure = store.compare_set(_VERDICT, "", _written(error, name, rank)), error
+    interrupted = failure if not isinstance(failure, Exception) else None
+    if verdict != _FORMED:
+        host.arena.free(offset)
+        raise interrupted or _read(verdict) from None
+    raw = store.multi_get([f"area/{member}" for member in range(size)])
+    areas = Areas(host, list(members), rank, [int(text) for text in raw], half)
+    if interrupted is not None:
+        withdraw(areas)
+        raise interrupted
+    return areas
+
+
+def withdraw(areas: Areas, links: Sequence[int] = ()) -> None:
+    """Leave a group that exists; its memory, and that of `links`, goes when all have left."""
+    areas.leave()
+    areas.host.ring(areas.bits())
+    areas.host.abandon([areas.offset, *links], areas.left_word(), areas.bits())
+
+
+def check_alive(host: Host, name: str, members: Sequence[int]) -> None:
+    """Raise PeerLost if one of a forming group's members has died."""
+    mate = host.lost(members)
+    if mate is not None:
+        rank = members.index(mate.rank)
+        message = (
+            f"{_who(members, rank)} is lost while the group {name!r} forms: "
+            f"{causes.death(mate)} (pid {mate.pid} on {mate.host})"
+        )
+        raise PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, group=name)
+
+
+def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
+    """Raise what keeps a group of some ranks of `parent` from being formed, if anything does."""
+    check_alive(parent.host, name, members)
+    parent.health.check()
+    for rank, member in enumerate(members):
+        if parent.areas.state(parent.areas.members.index(member)) == at.CLOSED:
+            message = (
+                f"{_who(members, rank)} cannot join the group {name!r}: it has left "
+                f"{parent.group_name!r}, from which the group is made"
+            )
+            raise PeerLost(message, rank=rank, group=name)
+
+
+def _meet(
+    store: Store,
+    name: str,
+    members: Sequence[int],
+    rank: int,
+    offset: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> bytes:
+    """Say that this rank has come, and return the verdict."""
+    store.set(f"area/{rank}", str(offset))
+    if store.add("come", 1) == len(members):
+        return store.compare_set(_VERDICT, "", _FORMED)
+    while not _decided(store, deadline.slice(_SLICE)):
+        check()
+        if deadline.expired():
+            absent = [r for r in range(len(members)) if not store.check([f"area/{r}"])]
+            who = causes.listing([_who(members, r) for r in absent])
+            message = f"{who} did not join the group {name!r} in time"
+            raise RendezvousError(message, rank=absent[0] if absent else None, group=name)
+    return store.get(_VERDICT)
+
+
+def _decided(store: Store, timeout: float) -> bool:
+    try:
+        store.wait([_VERDICT], max(timeout, 0.001))
+    except StoreTimeout:
+        return False
+    return True
+
+
+def _who(members: Sequence[int], rank: int) -> str:
+    same = members[rank] == rank
+    return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
+
+
+def _written(error: BaseException, name: str, rank: int) -> str:
+    """Return why a rank gives up, as the others will read it."""
+    if not isinstance(error, DistError):
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
+    fields = {field: getattr(error, field) for field in causes.FIELDS}
+    return json.dumps([type(error).__name__, str(error), fields | {"group": name}])
+
+
+def _read(verdict: bytes) -> DistError:
+    kind, message, fields = json.loads(verdict)
+    error: DistError = getattr(errors, kind, Aborted)(message)
+    error.__dict__.update(fields)
+    return error

@@ -1,0 +1,77 @@
+"""A group's backends: one for each kind of device, made when first needed, ended together.
+
+The first failure (an abort, a close, a fork) stays: nothing is made or found after it. An abort
+does not wait for a backend that is being made; that one is aborted as soon as it exists.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from nc10d.backend.base import Backend
+from nc10d.deadline import Deadline
+from nc10d.errors import DistError, ForkedGroupError
+from nc10d.outcome import fresh
+
+Maker = Callable[[str, Deadline], Backend]
+"""Called as maker(device, deadline); it may wait for the other ranks until then."""
+
+
+class BackendTable:
+    """Device → backend. All methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        self.failure: DistError | None = None
+        self._made: dict[str, Backend] = {}
+        self._lock = threading.RLock()
+
+    def find(self, device: str) -> Backend | None:
+        """Return a device's backend, None if it was not needed yet; raises the failure."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        return self._made.get(device)
+
+    def make(self, device: str, deadline: Deadline, maker: Maker) -> Backend:
+        """Return a device's backend; if need be one thread makes it while others wait."""
+        with self._lock:
+            backend = self.find(device)
+            if backend is None:
+                backend = self._made[device] = maker(device, deadline)
+        if self.failure is not None:
+            backend.abort(self.failure)
+            raise fresh(self.failure)
+        return backend
+
+    def usable(self, device: str) -> Backend | None:
+        """Return a device's backend if it is there and nothing has failed."""
+        return None if self.failure is not None else self._made.get(device)
+
+    def fail(self, reason: DistError) -> None:
+        """Let nothing be found or made any more; the first reason stays."""
+        self.failure = self.failure or reason
+
+    def abort(self, reason: DistError) -> None:
+        """Fail everything, here and on every peer, with `reason`; never blocks."""
+        self.fail(reason)
+        for backend in tuple(self._made.values()):
+            backend.abort(reason)
+
+    def close(self, reason: DistError) -> None:
+        """Give all backends back; idempotent. A forked child has none to give."""
+        self.fail(reason)
+        with self._lock:
+            made, self._made = self._made, {}
+        if not self.inherited:
+            for backend in made.values():
+                backend.close()
+
+    @property
+    def inherited(self) -> bool:
+        """Say whether the backends belong to the process that forked this one."""
+        return isinstance(self.failure, ForkedGroupError)
+
+    def disown(self, reason: ForkedGroupError) -> None:
+        """Be over in a forked child, whose parent may have held the lock."""
+        self._lock = threading.RLock()
+        self.failure = reason

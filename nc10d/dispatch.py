@@ -1,0 +1,157 @@
+"""From a call to the backend that carries it: open blocks, observers, numbers, and the short way.
+
+An operation joins this thread's open block if there is one. Else it is numbered, shown to the
+observers and launched on the backend of its array's device. Where nothing of this stands between
+a call and the CPU's backend, the call goes straight there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from nc10d.backend.base import Backend
+from nc10d.backend.config import BackendConfig
+from nc10d.backend.table import BackendTable
+from nc10d.buffer import device_type
+from nc10d.collectives import Collectives
+from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.ops import Array, Barrier, Op
+from nc10d.point_to_point import PointToPoint
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.group import ProcessGroup
+
+Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
+"""Called as observer(group, ops, number of this launch) before each launch."""
+
+
+class OpenBatch(Protocol):
+    """What a group knows of a coalescing block: it takes operations."""
+
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take one operation; return its pending Work if `async_op`."""
+        ...
+
+
+class Dispatcher(Collectives, PointToPoint):
+    """The part of a group that launches; a subclass says in `_new_backend` how one is made."""
+
+    name: str
+
+    def __init__(self, config: BackendConfig, timeout: float) -> None:
+        self.config = config
+        self.timeout = timeout
+        self._backends = BackendTable()
+        self._lock = threading.RLock()
+        self._batches: dict[int, OpenBatch] = {}
+        self._observers: tuple[Observer, ...] = ()
+        self._launches = itertools.count()
+        self._looks = 0
+        # The CPU's backend while nothing stands between a call and it: the group is usable,
+        # nobody observes, no block is open. None sends every call the long way.
+        self._hot: Backend | None = None
+
+    def _new_backend(self, device: str, deadline: Deadline) -> Backend:
+        """Make the backend of a device; may wait for the other ranks until `deadline`."""
+        raise NotImplementedError
+
+    def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        backend = self._hot
+        if backend is None or type(array) is not np.ndarray or timeout is not None:
+            return self._run_any(op, array, async_op, timeout)
+        next(self._launches)
+        return backend.launch((op,), self.timeout, async_op)
+
+    def _run_any(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        device = self.config.first if type(op) is Barrier else device_type(array)
+        batch = self._batches.get(get_ident())
+        if batch is not None:
+            return batch.add(op, device, async_op, timeout)
+        return self.launch((op,), device, async_op, timeout)
+
+    def launch(
+        self,
+        ops: Sequence[Op],
+        device: str = "cpu",
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Run `ops` in order, as one submission, on the backend of `device`.
+
+        Blocks and returns None, or returns a Work with `async_op`. An open block is passed by.
+        `timeout` (seconds or timedelta) replaces the group's.
+        """
+        backend = self.backend(device)
+        number = next(self._launches)
+        for observe in self._observers:
+            observe(self, ops, number)  # type: ignore[arg-type]
+        limit = self.timeout if timeout is None else seconds(timeout)
+        return backend.launch(ops, limit, async_op)
+
+    def backend(self, device: str, deadline: Deadline | None = None) -> Backend:
+        """Return the backend for a kind of device ("cpu", "cuda"), made if need be.
+
+        Making one may wait for the other ranks, until `deadline` (without it, for the group's
+        timeout). ValueError if none is configured for the device.
+        """
+        found = self._backends.find(device)
+        if found is None:
+            until = deadline or Deadline.after(self.timeout)
+            found = self._backends.make(device, until, self._new_backend)
+            self._refresh()
+        return found
+
+    def _refresh(self) -> None:
+        with self._lock:
+            free = not (self._observers or self._batches)
+            self._hot = self._backends.usable("cpu") if free else None
+
+    @property
+    def seq(self) -> int:
+        """The number of launches so far on this rank; a coalesced batch is one."""
+        with self._lock:
+            # Looking at the counter advances it; that is subtracted again.
+            self._looks += 1
+            return next(self._launches) - self._looks + 1
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer(group, ops, number)` before each launch; returns what ends that."""
+        with self._lock:
+            self._observers = (*self._observers, observer)
+            self._refresh()
+        return lambda: self._unobserve(observer)
+
+    def _unobserve(self, observer: Observer) -> None:
+        with self._lock:
+            self._observers = tuple(one for one in self._observers if one is not observer)
+            self._refresh()
+
+    def open_batch(self, batch: OpenBatch) -> None:
+        """Let `batch` take this thread's calls; ValueError if a block is open already."""
+        self.refuse_in_batch("a nested coalescing block")
+        with self._lock:
+            self._batches[get_ident()] = batch
+            self._refresh()
+
+    def close_batch(self) -> None:
+        """Let this thread's calls go through again."""
+        with self._lock:
+            self._batches.pop(get_ident(), None)
+            self._refresh()
+
+    def refuse_in_batch(self, what: str) -> None:
+        """Raise ValueError if a coalescing block of this thread is open on the group."""
+        if self.in_batch():
+            message = f"{what} is not possible inside a coalescing block of group {self.name!r}"
+            raise ValueError(message)
+
+    def in_batch(self) -> bool:
+        """Say whether a coalescing block of this thread is open on the group."""
+        return get_ident() in self._batches
