@@ -23,8 +23,9 @@ from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
-from nc10d.backend.cpu.conflicts import refuse_conflicts
 from nc10d.backend.cpu.forming import check_alive, check_parent, form, withdraw
+from nc10d.backend.cpu.fusing import fuse
+from nc10d.backend.cpu.gates import FREE, Gates, find_gates
 from nc10d.backend.cpu.health import Health, describe
 from nc10d.backend.cpu.host import Host, deadline_ns
 from nc10d.backend.cpu.linking import Linked
@@ -33,9 +34,9 @@ from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans
-from nc10d.backend.cpu.post import Post
+from nc10d.backend.cpu.post import Late, Post
 from nc10d.backend.cpu.requests import Request, request
-from nc10d.backend.cpu.requests import batch as batch_request
+from nc10d.backend.cpu.strided import straighten
 from nc10d.backend.cpu.works import AnySource, CpuWork, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.errors import (
@@ -164,10 +165,7 @@ class CpuBackend:
         table = np.array(resolved.addresses or [0], np.int64)
         if not self._run_here(linked, engine.address(table), ops, timeout):
             part = self._enqueue(linked, resolved, timeout)
-            self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout), resolved.after))
-            return
-        for step in resolved.after:
-            step()
+            self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout)))
 
     def _run_here(self, linked: Linked, table: int, ops: Sequence[Op], timeout: float) -> bool:
         """Run a program on the arrays of a table in this thread; False if the channel is busy."""
@@ -213,12 +211,13 @@ class CpuBackend:
         self.wait_work(work)
         return None
 
-    def _joined(self, ops: Sequence[Op]) -> Request:
-        requests = [request(op, self.layout) for op in ops]
-        if len(requests) == 1:
+    def _joined(
+        self, ops: Sequence[Op], gates: Gates | None = None, numbers: Sequence[int] = ()
+    ) -> Request:
+        requests = [straighten(request(op, self.layout)) for op in ops]
+        if len(requests) == 1 and gates is None:
             return requests[0]
-        refuse_conflicts(requests, ())
-        return batch_request(requests, self.layout)
+        return fuse(requests, self.layout, gates, numbers)
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt ends it for the whole group."""
@@ -255,28 +254,54 @@ class CpuBackend:
         self.health.check()
         for op in ops:
             validate(op, self.rank, self.size)
-        deadline = Deadline.after(timeout)
-        limit = deadline_ns(timeout)
-        together = [op for op in ops if not isinstance(op, (Send, Recv))]
-        apart = [op for op in ops if isinstance(op, (Send, Recv))]
-        if together and apart:
-            refuse_conflicts([request(op, self.layout) for op in together], apart)
-        messages = [self.post.launch(op, deadline, limit) for op in apart]
-        works = [self._submit(together, deadline, limit), *messages] if together else messages
+        deadline, limit = Deadline.after(timeout), deadline_ns(timeout)
+        gates = find_gates(ops, self.layout)
+        sent = [
+            self.post.launch(op, deadline, limit, gates.passage(number) if gates else FREE)
+            for number, op in enumerate(ops)
+            if isinstance(op, (Send, Recv))
+        ]
+        numbers = [number for number, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
+        works = [self._submit(ops, numbers, gates, deadline, limit)] if numbers else []
+        messages = [self._started(work, deadline) for work in sent]
+        works += messages
         if len(works) == 1:
             return works[0]
         # A thread waits for one of them at a time; the worker sees to the others.
         self.host.need_worker()
         return Joined(self, ops, works, messages)
 
-    def _submit(self, ops: Sequence[Op], deadline: Deadline, limit: int) -> Work:
-        """Append collectives to the channel as one submission."""
-        wanted = self._joined(ops)
+    def _submit(
+        self,
+        ops: Sequence[Op],
+        numbers: Sequence[int],
+        gates: Gates | None,
+        deadline: Deadline,
+        limit: int,
+    ) -> Work:
+        """Append the collectives of a batch to the channel as one submission."""
+        mine = [ops[number] for number in numbers]
+        wanted = self._joined(mine, gates, numbers)
         linked = self.plans.linked(wanted)
         resolved = resolve(wanted)
         submission = Submission(linked, resolved.addresses, resolved.keep, limit)
-        part = self.enqueue(self.channel, submission)
-        return CpuWork(self, ops, [part], deadline, resolved.after)
+        return CpuWork(self, mine, [self.enqueue(self.channel, submission)], deadline)
+
+    def _started(self, work: Work | Late, deadline: Deadline) -> Work:
+        """Carry out a receive that has to wait for gates, and then open its own."""
+        if isinstance(work, Work):
+            return work
+        self.host.need_worker()
+        for gate in work.passage.waits:
+            while not self.post.await_words([(gate, 1)], SLICE):
+                failure = self.health.look((), self.channel, deadline)
+                if failure is not None:
+                    raise fresh(failure)
+        started = work.start()
+        self.wait_work(started)
+        if work.passage.own:
+            engine.open_gate(self._address, work.passage.own)
+        return started
 
     def enqueue(self, channel: Channel, submission: Submission) -> Part:
         """Append a submission to a channel; waits for room if its ring is full."""

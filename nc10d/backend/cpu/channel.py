@@ -157,6 +157,7 @@ class Submission:
         keep: Any,
         deadline_ns: int = 0,
         message: tuple[int, int, int] = (0, 0, 0),
+        gate: int = 0,
     ) -> None:
         room = max(len(addresses), 1)
         self.words: Words = np.zeros(at.DESCRIPTOR_WORDS + room, np.int64)
@@ -165,6 +166,7 @@ class Submission:
         self.words[at.D_PROGRAM // 8] = linked.address
         self.words[at.D_USERS // 8] = self.address + 8 * at.DESCRIPTOR_WORDS
         self.words[at.D_DEADLINE // 8] = deadline_ns
+        self.words[at.D_GATE // 8] = gate
         if message != (0, 0, 0):
             self.words[at.D_TAG // 8 : at.D_TAG // 8 + 3] = message
         if len(addresses):

@@ -86,7 +86,7 @@ class Health:
             return failure
         deserter = self._deserter(channel)
         if deserter is not None:
-            return self._fail(self._left(deserter, ops))
+            return self._fail(self._left(deserter, ops, channel))
         return self.fail_timeout(ops, channel) if deadline.expired() else None
 
     def _deserter(self, channel: Channel) -> int | None:
@@ -101,7 +101,8 @@ class Health:
         if channel.get(at.C_BLOCKED_AT) == 0:
             return None
         if channel.shared.kind == at.COLLECTIVE:
-            return channel.get(at.C_BLOCKED_ON)
+            peer = channel.get(at.C_BLOCKED_ON)
+            return None if peer == self._areas.rank else peer  # a gate of my own
         return self._links.peer_of(channel)
 
     # -- failing ---------------------------------------------------------------------------
@@ -148,8 +149,8 @@ class Health:
         """An operation's own deadline has passed: that fails the group."""
         peer = None if channel is None else self._blocked_on(channel)
         if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
-            return self._fail(self._late_message(peer, sending=channel.shared.kind == at.SENDER))
-        return self._fail(self._late(peer, ops))
+            return self._fail(self._late_message(peer, channel))
+        return self._fail(self._late(peer, ops, channel))
 
     def on_death(self, mate: Mate) -> None:
         """The kernel says that a rank of the host is gone."""
@@ -183,17 +184,25 @@ class Health:
 
     # -- saying why ------------------------------------------------------------------------
 
-    def _mine(self, ops: Sequence[Op]) -> tuple[str, int | None, str]:
+    def _mine(self, ops: Sequence[Op], channel: Channel | None = None) -> tuple[str, int, str]:
         """Return what this rank is doing: operation, sequence number, both as text."""
         if ops and isinstance(ops[0], (Send, Recv)):
-            name = describe(ops)
-            return name, None, name
+            name, seq = describe(ops), self._number_of(channel)
+            return name, seq, f"{name} #{seq}"
         seq, last = self._areas.last_record(self._areas.rank)
         name = describe(ops) if ops else last.partition("(")[0]
         return name, seq, f"{name} #{seq}"
 
-    def _late(self, peer: int | None, ops: Sequence[Op]) -> CollectiveTimeout:
-        name, seq, text = self._mine(ops)
+    def _number_of(self, channel: Channel | None) -> int:
+        """Return the number of the message that is next on a link, or of all that I receive."""
+        if channel is not None:
+            return channel.get(at.C_OPS) + 1
+        return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
+
+    def _late(
+        self, peer: int | None, ops: Sequence[Op], channel: Channel | None
+    ) -> CollectiveTimeout:
+        name, seq, text = self._mine(ops, channel)
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
             f"{text} of group {self._name!r} timed out on rank {self._areas.rank}{whom}"
@@ -201,16 +210,18 @@ class Health:
         )
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
 
-    def _late_message(self, peer: int | None, *, sending: bool) -> CollectiveTimeout:
+    def _late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
+        sending = channel.shared.kind == at.SENDER
         name, what = ("send", "to") if sending else ("recv", "from")
+        seq = self._number_of(channel)
         message = (
-            f"a {name} {what} rank {peer} in group {self._name!r} timed out on rank "
+            f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
             f"{self._areas.rank}{self._everyone()}"
         )
-        return CollectiveTimeout(message, rank=peer, op=name)
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
 
-    def _left(self, peer: int, ops: Sequence[Op]) -> PeerLost:
-        name, seq, text = self._mine(ops)
+    def _left(self, peer: int, ops: Sequence[Op], channel: Channel) -> PeerLost:
+        name, seq, text = self._mine(ops, channel)
         message = (
             f"rank {peer} has left group {self._name!r}, but rank {self._areas.rank} still waits "
             f"for it in {text}{self._everyone()}"

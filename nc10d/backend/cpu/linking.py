@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.native.layout import RECORD_BYTES
+from nc10d.backend.cpu.native.layout import FLAG_BIT, RECORD_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
 
 FIELDS = 20
@@ -62,6 +62,7 @@ def check(program: Program, size: int) -> None:
         assert 0 <= step.peer < size, (program.call, index, step)
         assert step.nbytes >= 0, (program.call, index, step)
         assert 0 <= step.back <= index, (program.call, index, step)
+        assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
             limit = {Space.NONE: 1, Space.USER: program.users}.get(at.space, size)
             assert 0 <= at.index < limit, (program.call, index, step)
@@ -97,7 +98,9 @@ def _pack(
     # What a step needs besides operands shares fields: no kind needs both meanings.
     extra = step.peer
     if step.kind is Kind.ENTER:
-        kernel, extra = record.ctypes.data, program.call.fingerprint()
+        kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
+    elif step.kind is Kind.DIVERT:
+        extra = step.skip
     elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED):
         last, extra, kernel = step.free, step.back, step.repeat
     return [*row, kernel, last, int(step.arg), step.total, extra]

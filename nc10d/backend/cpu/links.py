@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.linking import link as link_program
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Call, Program
+from nc10d.backend.cpu.program import Call, Program, Step, gate, pack, unpack
 from nc10d.errors import GroupClosed
 
 HALF = 65536
@@ -86,7 +87,7 @@ class Links:
         self._lock = threading.RLock()
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
-        self._programs: dict[tuple[bool, int], Linked] = {}
+        self._programs: dict[tuple[bool, int, bool, int], Linked] = {}
         self._mine: list[int] = []
         self._stopped = False
 
@@ -106,17 +107,22 @@ class Links:
                 found = self._in[peer] = Inbox(self._connect(peer, self._areas.rank))
             return found
 
-    def program(self, sending: bool, nbytes: int, channel: Channel) -> Linked:
-        """Return the program that moves `nbytes` through a link."""
-        found = self._programs.get((sending, nbytes))
+    def program(self, sending: bool, nbytes: int, folded: bool = False, gates: int = 0) -> Linked:
+        """Return the program that moves `nbytes` through a link.
+
+        Its arrays are the message; if it is `folded`, the strided array that it is a copy of, and
+        that one's shape; and each of the `gates` to wait for.
+        """
+        key = (sending, nbytes, folded, gates)
+        found = self._programs.get(key)
         if found is None:
-            steps = (message.send if sending else message.recv)(HALF, nbytes)
             call = Call("send" if sending else "recv", count=nbytes)
-            program = Program(call, tuple(steps), 1)
-            found = link_program(program, 2, at.C_TABLES, _no_kernel)
+            users = (3 if folded else 1) + gates
+            steps = tuple(_message(sending, nbytes, folded, range(users - gates, users)))
+            found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
             if len(self._programs) > 1024:
                 self._programs.clear()
-            self._programs[sending, nbytes] = found
+            self._programs[key] = found
         return found
 
     def channels(self) -> list[Channel]:
@@ -176,6 +182,15 @@ class Links:
             return int(there)
         self._mine.append(offset)
         return mine
+
+
+def _message(sending: bool, nbytes: int, folded: bool, gates: Iterable[int]) -> Iterator[Step]:
+    yield from (gate(number, 0) for number in gates)
+    if sending and folded:
+        yield pack(0, 1, 2)
+    yield from (message.send if sending else message.recv)(HALF, nbytes)
+    if folded and not sending:
+        yield unpack(1, 0, 2)
 
 
 def _no_kernel(_: object) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.links import Inbox, Unexpected
-from nc10d.backend.cpu.memory import Resolved, through_copy
+from nc10d.backend.cpu.memory import resolve_message
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.works import AnySource, CpuWork
@@ -39,6 +41,14 @@ class Lane:
     submission: Submission
     inbox: Inbox | None
     busy: threading.Lock
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A receive to be started by the caller of launch, when the gates before it are open."""
+
+    passage: Passage
+    start: Callable[[], Work]
 
 
 class Post:
@@ -94,48 +104,62 @@ class Post:
     ) -> None:
         if type(op.x) is not np.ndarray or len(self._lanes) >= LANES:
             return
-        linked = self._backend.links.program(inbox is None, buffer.nbytes, channel)
+        linked = self._backend.links.program(inbox is None, buffer.nbytes)
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
         submission = Submission(linked, [0], None, 0, head)
         lane = Lane(channel, submission, inbox, threading.Lock())
         self._lanes[type(op), peer, op.x.dtype, op.x.size] = lane
 
-    def launch(self, op: Send | Recv, deadline: Deadline, limit: int) -> Work:
-        """Submit a message or a receive; returns its Work."""
-        if isinstance(op, Send):
-            return self._send(op, deadline, limit)
-        if op.peer is None:
-            return self._receive_any(op, deadline, limit)
-        return self._receive(op, op.peer, deadline, limit)
+    def launch(
+        self, op: Send | Recv, deadline: Deadline, limit: int, passage: Passage = FREE
+    ) -> Work | Late:
+        """Submit a message or a receive; returns its Work.
 
-    def _send(self, op: Send, deadline: Deadline, limit: int) -> Work:
-        buffer = as_buffer(op.x)
-        resolved = _memory(buffer, written=False)
-        channel = self._backend.links.to(op.peer)
-        linked = self._backend.links.program(True, buffer.nbytes, channel)
+        Late: a receive with gates that only Python can carry out, once they are open.
+        """
+        if isinstance(op, Send):
+            return self._send(op, deadline, limit, passage)
+        if op.peer is not None:
+            return self._receive(op, op.peer, deadline, limit, passage)
+        if passage:
+            return Late(passage, lambda: self._receive_any(op, deadline, limit))
+        return self._receive_any(op, deadline, limit)
+
+    def _submission(
+        self, op: Send | Recv, buffer: Buffer, limit: int, passage: Passage
+    ) -> Submission:
+        resolved = resolve_message(buffer)
+        links, sending = self._backend.links, isinstance(op, Send)
+        folded = not buffer.contiguous
+        linked = links.program(sending, buffer.nbytes, folded, len(passage.waits))
+        addresses = [*resolved.addresses, *passage.waits]
+        keep = [*resolved.keep, passage.words]
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
-        submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
-        part = self._backend.enqueue(channel, submission)
+        return Submission(linked, addresses, keep, limit, head, passage.own)
+
+    def _send(self, op: Send, deadline: Deadline, limit: int, passage: Passage) -> Work:
+        buffer = as_buffer(op.x)
+        channel = self._backend.links.to(op.peer)
+        part = self._backend.enqueue(channel, self._submission(op, buffer, limit, passage))
         self._remember(op, op.peer, buffer, channel, None)
         return CpuWork(self._backend, (op,), [part], deadline)
 
-    def _receive(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
+    def _receive(
+        self, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
+    ) -> Work | Late:
         buffer = as_buffer(op.x)
         inbox = self._backend.links.inbox(peer)
         channel = inbox.channel
         with inbox.lock:
-            resolved = _memory(buffer, written=True)
-            linked = self._backend.links.program(False, buffer.nbytes, channel)
-            head = (op.tag, buffer.nbytes, buffer.dtype.code)
-            submission = Submission(linked, resolved.addresses, resolved.keep, limit, head)
+            submission = self._submission(op, buffer, limit, passage)
             # While there was no room, the message may have come and been taken aside.
             while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
                 self._backend.make_room(channel, submission)
             if early is not None:
-                return self._deliver(op, peer, buffer, early, deadline)
+                deliver = partial(self._deliver, op, peer, buffer, early, deadline)
+                return Late(passage, deliver) if passage else deliver()
             self._remember(op, peer, buffer, channel, inbox)
-        part = (channel, submission)
-        return CpuWork(self._backend, (op,), [part], deadline, resolved.after, peer)
+        return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=peer)
 
     def _deliver(
         self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
@@ -165,13 +189,18 @@ class Post:
                 inbox = backend.links.inbox(peer)
                 with inbox.lock:  # what is ready must be received before another thread does
                     if self._ready(inbox, op.tag):
-                        return self._receive(op, peer, deadline, limit)
+                        return self._taken(op, peer, deadline, limit)
             return None
 
         def pause(seconds: float) -> None:
             self._await_message([backend.links.inbox(peer) for peer in peers], seconds)
 
         return AnySource(backend, (op,), deadline, match, pause)
+
+    def _taken(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
+        work = self._receive(op, peer, deadline, limit, FREE)
+        assert isinstance(work, Work), "nothing is before it"
+        return work
 
     def _ready(self, inbox: Inbox, tag: int) -> bool:
         """Say whether a message with `tag` is here that no posted receive is entitled to."""
@@ -189,15 +218,22 @@ class Post:
         return any(kept.tag == tag for kept in inbox.early)
 
     def _await_message(self, inboxes: Sequence[Inbox], seconds: float) -> None:
-        rows = [
-            (inbox.channel.words[at.C_TABLES // 8 + 8], inbox.channel.get(at.C_SEQ) + 1)
-            for inbox in inboxes
-        ]
+        self.await_words(
+            [
+                (int(inbox.channel.words[at.C_TABLES // 8 + 8]), inbox.channel.get(at.C_SEQ) + 1)
+                for inbox in inboxes
+            ],
+            seconds,
+        )
+
+    def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
+        """Wait until one of some (address, value) has come to its value, or `seconds`."""
         table = np.array(rows, np.int64)
         host = self._backend.host
-        bit = mask([host.rank])
         slice_ns = max(1, int(seconds * 1e9))
-        engine.wait_any(host.process, bit, engine.address(table), len(rows), slice_ns)
+        bit = mask([host.rank])
+        answer = engine.wait_any(host.process, bit, engine.address(table), len(rows), slice_ns)
+        return bool(answer >= 0)
 
     def absorb(self, channel: Channel) -> None:
         """Take the message at a link's head aside, unless somebody has asked for it meanwhile."""
@@ -215,7 +251,7 @@ class Post:
         """Post a receive of my own for a message; whoever advances the link brings it in."""
         tag, nbytes, dtype = message
         data = np.empty(nbytes, np.uint8)
-        linked = self._backend.links.program(False, nbytes, inbox.channel)
+        linked = self._backend.links.program(False, nbytes)
         submission = Submission(linked, [engine.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
@@ -231,16 +267,6 @@ class Post:
             rank=peer,
             op="recv",
         )
-
-
-def _memory(buffer: Buffer, written: bool) -> Resolved:
-    resolved = Resolved([], [], [])
-    if buffer.contiguous:
-        resolved.addresses.append(buffer.address)
-        resolved.keep.append(buffer.owner)
-    else:
-        through_copy(buffer, written, resolved)
-    return resolved
 
 
 def _arrived(channel: Channel) -> bool:

@@ -38,6 +38,11 @@ class Kind(enum.IntEnum):
     AGREE = 12
     LOOP_AGREED = 13
     HEADER = 14
+    PACK = 15
+    UNPACK = 16
+    GATE = 17
+    OPEN = 18
+    DIVERT = 19
 
 
 class Space(enum.IntEnum):
@@ -51,6 +56,8 @@ class Space(enum.IntEnum):
 
 INLINE_BYTES = 16
 """Payload that travels in the cache line of the counter itself."""
+GATE_BYTES = 16
+"""A gate: 0 or 1, and who sleeps on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ class Step:
     free: int = 0
     back: int = 0
     repeat: int = 0
+    skip: int = 0
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
@@ -177,9 +185,9 @@ def free() -> Step:
     return Step(Kind.FREE)
 
 
-def enter() -> Step:
-    """Begin an operation: show my fingerprint and record of it (after `free()`)."""
-    return Step(Kind.ENTER)
+def enter(flag: bool = False) -> Step:
+    """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
+    return Step(Kind.ENTER, tick=int(flag))
 
 
 def meet(peer: int) -> Step:
@@ -190,6 +198,26 @@ def meet(peer: int) -> Step:
 def meet_all() -> Step:
     """Wait for everyone's tick 1 and compare fingerprints."""
     return Step(Kind.MEETALL, tick=1)
+
+
+def divert(steps: int) -> Step:
+    """Like meet_all; if anybody has entered with the flag, leave out the next `steps`."""
+    return Step(Kind.DIVERT, tick=1, skip=steps)
+
+
+def end() -> Step:
+    """End the program here."""
+    return Step(Kind.END)
+
+
+def gate(words: int, number: int) -> Step:
+    """Wait until gate `number` of user array `words` is open. Only this rank knows of it."""
+    return Step(Kind.GATE, dst=user(words, GATE_BYTES * number))
+
+
+def open_gate(words: int, number: int) -> Step:
+    """Open a gate: what waits for it may go on."""
+    return Step(Kind.OPEN, dst=user(words, GATE_BYTES * number))
 
 
 def agree(send: int, expect: int, slot: int) -> Step:
@@ -211,6 +239,20 @@ def header() -> Step:
     return Step(Kind.HEADER)
 
 
+def pack(flat: int, strided: int, shape: int) -> Step:
+    """User array `flat`, contiguous, := user array `strided`; `shape` says how that lies.
+
+    `shape` is the number of a user array of words: bytes of an element, dimensions, then sizes,
+    strides in bytes, and as many words again for the engine.
+    """
+    return Step(Kind.PACK, dst=user(flat), src=user(strided), own=user(shape))
+
+
+def unpack(strided: int, flat: int, shape: int) -> Step:
+    """User array `strided` := user array `flat`; the inverse of `pack`."""
+    return Step(Kind.UNPACK, dst=user(strided), src=user(flat), own=user(shape))
+
+
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
     """Like end_round, but repeats as often as the last `agree` settled."""
     return Step(Kind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
@@ -228,10 +270,10 @@ class Call:
     detail: str = ""
 
     def fingerprint(self) -> int:
-        """Return 63 bits that differ, in practice always, when calls differ."""
+        """Return 62 bits that differ, in practice always, when calls differ."""
         text = repr((self.op, self.dtype, self.count, self.reduce, self.root, self.detail))
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        return int.from_bytes(digest, "little") >> 2
 
     def describe(self) -> str:
         """Return the call as an error message shows it."""
@@ -286,4 +328,5 @@ def _shift(step: Step, base: int) -> Step:
         step.free,
         step.back,
         step.repeat,
+        step.skip,
     )

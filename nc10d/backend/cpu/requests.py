@@ -7,10 +7,8 @@ known. Keys hold everything that a program depends on, so that equal keys may sh
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import all_reduce, broadcast, exchange, gather
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
-from nc10d.backend.cpu.program import At, Call, Program, Step, concatenate, user
+from nc10d.backend.cpu.algorithms.layout import Layout, line_down
+from nc10d.backend.cpu.program import At, Call, Program, Step, user
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.ops import (
     AllGather,
@@ -35,22 +33,32 @@ from nc10d.ops import (
     Scatter,
 )
 
-Words = npt.NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A strided array of a request: the numbers of its copy, of itself and of its shape."""
+
+    flat: int
+    strided: int
+    shape: int
+    written: bool
 
 
 @dataclass(slots=True)
 class Request:
     """A program's key, its arrays in the program's order, and how to build it.
 
-    `outs` are the numbers of the arrays that are written. An array of sizes that the program
-    itself needs is plain words; the others are the user's.
+    `outs` are the numbers of the arrays that are written. What the program itself needs (sizes,
+    copies of strided arrays, the `folds`) is plain arrays; the Buffers are the user's. `part` is
+    the size and reduction of an all_reduce, which a batch may join with others.
     """
 
     key: tuple[Any, ...]
-    arrays: list[Buffer | Words]
+    arrays: list[Buffer | npt.NDArray[Any]]
     outs: tuple[int, ...]
     build: Callable[[], Program]
     part: tuple[int, Reduction] | None = None
+    folds: tuple[Fold, ...] = ()
 
 
 def request(op: Op, layout: Layout) -> Request:
@@ -266,56 +274,3 @@ _READERS: dict[type[Any], Callable[[Any, Layout], Request]] = {
     Gather: _gather,
     Scatter: _scatter,
 }
-
-
-def batch(requests: Sequence[Request], layout: Layout) -> Request:
-    """Join several collectives into one program; small all_reduces in a row share a handshake."""
-    apart = _apart(requests)
-    key = ("batch", apart, *(r.key for r in requests))
-    arrays: list[Buffer | Words] = []
-    outs: list[int] = []
-    for r in requests:
-        outs += [len(arrays) + i for i in r.outs]
-        arrays += r.arrays
-
-    def build() -> Program:
-        names = [repr(r.build().call) for r in requests]
-        digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
-        detail = f"{requests[0].build().call.describe()} and {len(requests) - 1} more, {digest}"
-        call = Call("coalesced", count=len(requests), detail=detail)
-        runs = _runs(requests, layout) if apart else [[r] for r in requests]
-        return concatenate(call, [_joined(call, run, layout) for run in runs])
-
-    return Request(key, arrays, tuple(outs), build)
-
-
-def _apart(requests: Sequence[Request]) -> bool:
-    """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
-    spans = sorted(r.arrays[0].span for r in requests if r.part)  # type: ignore[union-attr]
-    return all(a[1] <= b[0] for a, b in pairwise(spans))
-
-
-def _runs(requests: Sequence[Request], layout: Layout) -> list[list[Request]]:
-    """Cut a batch into runs: small all_reduces that fit one half together, or one other each."""
-    runs: list[list[Request]] = []
-    room = -1  # bytes left for another all_reduce in the last run
-    for r in requests:
-        need = line_up(r.part[0]) if r.part else layout.half + 1
-        small = r.part is not None and r.part[0] <= all_reduce.one_shot_limit(layout)
-        if small and need <= room:
-            runs[-1].append(r)
-            room -= need
-        else:
-            runs.append([r])
-            room = layout.half - need if small else -1
-    return runs
-
-
-def _joined(call: Call, run: Sequence[Request], layout: Layout) -> Program:
-    if len(run) == 1:
-        return run[0].build()
-    parts = []
-    for index, r in enumerate(run):
-        assert r.part is not None
-        parts.append(all_reduce.Part(index, *r.part))
-    return _program(call, all_reduce.fused(layout, parts), len(run))

@@ -59,6 +59,29 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
 
+def third_message(group: Any, late: str) -> DistError:
+    x = np.ones(70_000)
+    for _ in range(2):
+        if group.rank == 0:
+            group.send(x, 1)
+        else:
+            group.recv(x, 0)
+    if (group.rank == 0) != (late == "send"):
+        return stand_aside(group)
+    return caught(group, lambda g: g.send(x, 1) if late == "send" else g.recv(x, 0))
+
+
+@pytest.mark.parametrize("late", ["send", "recv"])
+def test_a_timeout_of_a_message_says_which_message_it_is(late: str) -> None:
+    errors = run_ranks(lambda group: third_message(group, late), 2, timeout=1.0)
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout), error
+        assert error.seq == 3
+        assert error.op.startswith(f"{late}(")
+        assert f"{error.op} #3" in str(error)
+    assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
+
+
 def stand_aside(group: Any) -> DistError:
     """Call nothing until the group has failed, then make a call to hear why."""
     backend = group.backend("cpu")

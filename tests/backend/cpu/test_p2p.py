@@ -151,18 +151,6 @@ def test_a_synchronous_block_moves_all_of_its_parts() -> None:
     run_ranks(blocks_both_ways, 2, timeout=20.0)
 
 
-def shares_an_array(group: Any) -> None:
-    x = np.ones(4)
-    with dist.coalescing_manager(group):
-        group.all_reduce(x)
-        group.isend(x, 1 - group.rank)
-
-
-def test_a_message_can_not_share_an_array_with_a_collective_of_its_block() -> None:
-    with pytest.raises(ValueError, match="overtake"):
-        run_ranks(shares_an_array, 2)
-
-
 def any_then_any(group: Any) -> None:
     if group.rank:
         if group.rank == 2:

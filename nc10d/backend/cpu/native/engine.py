@@ -32,7 +32,7 @@ from nc10d.backend.cpu.native.atomics import (
     this_thread,
     yield_core,
 )
-from nc10d.backend.cpu.native.interpreter import nc10d_ring
+from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
     BUSY,
@@ -197,6 +197,12 @@ def _ring(process: int, ranks: int) -> int:
     return DONE
 
 
+@compiled("int64(int64, int64)")
+def _open_gate(channel: int, word: int) -> int:
+    nc10d_post(channel, word, 1)
+    return DONE
+
+
 @compiled("int64(int64, int64, int64)")
 def _swap_if(address: int, expected: int, value: int) -> int:
     return swap_if(address, expected, value)
@@ -302,6 +308,8 @@ break_channel = entry_point(_break)
 unlock = entry_point(_unlock)
 ring = entry_point(_ring)
 """ring(process, ranks): ring the doorbells of ranks (a bit mask) and my own."""
+open_gate = entry_point(_open_gate)
+"""open_gate(channel, word): open a gate and wake who sleeps on it."""
 compare_and_swap = entry_point(_swap_if)
 load_word = entry_point(_load)
 address = entry_point(_address)

@@ -47,6 +47,7 @@ from nc10d.backend.cpu.native.layout import (
     C_USERS,
     D_TAG,
     DONE,
+    FLAG_BIT,
     LINE_SLEEPERS,
     LINE_SLOTS,
     LINK_HEADER_BYTES,
@@ -66,6 +67,7 @@ NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
 KERNEL, LAST, ARG, TOTAL, EXTRA = 120, 128, 136, 144, 152
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
+PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
 NO_OPERAND = 1 << 40
 # Folding in blocks keeps the result in the first cache while every rank's part is added.
 FOLD_BLOCK = 8192
@@ -162,6 +164,22 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_flagged(channel: int) -> int:
+    """Return 1 if somebody's fingerprint has the flag, 0 if nobody's, or MISMATCH."""
+    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
+    mine = load(load(channel + C_SELF) + slot)
+    flags = load(channel + C_FLAGS)
+    flagged = mine
+    for peer in range(load(channel + C_SIZE)):
+        theirs = load(load(flags + 8 * peer) + slot)
+        if (theirs ^ mine) & ((1 << FLAG_BIT) - 1) != 0:
+            store(channel + C_BLOCKED_ON, peer)
+            return MISMATCH
+        flagged |= theirs
+    return flagged >> FLAG_BIT
+
+
+@njit(nogil=True)
 def nc10d_enter(channel: int, step: int) -> None:
     """Show the fingerprint of the operation, and write its record for whoever asks later."""
     ops = load(channel + C_OPS) + 1
@@ -204,6 +222,41 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
         if twice:
             move(also + done, dst + done, count)
         done += count
+
+
+@njit(nogil=True)
+def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
+    """Copy between contiguous and strided memory; see `pack` in program.py for `shape`."""
+    item, dims = load(shape), load(shape + 8)
+    sizes = shape + 16
+    strides = sizes + 8 * dims
+    place = strides + 8 * dims
+    last = dims - 1
+    length, step = load(sizes + 8 * last), load(strides + 8 * last)
+    for d in range(dims):
+        store(place + 8 * d, 0)
+    while True:
+        at = strided
+        for _ in range(length):
+            if packing:
+                move(flat, at, item)
+            else:
+                move(at, flat, item)
+            flat += item
+            at += step
+        # Go on like an odometer: the last line of a dimension steps the one before it.
+        d = last - 1
+        while d >= 0:
+            strided += load(strides + 8 * d)
+            turn = load(place + 8 * d) + 1
+            store(place + 8 * d, turn)
+            if turn < load(sizes + 8 * d):
+                break
+            strided -= turn * load(strides + 8 * d)
+            store(place + 8 * d, 0)
+            d -= 1
+        if d < 0:
+            return
 
 
 @njit(nogil=True)
@@ -286,6 +339,28 @@ def advance(channel: int) -> int:
             half = load(channel + C_ROUND) & 1
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
             move(header, load(channel + C_DESCRIPTOR) + D_TAG, LINK_HEADER_BYTES)
+        elif kind == DIVERT:
+            if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
+                return BLOCKED
+            flagged = nc10d_flagged(channel)
+            if flagged == MISMATCH:
+                return MISMATCH
+            if flagged == 1:
+                step += STEP * load(step + EXTRA)
+        elif kind == GATE:
+            flag = nc10d_place(channel, users, step + DST, parity, segment)
+            if load_acquire(flag) == 0:
+                return nc10d_block(channel, step, segment, flag, 1, load(channel + C_RANK))
+        elif kind == OPEN:
+            nc10d_post(channel, nc10d_place(channel, users, step + DST, parity, segment), 1)
+        elif kind in (PACK, UNPACK):
+            dst = nc10d_place(channel, users, step + DST, parity, segment)
+            src = nc10d_place(channel, users, step + SRC, parity, segment)
+            shape = nc10d_place(channel, users, step + OWN, parity, segment)
+            if kind == PACK:
+                nc10d_lines(dst, src, shape, True)
+            else:
+                nc10d_lines(src, dst, shape, False)
         elif kind == AGREE:
             if nc10d_agree(channel, users, step, parity) != DONE:
                 return SIZES

@@ -13,6 +13,7 @@ LINE_SLEEPERS = 8
 LINE_SLOTS = 16
 SLOT_BYTES = 24
 SLOT_PAYLOAD = 8
+FLAG_BIT = 62  # of a fingerprint: its rank wants the other way (`divert`)
 AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
 AREA_STATE = 72  # 0 forming, 1 open, 2 closed
 AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its links again
@@ -99,7 +100,7 @@ def channel_bytes(size: int) -> int:
     D_TAG,
     D_BYTES,
     D_DTYPE,
-    D_OWN_USERS,
+    D_GATE,  # a gate to open at the end, 0 for none
 ) = range(0, 10 * 8, 8)
 DESCRIPTOR_WORDS = 16
 

@@ -23,6 +23,7 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
+from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
     AREA_ABORT,
@@ -43,6 +44,7 @@ from nc10d.backend.cpu.native.layout import (
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
     C_MESSAGE_TAG,
+    C_OPS,
     C_OWN_USERS,
     C_PC,
     C_PEER,
@@ -56,10 +58,12 @@ from nc10d.backend.cpu.native.layout import (
     C_TRACE_ID,
     C_UNMATCHED,
     C_USERS,
+    COLLECTIVE,
     D_BYTES,
     D_DEADLINE,
     D_DTYPE,
     D_ENDED,
+    D_GATE,
     D_PROGRAM,
     D_STARTED,
     D_STATUS,
@@ -203,6 +207,10 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and tell those who wait for it."""
     process = load(channel + C_PROCESS)
     store(descriptor + D_ENDED, nc10d_now())
+    if load(descriptor + D_GATE) != 0:
+        nc10d_post(channel, load(descriptor + D_GATE), 1)
+    if load(channel + C_KIND) != COLLECTIVE:
+        store(channel + C_OPS, load(channel + C_OPS) + 1)
     store(channel + C_DESCRIPTOR, 0)
     store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
     # From here on the descriptor belongs to whoever waits for it.

@@ -1,0 +1,77 @@
+"""Strided arrays: a program works on a contiguous copy, made and written back by its own steps.
+
+So the copies are part of the program's order: in a batch, an operation on a slice sees what the
+operations before it have done to the array, and those behind it see its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.program import Program, Step, pack, unpack
+from nc10d.backend.cpu.requests import Fold, Request
+from nc10d.buffer import Buffer
+
+Words = npt.NDArray[np.int64]
+
+
+def straighten(request: Request) -> Request:
+    """Return a request whose program sees contiguous arrays only."""
+    found = [i for i, x in enumerate(request.arrays) if isinstance(x, Buffer) and not x.contiguous]
+    if not found:
+        return request
+    arrays = list(request.arrays)
+    folds = []
+    for number in found:
+        buffer = arrays[number]
+        assert isinstance(buffer, Buffer)
+        arrays[number] = np.empty(buffer.nbytes, np.uint8)
+        folds.append(Fold(number, len(arrays), len(arrays) + 1, number in request.outs))
+        arrays += [buffer, shape_words(buffer)]
+
+    def build() -> Program:
+        inner = request.build()
+        steps = (*packs(folds), *inner.steps, *unpacks(folds))
+        return Program(inner.call, steps, len(arrays))
+
+    return replace(
+        request,
+        key=(request.key, *found),
+        arrays=arrays,
+        build=build,
+        folds=tuple(folds),
+    )
+
+
+def packs(folds: Sequence[Fold], base: int = 0) -> list[Step]:
+    """Return the steps that make the copies; the request's arrays are numbered from `base`."""
+    return [pack(base + f.flat, base + f.strided, base + f.shape) for f in folds]
+
+
+def unpacks(folds: Sequence[Fold], base: int = 0) -> list[Step]:
+    """Return the steps that write back what the program has changed."""
+    return [unpack(base + f.strided, base + f.flat, base + f.shape) for f in folds if f.written]
+
+
+def shape_words(buffer: Buffer) -> Words:
+    """Return how a strided array lies, as the step `pack` wants it, in as few lines as can be."""
+    item = buffer.dtype.itemsize
+    sizes: list[int] = []
+    strides: list[int] = []
+    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+        if size == 1:
+            continue
+        if strides and strides[-1] == size * stride:
+            sizes[-1] *= size
+            strides[-1] = stride
+        else:
+            sizes.append(size)
+            strides.append(stride)
+    if len(sizes) > 1 and strides[-1] == item:
+        item *= sizes.pop()
+        strides.pop()
+    return np.array([item, len(sizes), *sizes, *strides, *([0] * len(sizes))], np.int64)

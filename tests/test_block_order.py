@@ -1,0 +1,164 @@
+"""A block means what its calls mean one after another, whatever arrays they share.
+
+Calls are drawn at random on views of one small matrix (rows, columns, reversed, strided, nested),
+so that nearly all of them overlap, with messages around the ring among them. The same calls are
+made alone, then in a block, sync and async: every element must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d.group import ProcessGroup
+from nc10d.ops import AVG, MAX, SUM
+from nc10d.testing import Ranks
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Call = tuple[str, int, int]
+SIDE = 12
+
+VIEWS = (
+    np.s_[:, :],
+    np.s_[:6],
+    np.s_[3],
+    np.s_[:, 2],
+    np.s_[::2, 1::3],
+    np.s_[::-1, 4:9],
+    np.s_[5, ::-2],
+    np.s_[8:8],
+)
+COLLECTIVES = ("sum", "avg", "max", "broadcast", "reduce", "barrier")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, timeout=30) as found:
+        yield found
+
+
+def matrix(rank: int, dtype: str, order: str) -> Array:
+    values = np.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 7 + rank
+    return np.array(values, dtype, order=order)  # type: ignore[call-overload, no-any-return]
+
+
+def make(group: ProcessGroup, x: Array, call: Call) -> None:
+    """Make one call on one view."""
+    name, view, root = call
+    mine = x[VIEWS[view]]
+    if name == "message":
+        ring(group, mine)
+    elif name == "barrier":
+        group.barrier()
+    elif name == "broadcast":
+        group.broadcast(mine, root)
+    elif name == "reduce":
+        group.reduce(mine, root)
+    else:
+        group.all_reduce(mine, {"sum": SUM, "avg": AVG, "max": MAX}[name])
+
+
+def ring(group: ProcessGroup, mine: Array) -> None:
+    """Send around the ring; the first rank sends first, so that nobody waits for ever."""
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    if group.rank == 0:
+        group.send(mine, following)
+        group.recv(mine, previous)
+    else:
+        group.recv(mine, previous)
+        group.send(mine, following)
+
+
+def every_way(group: ProcessGroup, calls: Sequence[Call], dtype: str, order: str) -> None:
+    alone, block, later = (matrix(group.rank, dtype, order) for _ in range(3))
+    for call in calls:
+        make(group, alone, call)
+    with dist.coalescing_manager(group):
+        for call in calls:
+            make(group, block, call)
+    assert np.array_equal(block, alone), (group.rank, calls)
+    with dist.coalescing_manager(group, async_ops=True) as works:
+        for call in calls:
+            make(group, later, call)
+    works.wait()
+    assert np.array_equal(later, alone), (group.rank, calls)
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from((*COLLECTIVES, "message")),
+        st.integers(0, len(VIEWS) - 1),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CALLS, st.sampled_from(["i4", "f8", "i2", "u1"]), st.sampled_from("CF"))
+def test_a_block_is_its_calls_in_order(
+    ranks: Ranks, calls: list[Call], dtype: str, order: str
+) -> None:
+    ranks.run(every_way, [calls] * 3, [dtype] * 3, [order] * 3)
+
+
+def test_a_message_in_a_block_carries_what_the_call_before_it_left(ranks: Ranks) -> None:
+    calls = [("sum", 0, 0), ("message", 3, 0), ("avg", 4, 0), ("message", 4, 0), ("max", 2, 0)]
+    ranks.run(every_way, [calls] * 3, ["f4"] * 3, ["C"] * 3)
+
+
+def shares_alone(group: ProcessGroup) -> None:
+    """Only one rank's arrays overlap: all must take the longer way with it."""
+    base = np.full(100, group.rank + 1.0)
+    arrays = [base[:60], base[30:90], base] if group.rank == 1 else [base[:60].copy()]
+    arrays += [np.full(n, group.rank + 1.0) for n in (60, 60, 100)[len(arrays) :]]
+    with dist.coalescing_manager(group):
+        for x in arrays:
+            group.all_reduce(x)
+    # Rank 1 gave its second call what the first had left, and its third what both had.
+    twice = 1.0 + 6.0 + 3.0
+    assert group.rank == 1 or (arrays[1][:30] == twice).all()
+    assert (arrays[2][:30] == twice).all()
+    assert (arrays[2][30:60] == 1 + twice + 3).all()
+    assert (arrays[2][90:] == 6).all()
+
+
+def test_ranks_whose_arrays_lie_apart_follow_one_whose_do_not(ranks: Ranks) -> None:
+    for _ in range(3):
+        ranks.run(shares_alone)
+
+
+def early(group: ProcessGroup, src: int | None) -> None:
+    """A message that was there before anybody asked takes its place in the block's order."""
+    x = np.full(5, group.rank + 1.0)
+    if group.rank == 1:
+        group.send(np.full(5, 10.0), 0, tag=1)
+        group.send(np.zeros(1), 0, tag=2)
+    if group.rank == 0:
+        group.recv(np.zeros(1), 1, tag=2)
+    for async_ops in (False, True):
+        with dist.coalescing_manager(group, async_ops=async_ops) as block:
+            group.all_reduce(x)
+            if group.rank == 0:
+                group.recv(x, src, tag=1)
+            group.all_reduce(x[::2])
+        if async_ops:
+            block.wait()
+        else:
+            if group.rank == 1:
+                group.send(np.full(5, 10.0), 0, tag=1)
+            x[...] = group.rank + 1.0
+    assert np.array_equal(x[::2], np.full(3, 22.0))
+    assert np.array_equal(x[1::2], np.full(2, 10.0 if group.rank == 0 else 6.0))
+
+
+@pytest.mark.parametrize("src", [1, None])
+def test_a_message_that_came_early_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
+    ranks.run(early, [src] * 3)
