@@ -18,7 +18,7 @@ from typing import TypeVar
 from nc10d.deadline import Timeout, seconds
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import messages as m
-from nc10d.store.link import Disconnected, Link, connect, connect_once
+from nc10d.store.link import Link, connect, connect_once
 
 T = TypeVar("T")
 monotonic = time.monotonic
@@ -107,15 +107,23 @@ class Caller:
         return StoreError(f"{self.name}{_named(keys)}: {error}")
 
     def wait_then(
-        self, packet: bytes, take: Callable[[Link], T], keys: Sequence[str], names: list[bytes]
+        self,
+        packet: bytes,
+        take: Callable[[Link], T],
+        keys: Sequence[str],
+        names: list[bytes],
+        take_both: Callable[[Link], T] | None = None,
     ) -> T:
-        """Wait for keys, then ask: in one packet where the server holds what is behind a wait."""
+        """Wait for keys, then ask: in one packet where the server holds what is behind a wait.
+
+        `take_both` takes the end of the wait and what `take` does.
+        """
         wait = m.with_keys(m.WAIT, names)
         link = self._link
         if link is not None and link.holds_requests:
-            return self.call(wait + packet, _stop_then(take), keys, None, True)
+            return self.call(wait + packet, take_both or _stop_then(take), keys, None, True)
         end = time.monotonic() + self.seconds
-        self.call(wait, take_stop, keys, None, True)
+        self.call(wait, Link.take_stop, keys, None, True)
         return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
 
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
@@ -174,17 +182,9 @@ def _nothing(link: Link) -> None:
     """Take no reply."""
 
 
-def take_stop(link: Link) -> None:
-    """Take the end of a wait: what comes behind it can't be taken back any more."""
-    answer = link.take(1)
-    if answer != m.STOP_WAITING:
-        raise Disconnected(f"the server ended a wait with {answer!r}")
-    link.waits = False
-
-
 def _stop_then(take: Callable[[Link], T]) -> Callable[[Link], T]:
     def take_both(link: Link) -> T:
-        take_stop(link)
+        link.take_stop()
         return take(link)
 
     return take_both

@@ -26,7 +26,7 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
-from nc10d.store.caller import Caller, take_stop
+from nc10d.store.caller import Caller
 from nc10d.store.hosting import Hosting, host_server, shared_server
 from nc10d.store.link import Link
 
@@ -130,7 +130,9 @@ class TCPStore(Store):
 
     def get(self, key: str) -> bytes:
         name = _key(key)
-        return self._wait_then(m.with_key(m.GET, name), Link.take_string, (key,), [name])
+        packet = m.with_key(m.GET, name)
+        take, take_both = Link.take_string, Link.take_stop_and_string
+        return self._wait_then(packet, take, (key,), [name], take_both)
 
     def add(self, key: str, amount: int) -> int:
         return self._call(m.with_number(m.ADD, _key(key), amount), Link.take_number, (key,))
@@ -139,7 +141,7 @@ class TCPStore(Store):
         return self._call(m.with_keys(m.CHECK, _keys(keys)), _take_byte, keys) == m.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        self._call(m.with_keys(m.WAIT, _keys(keys)), take_stop, keys, timeout, True)
+        self._call(m.with_keys(m.WAIT, _keys(keys)), Link.take_stop, keys, timeout, True)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         values = encode_value(expected), encode_value(desired)
@@ -187,7 +189,7 @@ class TCPStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         packet = m.with_number(m.BARRIER, _key(key), world_size)
-        self._call(packet, take_stop, (key,), timeout, True)
+        self._call(packet, Link.take_stop, (key,), timeout, True)
 
     def clone(self) -> TCPStore:
         host = self._caller.host

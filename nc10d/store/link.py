@@ -22,7 +22,7 @@ _READ_LARGE = 1 << 20
 _ROOM = 1 << 20
 _LONGEST_POLL = 3600.0
 _FIRST_LOOK = struct.pack("ll", 0, 4000)  # a timeval: seconds, microseconds
-_I64, _U64 = m.I64.unpack, m.U64.unpack
+_I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
 _NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
@@ -127,6 +127,28 @@ class Link:
     def take_string(self) -> bytes:
         """Return the reply's next string."""
         return self.take(_U64(self.take(8))[0])
+
+    def take_stop(self) -> None:
+        """Take the end of a wait: what comes behind it can't be taken back any more."""
+        answer = self.take(1)
+        if answer != m.STOP_WAITING:
+            raise Disconnected(f"the server ended a wait with {answer!r}")
+        self.waits = False
+
+    def take_stop_and_string(self) -> bytes:
+        """Take the end of a wait, with which a reply begins, and the string behind it.
+
+        Nearly always they come together. One look does then: who has slept for long finds its
+        code in no cache, and every function counts.
+        """
+        got = self._more(1)
+        if len(got) >= 9 and got[0] == 0 and len(got) == 9 + _u64_from(got, 1)[0]:
+            self.waits = False
+            self._at = len(got)
+            return got[9:]
+        self._at = 0
+        self.take_stop()
+        return self.take_string()
 
     def _more(self, count: int) -> bytes:
         """Receive until `count` bytes are there that have not been taken; return them first."""

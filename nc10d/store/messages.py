@@ -13,7 +13,7 @@ server's process starts from nothing each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -66,12 +66,11 @@ class Incomplete(Exception):
 class Parser:
     """Turns the bytes of one connection into requests."""
 
-    __slots__ = ("_need", "broken", "held", "limits", "validated")
+    __slots__ = ("_need", "held", "limits", "validated")
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.limits = limits
         self.validated = False
-        self.broken: BadFrame | None = None
         self.held = bytearray()  # of a request that has not arrived whole
         self._need = 0
 
@@ -80,46 +79,36 @@ class Parser:
         """The number of bytes held of a request that has not arrived whole."""
         return len(self.held)
 
-    def feed(self, data: bytes) -> list[Request]:
-        """Take `data` and return the requests that are now whole.
+    def feed(self, data: bytes) -> Iterator[Request]:
+        """Take `data` and give the requests that are now whole; each is read when it is due.
 
-        A bad frame behind some of them is put into `broken`; without any before it, it is raised.
+        They must be taken to the end. A BadFrame comes behind the requests that were before it.
         """
         if not self.held:
-            requests, at, self._need = self._parse(data)
-            if at < len(data):
-                self.held += memoryview(data)[at:]
-            return requests
+            return self._parse(data)
         self.held += data
-        if len(self.held) < self._need:
-            return []
-        with memoryview(self.held) as view:
-            requests, at, need = self._parse(view)
-        del self.held[:at]
-        self._need = need
-        return requests
+        return iter(()) if len(self.held) < self._need else self._parse(memoryview(self.held))
 
-    def _parse(self, data: Bytes) -> tuple[list[Request], int, int]:
-        """Return the whole requests in `data`, where they end, and how much the next one needs."""
-        requests: list[Request] = []
+    def _parse(self, data: Bytes) -> Iterator[Request]:
         at, end, limits, parse = 0, len(data), self.limits, _PARSE
+        self._need = 0
         try:
             if not self.validated and end:
                 request, at = self._validate(data)
-                requests.append(request)
+                yield request
             while at < end:
                 kind = data[at]
                 if kind > BARRIER:
                     raise BadFrame(f"request of kind {kind}")
                 request, at = parse[kind](data, at + 1, kind, limits)
-                requests.append(request)
+                yield request
         except Incomplete as more:
-            return requests, at, more.need - at
-        except BadFrame as bad:
-            self.broken = bad
-            if not requests:
-                raise
-        return requests, at, 0
+            self._need = more.need - at
+        if isinstance(data, memoryview):
+            data.release()
+            del self.held[:at]
+        elif at < end:
+            self.held += memoryview(data)[at:]
 
     def _validate(self, data: Bytes) -> tuple[Request, int]:
         if data[0] != VALIDATE:

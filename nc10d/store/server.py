@@ -165,38 +165,45 @@ class Server:
             self._drop(connection)
 
     def _read(self, connection: Connection) -> None:
-        parser = connection.parser
         try:
             data = connection.recv(_READ_LARGE if connection.counted else _READ)
-            if not data:
-                self._drop(connection)
-                return
-            requests = parser.feed(data)
         except BlockingIOError:
             return
-        except (OSError, BadFrame):
+        except OSError:
+            data = b""
+        if not data:
             self._drop(connection)
             return
-        if parser.held or connection.counted:
-            self._count(connection)
-            if connection.sock.fileno() < 0:
-                return
-        apply = self._table.apply
         replies: list[tuple[Connection, bytes | None]] = []
-        for request in requests:
-            apply(request, connection, replies)
-        for client, reply in replies:
-            self._send(client, reply)
-        if parser.broken is not None:
-            self._drop(connection)
+        apply = self._table.apply
+        try:
+            for request in connection.parser.feed(data):
+                apply(request, connection, replies)
+                # Who waited for this goes on before what is behind it is even read.
+                if replies and replies[-1][0] is not connection:
+                    self._send_all(replies)
+                    if connection.sock.fileno() < 0:
+                        return
+        except BadFrame:
+            replies.append((connection, None))
+        self._send_all(replies)
+        if connection.parser.held or connection.counted:
+            self._count(connection)
 
     def _count(self, connection: Connection) -> None:
         """Keep unfinished requests within the bound on all values."""
+        if connection.sock.fileno() < 0:
+            return
         held = len(connection.parser.held)
         self._pending += held - connection.counted
         connection.counted = held
         if self._pending + self._table.values.nbytes > self._limits.total:
             self._drop(connection)
+
+    def _send_all(self, replies: list[tuple[Connection, bytes | None]]) -> None:
+        for client, reply in replies:
+            self._send(client, reply)
+        replies.clear()
 
     def _send(self, connection: Connection, data: bytes | None) -> None:
         """Send now what the kernel takes, keep the rest; None closes the connection."""

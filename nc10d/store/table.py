@@ -103,8 +103,15 @@ class Table:
                 return
 
     def _release(self, client: Hashable, replies: list[Reply]) -> None:
-        replies.append((client, m.STOP_WAITING))
         held = self._waits.pop(client).held
+        # Nearly always a lone GET is behind the wait. Who waits long is woken by a server whose
+        # caches are cold: the time goes with the number of functions that are run until then.
+        if len(held) == 1 and held[0][0] == m.GET:
+            value = self.values.data.get(held[0][1], b"")
+            if len(value) <= _JOINED:
+                replies.append((client, m.STOP_WAITING + m.U64.pack(len(value)) + value))
+                return
+        replies.append((client, m.STOP_WAITING))
         if held:
             self._released.append((client, held))
 
@@ -142,6 +149,7 @@ class Table:
     def _multi_set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         for key, value in request[1]:
             self.values.put(key, value)
+        for key, _ in request[1]:
             self._wake_all(key, replies)
 
     def _append(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -48,31 +49,43 @@ def encode(request: m.Request) -> bytes:
     raise AssertionError(request)
 
 
-def feed_split(parser: m.Parser, data: bytes, cuts: list[int]) -> list[m.Request]:
-    """Feed `data` in pieces; a bad frame ends it, as it ends a connection."""
+def take_all(feed: Iterator[m.Request], requests: list[m.Request]) -> bool:
+    """Put all into `requests`; say whether it ends with a bad frame."""
+    try:
+        requests.extend(feed)  # keeps what came before an error
+    except m.BadFrame:
+        return True
+    return False
+
+
+def feed_split(parser: m.Parser, data: bytes, cuts: list[int]) -> tuple[list[m.Request], bool]:
+    """Feed `data` in pieces; a bad frame ends it, as it ends a connection: the second item."""
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     requests: list[m.Request] = []
-    try:
-        for begin, end in pairwise(edges):
-            if begin < end and parser.broken is None:
-                requests += parser.feed(data[begin:end])
-    except m.BadFrame:
-        assert parser.broken is not None
-    return requests
+    pieces = (data[begin:end] for begin, end in pairwise(edges) if begin < end)
+    return requests, any(take_all(parser.feed(piece), requests) for piece in pieces)
+
+
+def fed(data: bytes, limits: m.Limits | None = None) -> tuple[m.Parser, list[m.Request], bool]:
+    """Feed `data` at once to a parser that is past its HELLO."""
+    parser = m.Parser(limits or m.Limits())
+    requests, bad = feed_split(parser, HELLO + data, [])
+    return parser, requests[1:], bad
 
 
 @given(st.lists(REQUESTS, max_size=8), st.lists(st.integers(0, 1 << 20), max_size=30))
 def test_any_split_gives_the_requests_that_were_sent(requests, cuts):
     data = HELLO + b"".join(map(encode, requests))
     parser = m.Parser()
-    assert feed_split(parser, data, cuts) == [(m.VALIDATE,), *requests]
+    assert feed_split(parser, data, cuts) == ([(m.VALIDATE,), *requests], False)
     assert parser.pending == 0
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
 def test_one_byte_at_a_time_gives_the_requests_that_were_sent(requests):
     data = HELLO + b"".join(map(encode, requests))
-    assert feed_split(m.Parser(), data, list(range(len(data)))) == [(m.VALIDATE,), *requests]
+    found = feed_split(m.Parser(), data, list(range(len(data))))
+    assert found == ([(m.VALIDATE,), *requests], False)
 
 
 @given(
@@ -85,30 +98,29 @@ def test_mutated_bytes_mean_the_same_however_they_are_cut(requests, changes, tai
     data = bytearray(HELLO + b"".join(map(encode, requests)) + tail)
     for at, byte in changes:
         data[at % len(data)] = byte
-    whole, cut = m.Parser(), m.Parser()
-    assert feed_split(whole, bytes(data), []) == feed_split(cut, bytes(data), cuts)
+    parser = m.Parser()
+    whole, whole_bad = feed_split(parser, bytes(data), [])
+    cut, cut_bad = feed_split(m.Parser(), bytes(data), cuts)
+    assert whole == cut
     # In pieces a bad length may be read later, once all the bytes that must follow have come.
-    assert cut.broken is None or whole.broken is not None
-    assert whole.pending <= len(data)
+    assert whole_bad or not cut_bad
+    assert parser.pending <= len(data)
 
 
 @pytest.mark.parametrize("kind", range(1, 256))
 def test_nothing_is_heard_before_validate(kind):
     with pytest.raises(m.BadFrame):
-        m.Parser().feed(bytes((kind,)) + bytes(64))
+        list(m.Parser().feed(bytes((kind,)) + bytes(64)))
 
 
 def test_a_wrong_magic_is_a_bad_frame():
     with pytest.raises(m.BadFrame):
-        m.Parser().feed(m.with_u32(m.VALIDATE, m.MAGIC ^ 1))
+        list(m.Parser().feed(m.with_u32(m.VALIDATE, m.MAGIC ^ 1)))
 
 
 @pytest.mark.parametrize("kind", range(m.BARRIER + 1, 256))
 def test_an_unknown_kind_is_a_bad_frame(kind):
-    parser = m.Parser()
-    parser.feed(HELLO)
-    with pytest.raises(m.BadFrame):
-        parser.feed(bytes((kind,)))
+    assert fed(bytes((kind,)))[1:] == ([], True)
 
 
 LIMITS = m.Limits(key=4, value=8, total=100, items=3)
@@ -127,19 +139,24 @@ BEYOND = {
 
 @pytest.mark.parametrize("what", BEYOND)
 def test_beyond_a_bound_is_a_bad_frame_and_what_came_before_counts(what):
-    parser = m.Parser(LIMITS)
     good = m.with_values(m.SET, b"1234", b"12345678")
-    assert parser.feed(HELLO + good + BEYOND[what])[1:] == [(m.SET, b"1234", b"12345678")]
-    assert parser.broken is not None
+    assert fed(good + BEYOND[what], LIMITS)[1:] == ([(m.SET, b"1234", b"12345678")], True)
+
+
+def test_a_request_is_read_only_when_the_one_before_it_has_been_taken():
+    # So that what a SET releases can go on first.
+    requests = m.Parser().feed(HELLO + m.simple(m.GETNUMKEYS) + bytes((m.BARRIER + 1,)))
+    assert [next(requests), next(requests)] == [(m.VALIDATE,), (m.GETNUMKEYS,)]
+    with pytest.raises(m.BadFrame):
+        next(requests)
 
 
 def test_an_announced_gibibyte_takes_no_memory_before_it_comes():
-    parser = m.Parser()
-    parser.feed(HELLO)
+    parser, _, _ = fed(b"")
     frame = m.with_key(m.SET, b"k") + m.U64.pack(1 << 30)
     tracemalloc.start()
     try:
-        assert parser.feed(frame + bytes(1000)) == []
+        assert list(parser.feed(frame + bytes(1000))) == []
         assert tracemalloc.get_traced_memory()[1] < 64 << 10
     finally:
         tracemalloc.stop()
@@ -149,8 +166,7 @@ def test_an_announced_gibibyte_takes_no_memory_before_it_comes():
 def test_a_long_list_that_drips_in_is_not_read_again_for_each_drop():
     keys = [b"%06d" % i for i in range(20_000)]
     data = m.with_keys(m.WAIT, keys)
-    parser = m.Parser()
-    parser.feed(HELLO)
+    parser, _, _ = fed(b"")
     # Quadratic reading would take minutes here.
     requests = [r for at in range(0, len(data), 7) for r in parser.feed(data[at : at + 7])]
     assert requests == [(m.WAIT, keys)]
