@@ -57,7 +57,7 @@ def x_of(rank: int, count: int = 4) -> np.ndarray[Any, Any]:
     return np.arange(count) + 10.0 * (rank + 1)
 
 
-def held(size: int, body: Callable[[int], list[Any]], expected: list[Any]) -> None:
+def held(size: int, body: Callable[[dist.ProcessGroup], list[Any]], expected: list[Any]) -> None:
     """Run `body` on every rank and hold what it returns against the oracle."""
     for mine, right in zip(run_local(body, size), expected, strict=True):
         assert len(mine) == len(right)
@@ -68,7 +68,8 @@ def held(size: int, body: Callable[[int], list[Any]], expected: list[Any]) -> No
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", [dist.SUM, dist.ReduceOp.MAX, dist.AVG, dist.premul_sum(0.5)])
 def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
-    def body(me: int) -> list[Any]:
+    def body(group: dist.ProcessGroup) -> list[Any]:
+        me = group.rank
         x, y = x_of(me), x_of(me)
         assert dist.all_reduce(x, op) is None
         work = dist.all_reduce(y, op=op, async_op=True)
@@ -84,7 +85,8 @@ def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
 def test_rooted_collectives(size: int) -> None:
     root = size - 1
 
-    def body(me: int) -> list[Any]:
+    def body(group: dist.ProcessGroup) -> list[Any]:
+        me = group.rank
         reduced, cast, got = x_of(me), x_of(me), np.zeros(4)
         outs = [np.zeros(4) for _ in range(size)] if me == root else None
         ins = [x_of(r) for r in range(size)] if me == root else None
@@ -104,7 +106,8 @@ def test_rooted_collectives(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gathers_and_scatters_of_every_rank(size: int) -> None:
-    def body(me: int) -> list[Any]:
+    def body(group: dist.ProcessGroup) -> list[Any]:
+        me = group.rank
         ragged = [np.zeros(r) for r in range(size)]
         flat = np.zeros((size, 4))
         mine, share = np.zeros(me), np.zeros(4)
@@ -126,7 +129,8 @@ def test_gathers_and_scatters_of_every_rank(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_to_all(size: int) -> None:
-    def body(me: int) -> list[Any]:
+    def body(group: dist.ProcessGroup) -> list[Any]:
+        me = group.rank
         outs = [np.zeros(me + 1) for _ in range(size)]
         flat, rows = np.zeros(size), np.zeros(((me + 1) * size, 2))
         dist.all_to_all(outs, [x_of(me, r + 1) for r in range(size)])
@@ -148,8 +152,8 @@ def test_all_to_all(size: int) -> None:
 def test_barrier_holds_everybody_until_the_last_has_come() -> None:
     come: list[int] = []
 
-    def body(me: int) -> int:
-        come.append(me)
+    def body(group: dist.ProcessGroup) -> int:
+        come.append(group.rank)
         dist.barrier()
         return len(come)
 
@@ -157,7 +161,8 @@ def test_barrier_holds_everybody_until_the_last_has_come() -> None:
 
 
 def test_messages_meet_by_tag_and_can_come_from_anyone() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
+        me = group.rank
         out = np.zeros(1)
         if me == 0:
             senders = sorted(dist.recv(out, tag=3) for _ in range(2))
@@ -170,7 +175,8 @@ def test_messages_meet_by_tag_and_can_come_from_anyone() -> None:
 
 
 def test_recv_names_the_global_rank_and_irecv_the_group_rank() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
+        me = group.rank
         group = dist.new_group([1, 2])
         out = np.zeros(1)
         if me == 1:
@@ -201,9 +207,9 @@ def test_recv_names_the_global_rank_and_irecv_the_group_rank() -> None:
     ],
 )
 def test_a_callers_mistake_raises_before_anything_is_sent(call: Callable[[Any], Any]) -> None:
-    def body(me: int) -> bool:
+    def body(group: dist.ProcessGroup) -> bool:
         x = np.ones(4)
-        if me == 0:
+        if group.rank == 0:
             with pytest.raises(ValueError, match=r"all_|src|group|send|scatter"):
                 call(x)
         dist.all_reduce(x)
@@ -213,16 +219,16 @@ def test_a_callers_mistake_raises_before_anything_is_sent(call: Callable[[Any], 
 
 
 def test_different_calls_are_an_error_on_all_ranks() -> None:
-    def body(me: int) -> None:
+    def body(group: dist.ProcessGroup) -> None:
         with pytest.raises(CollectiveMismatch):
-            dist.all_reduce(np.zeros(1)) if me else dist.barrier()
+            dist.all_reduce(np.zeros(1)) if group.rank else dist.barrier()
 
     run_local(body, 3)
 
 
 def test_a_rank_that_does_not_come_is_a_timeout_for_the_others() -> None:
-    def body(me: int) -> None:
-        if me == 0:
+    def body(group: dist.ProcessGroup) -> None:
+        if group.rank == 0:
             with pytest.raises(CollectiveTimeout):
                 dist.barrier(timeout=0.05)
 
@@ -230,8 +236,8 @@ def test_a_rank_that_does_not_come_is_a_timeout_for_the_others() -> None:
 
 
 def test_abort_ends_the_waits_of_every_rank() -> None:
-    def body(me: int) -> None:
-        if me == 0:
+    def body(group: dist.ProcessGroup) -> None:
+        if group.rank == 0:
             dist.abort_process_group(reason="stop")
         with pytest.raises(Aborted, match="stop"):
             dist.barrier()
@@ -240,7 +246,8 @@ def test_abort_ends_the_waits_of_every_rank() -> None:
 
 
 def test_new_group_numbers_its_ranks_in_ascending_order_unless_told() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
+        me = group.rank
         group = dist.new_group([3, 1])
         ordered = dist.new_group([3, 1], sort_ranks=False)
         if me not in (1, 3):
@@ -262,7 +269,7 @@ def test_new_group_numbers_its_ranks_in_ascending_order_unless_told() -> None:
 
 @pytest.mark.parametrize("ranks", [[], [0, 0], [0, 9], [-1]])
 def test_new_group_refuses_ranks_that_make_no_group(ranks: list[int]) -> None:
-    def body(me: int) -> None:
+    def body(group: dist.ProcessGroup) -> None:
         with pytest.raises(ValueError, match="rank"):
             dist.new_group(ranks)
 
@@ -290,8 +297,8 @@ def test_calls_of_a_non_member_warn_and_do_nothing() -> None:
 
 
 def test_groups_that_members_alone_make_need_nobody_else() -> None:
-    def body(me: int) -> Any:
-        if me == 2:
+    def body(group: dist.ProcessGroup) -> Any:
+        if group.rank == 2:
             return None
         group = dist.new_group([0, 1], use_local_synchronization=True)
         again = dist.new_group([0, 1], use_local_synchronization=True)
@@ -308,7 +315,8 @@ def test_groups_that_members_alone_make_need_nobody_else() -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_ranks_of_any_integer_type_make_the_same_group(local: bool) -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
+        me = group.rank
         ranks: Any = np.arange(2) if me else [0, 1]
         group = dist.new_group(ranks, use_local_synchronization=local)
         assert isinstance(group, dist.ProcessGroup)
@@ -361,7 +369,7 @@ def test_floats_are_no_ranks_on_any_path(call: Callable[[Any], Any]) -> None:
 
 
 def test_new_subgroups_cut_the_ranks_into_runs() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
         mine, every = dist.new_subgroups(2)
         assert len(every) == 2
         return dist.get_process_group_ranks(mine)
@@ -370,7 +378,7 @@ def test_new_subgroups_cut_the_ranks_into_runs() -> None:
 
 
 def test_new_subgroups_by_enumeration_may_leave_ranks_out_but_not_repeat_them() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
         with pytest.raises(ValueError, match="twice"):
             dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
         mine, _ = dist.new_subgroups_by_enumeration([[0, 2]])
@@ -380,7 +388,7 @@ def test_new_subgroups_by_enumeration_may_leave_ranks_out_but_not_repeat_them() 
 
 
 def test_split_group_takes_ranks_of_the_parent() -> None:
-    def body(me: int) -> Any:
+    def body(group: dist.ProcessGroup) -> Any:
         parent = dist.new_group([1, 2, 3])
         if not isinstance(parent, dist.ProcessGroup):
             return None
@@ -435,7 +443,7 @@ def test_a_group_without_a_world_has_all_calls_as_methods() -> None:
 
 
 def test_a_subgroup_can_be_destroyed_alone() -> None:
-    def body(me: int) -> None:
+    def body(group: dist.ProcessGroup) -> None:
         group = dist.new_group()
         assert isinstance(group, dist.ProcessGroup)
         dist.destroy_process_group(group)
@@ -449,9 +457,9 @@ def test_a_subgroup_can_be_destroyed_alone() -> None:
 
 
 def test_threads_make_their_calls_on_groups_of_their_own() -> None:
-    def body(me: int) -> list[float]:
+    def body(group: dist.ProcessGroup) -> list[float]:
         groups = [dist.new_group() for _ in range(4)]
-        sums = [np.array([float(me + n)]) for n in range(4)]
+        sums = [np.array([float(group.rank + n)]) for n in range(4)]
 
         def calls(n: int) -> None:
             group = groups[n]

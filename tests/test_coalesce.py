@@ -194,8 +194,8 @@ def test_a_block_on_a_destroyed_group_says_so() -> None:
 
 
 def test_a_plan_repeats_the_block_on_the_arrays_of_the_moment() -> None:
-    def rank(me: int) -> list[float]:
-        x = np.array([float(me + 1)])
+    def rank(group: ProcessGroup) -> list[float]:
+        x = np.array([float(group.rank + 1)])
         with dist.coalescing_manager() as cm:
             dist.all_reduce(x)
         plan = cm.plan()
@@ -211,8 +211,8 @@ def test_a_plan_repeats_the_block_on_the_arrays_of_the_moment() -> None:
 def test_a_sync_block_blocks_until_all_is_done_though_it_gave_out_works() -> None:
     left = threading.Event()
 
-    def rank(me: int) -> bool:
-        if me == 1:
+    def rank(group: ProcessGroup) -> bool:
+        if group.rank == 1:
             early = left.wait(0.2)
             dist.all_reduce(np.ones(1))
             return early
@@ -261,15 +261,15 @@ def play(program: list[str], me: int, size: int) -> tuple[Arrays, list[dist.Work
 def test_a_block_computes_what_its_calls_compute_alone(
     program: list[str], size: int, async_ops: bool
 ) -> None:
-    def alone(me: int) -> list[Any]:
-        arrays, works = play(program, me, size)
+    def alone(group: ProcessGroup) -> list[Any]:
+        arrays, works = play(program, group.rank, size)
         for work in works:
             work.wait()
         return [array.tolist() for array in arrays]
 
-    def together(me: int) -> list[Any]:
+    def together(group: ProcessGroup) -> list[Any]:
         with dist.coalescing_manager(async_ops=async_ops) as cm:
-            arrays, works = play(program, me, size)
+            arrays, works = play(program, group.rank, size)
         cm.wait()
         assert all(work.is_success() for work in works)
         backend = cast(LocalBackend, dist.get_default_group().backend("cpu"))
@@ -280,7 +280,8 @@ def test_a_block_computes_what_its_calls_compute_alone(
 
 
 def test_batch_isend_irecv_is_one_launch_with_a_work_for_each() -> None:
-    def rank(me: int) -> tuple[int, list[int], int]:
+    def rank(group: ProcessGroup) -> tuple[int, list[int], int]:
+        me = group.rank
         out, x = np.zeros(1, int), np.array([me])
         ops = [
             dist.P2POp(dist.irecv, out, (me - 1) % 3),

@@ -2,15 +2,13 @@
 
 Deliberately simple: every launch leaves its operations in a room that the ranks share; whoever
 comes last computes with the oracle in `reference` for all of them and ends their Works. No thread
-of its own, no shared memory, no speed. `run_local` runs a function once per rank, each on a thread
-with a World of its own.
+of its own, no shared memory, no speed. `run_local` runs a function once per rank on it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nc10d import ops as O
@@ -19,11 +17,10 @@ from nc10d.backend.registry import register_backend
 from nc10d.deadline import Deadline
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.outcome import fresh
-from nc10d.queries import is_initialized
 from nc10d.testing.compute import assign, compute
+from nc10d.testing.ranks import Ranks
 from nc10d.validate import validate
 from nc10d.work import Work
-from nc10d.world import destroy_process_group, init_process_group, own_world
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -215,35 +212,16 @@ def make(setup: BackendSetup) -> LocalBackend:
     return LocalBackend(setup.options, setup.group_name, setup.rank, setup.size)
 
 
-def run_local(fn: Callable[[int], T], world_size: int, timeout: float = 20.0) -> list[T]:
-    """Run `fn(rank)` on one thread per rank, inside a default group; return what they return.
+def run_local(
+    function: Callable[..., T], world_size: int, *columns: Sequence[Any], timeout: float = 20.0
+) -> list[T]:
+    """Call function(group, *row) on each of `world_size` threads; return the results by rank.
 
-    The first rank that raises aborts the group, and its exception is raised here.
+    `run_ranks` on this backend: nothing is compiled, and `group` is each rank's default group as
+    well. Each column has one entry a rank.
     """
-    from nc10d.store import HashStore
-
-    hub, store = Hub(), HashStore()
-    failures: list[BaseException] = []
-
-    def body(rank: int) -> T:
-        with own_world() as world:
-            init_process_group("local", None, timeout, world_size, rank, store, pg_options=hub)
-            try:
-                return fn(rank)
-            except BaseException as error:
-                failures.append(error)
-                for group in world.groups.values():
-                    group.abort(error)
-                raise
-            finally:
-                if is_initialized():
-                    destroy_process_group()
-
-    with ThreadPoolExecutor(world_size) as pool:
-        futures = [pool.submit(body, rank) for rank in range(world_size)]
-    if failures:
-        raise failures[0]
-    return [future.result() for future in futures]
+    with Ranks(world_size, "threads", "local", timeout, Hub()) as ranks:
+        return ranks.run(function, *columns)
 
 
 register_backend("local", make, ["cpu"], options=(Hub,))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nc10d.outcome import fresh
-from nc10d.testing.ranks import _portable, run_ranks
+from nc10d.testing.members import portable
+from nc10d.testing.ranks import run_ranks
 
 
 def told(error: BaseException) -> int:
@@ -17,21 +18,21 @@ def told(error: BaseException) -> int:
 
 def test_an_error_that_ranks_share_is_told_once() -> None:
     error = ValueError("why")
-    lengths = {told(_portable(error)) for _ in range(5)}
+    lengths = {told(portable(error)) for _ in range(5)}
     assert len(lengths) == 1
     assert "why" in error.__notes__[0]
 
 
 def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
-    error: BaseException = _portable(RuntimeError("root"))
+    error: BaseException = portable(RuntimeError("root"))
     first = told(error)
     for _ in range(12):
         outer = RuntimeError("root")
         outer.__cause__ = error
-        error = _portable(outer)
+        error = portable(outer)
     assert told(error) < 40 * first
     copy = fresh(error)
-    assert told(_portable(copy)) < 40 * first
+    assert told(portable(copy)) < 40 * first
 
 
 def only_rank_one_is_wrong(group: Any) -> None:

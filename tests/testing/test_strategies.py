@@ -9,7 +9,6 @@ from nc10d.dtypes import check_reduce, dtype_of
 from nc10d.testing import reference, strategies
 from nc10d.testing.compute import compute
 from nc10d.testing.local import run_local
-from nc10d.world import get_default_group
 
 sized_calls = strategies.worlds().flatmap(
     lambda size: st.tuples(st.just(size), strategies.calls(size))
@@ -73,8 +72,7 @@ def test_flat_and_listed_forms_hold_the_same_elements(drawn):
 def test_a_program_can_be_issued_to_a_group(drawn):
     size, program = drawn
 
-    def rank_main(_rank):
-        group = get_default_group()
+    def rank_main(group):
         ops = [call.make(group.rank) for call in program]
         for op in ops:
             strategies.issue(group, op)
