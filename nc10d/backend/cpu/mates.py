@@ -175,7 +175,7 @@ def _exchange_all(
                 _send(link, mine, cards[mate.rank].secret, arena, pidfd)
             mates.append(mate)
             waiting.discard(mate.rank)
-        mates.extend(_receive(link, card, mine.secret) for card, link in calls)
+        mates.extend(_receive(link, card, mine.secret, deadline) for card, link in calls)
     except BaseException as error:
         for mate in mates:
             os.close(mate.pidfd)
@@ -204,7 +204,10 @@ def _accept(
     """Return the next rank that introduces itself properly; strangers are turned away."""
     while True:
         listener.settimeout(_timeout(deadline))
-        link, _ = listener.accept()
+        try:
+            link, _ = listener.accept()
+        except TimeoutError as error:
+            raise _silent(sorted(waiting)) from error
         link.settimeout(min(2.0, _timeout(deadline)))
         mate = None
         try:
@@ -236,8 +239,17 @@ def _introduce(
     return _mate(cards[rank], fds)
 
 
-def _receive(link: socket.socket, card: Card, secret: str) -> Mate:
-    hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+def _silent(ranks: list[int]) -> RendezvousError:
+    message = f"ranks {ranks} came, but did not introduce themselves to their host mates in time"
+    return RendezvousError(message, rank=ranks[0])
+
+
+def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -> Mate:
+    link.settimeout(_timeout(deadline))
+    try:
+        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+    except TimeoutError as error:
+        raise _silent([card.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == card.rank and secrets.compare_digest(shown, secret.encode()):

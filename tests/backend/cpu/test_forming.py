@@ -1,0 +1,216 @@
+"""A group of some ranks exists for all of them or for none: who is missing, dead, or gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import Job
+
+import nc10d as dist
+from nc10d.backend.cpu.backend import CpuBackend
+from nc10d.backend.cpu.forming import form
+from nc10d.deadline import Deadline
+from nc10d.errors import DistError, PeerLost, RendezvousError
+from nc10d.store import HashStore
+from nc10d.testing import Ranks, run_ranks
+from nc10d.world import current_world
+
+
+def used(group: Any) -> int:
+    backend = group.backend("cpu")
+    assert isinstance(backend, CpuBackend)
+    return backend.host.arena.used()
+
+
+def without_rank_2(group: dist.ProcessGroup) -> str:
+    """Make a group of all three ranks in which rank 2 never comes; return what is said."""
+    before = used(group)
+    text = ""
+    if group.rank != 2:
+        with pytest.raises(RendezvousError) as caught:
+            dist.new_group([1, 0, 2], timeout=0.4, sort_ranks=False)
+        assert (caught.value.rank, caught.value.group) == (2, "world/1")
+        text = str(caught.value)
+        assert used(group) == before
+        assert len(current_world().groups) == 1
+    else:
+        current_world().next_name("world")  # it goes on as if it had called
+    after = dist.new_group([0, 1, 2])
+    assert isinstance(after, dist.ProcessGroup)
+    after.barrier()
+    return text
+
+
+def test_a_member_that_never_comes_is_named_and_everything_is_given_back() -> None:
+    told = run_ranks(without_rank_2, 3)
+    assert told == ["rank 2 did not join the group 'world/1' in time"] * 2 + [""]
+
+
+def late_for_a_split(group: dist.ProcessGroup) -> tuple[float, str]:
+    """Ranks 1 and 3 split off, and only rank 1 calls."""
+    start = time.monotonic()
+    if group.rank != 1:
+        return 0.0, ""
+    with pytest.raises(RendezvousError) as caught:
+        group.split_group([[1, 3]], timeout=0.3)
+    return time.monotonic() - start, str(caught.value)
+
+
+def test_a_missing_member_is_named_by_its_global_rank_too() -> None:
+    took, text = run_ranks(late_for_a_split, 4)[1]
+    assert text.startswith("rank 1 (global rank 3) did not join the group 'world/split1-1'")
+    assert 0.3 <= took < 0.8
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, timeout=20.0) as three:
+        yield three
+
+
+def try_to_form(group: Any, store: Any, name: str, timeout: float, late: float) -> str:
+    """Form a group whose members have different timeouts and come at different times."""
+    host = group.backend("cpu").host
+    before = host.arena.used()
+    assert not threading.Event().wait(late)
+    deadline = Deadline.after(timeout)
+    try:
+        areas = form(host, name, range(3), group.rank, store, 4096, deadline, lambda: None)
+    except DistError as error:
+        assert host.arena.used() == before
+        return f"{type(error).__name__}: {error}"
+    assert host.arena.used() > before
+    host.arena.free(areas.offset)
+    return "formed"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    timeouts=st.tuples(*[st.floats(0.0, 0.03)] * 3),
+    lates=st.tuples(*[st.floats(0.0, 0.03)] * 3),
+)
+def test_all_members_get_the_same_answer_however_close_it_is(
+    ranks: Ranks, timeouts: tuple[float, ...], lates: tuple[float, ...]
+) -> None:
+    answers = ranks.run(try_to_form, [HashStore()] * 3, ["g"] * 3, timeouts, lates)
+    assert len(set(answers)) == 1, answers
+
+
+def leave_early(group: dist.ProcessGroup) -> float:
+    """Rank 1 destroys the default group while rank 0 makes another."""
+    if group.rank == 1:
+        dist.destroy_process_group()
+        return 0.0
+    start = time.monotonic()
+    with pytest.raises(PeerLost, match="rank 1 cannot join the group 'world/1': it has left"):
+        dist.new_group([0, 1], timeout=20.0)
+    return time.monotonic() - start
+
+
+def test_a_member_that_has_left_is_not_waited_for() -> None:
+    assert run_ranks(leave_early, 2)[0] < 2.0
+
+
+DYING = """
+group = join()
+group.barrier()
+if rank == 2:
+    say("waits")
+    hear()
+else:
+    say("forms")
+    start = time.monotonic()
+    try:
+        dist.new_group([0, 1, 2])
+    except dist.PeerLost as error:
+        say(f"{time.monotonic():.3f} {error.rank} {error}")
+"""
+
+
+def test_a_death_while_a_group_forms_is_noticed_at_once_by_all() -> None:
+    with Job(DYING, size=3) as processes:
+        for process in processes:
+            process.line()
+        for process in processes[:2]:
+            assert process.asleep("poll")  # on the store's socket: it waits for the others
+        processes[2].kill()
+        killed = time.monotonic()
+        for process in processes[:2]:
+            when, rank, told = process.line().split(maxsplit=2)
+            assert rank == "2"
+            assert "killed by signal 9" in told
+            assert float(when) - killed < 0.5
+
+
+INTERRUPTED = """
+group = join()
+group.barrier()
+say("forms")
+if rank == 0:
+    try:
+        dist.new_group([0, 1, 2])
+    except KeyboardInterrupt:
+        say("interrupted")
+        hear()
+elif rank == 1:
+    try:
+        dist.new_group([0, 1, 2])
+    except dist.Aborted as error:
+        say(error)
+else:
+    hear()
+"""
+
+
+def test_an_interrupt_while_a_group_forms_ends_it_for_all() -> None:
+    with Job(INTERRUPTED, size=3) as processes:
+        for process in processes:
+            process.line()
+        assert processes[0].asleep("poll")
+        processes[0].kill(2)
+        assert processes[0].line() == "interrupted"
+        assert processes[1].line().startswith("rank 0 gave up while the group 'world/1' formed")
+
+
+DEAD_ON_ARRIVAL = """
+from nc10d.backend.cpu import forming
+
+group = join()
+if rank == 0:
+    areas, host = forming.Areas, group.backend("cpu").host
+
+    def gate(*arguments):
+        # The group is formed, and this rank has not looked at it yet.
+        say("formed")
+        while host.lost([1]) is None:
+            time.sleep(0.001)
+        return areas(*arguments)
+
+    forming.Areas = gate
+    after = dist.new_group([0, 1])
+    try:
+        after.barrier(timeout=20.0)
+    except dist.PeerLost as error:
+        say(error)
+else:
+    dist.new_group([0, 1])
+    say("made")
+    hear()
+"""
+
+
+def test_a_member_that_died_right_after_the_group_was_formed_is_not_waited_for() -> None:
+    with Job(DEAD_ON_ARRIVAL) as processes:
+        for process in processes:
+            process.line()
+        killed = time.monotonic()
+        processes[1].kill()
+        told = processes[0].line()
+        assert told.startswith("rank 1 of group 'world/1' is lost: killed by signal 9")
+        assert time.monotonic() - killed < 2.0
