@@ -8,7 +8,7 @@ wait is therefore an error even in a run that came out right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from nc10d.backend.cpu.program import INLINE_BYTES, At, Kernel, Kind, Program, S
 
 Bytes = npt.NDArray[np.uint8]
 Clock = list[int]
+Handler = Callable[["Rank", Step], bool]
 
 
 class Race(AssertionError):
@@ -103,6 +104,10 @@ class Rank:
         self.pc = 0
         self.segment = 0
 
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """Return what each kind of step means."""
+        return HANDLERS
+
     def idle(self) -> bool:
         """Say whether nothing is left to do."""
         return not self.queue
@@ -115,7 +120,7 @@ class Rank:
             self.pc = 0
             return True
         step = program.steps[self.pc]
-        if not HANDLERS[step.kind](self, step):
+        if not self.handlers()[step.kind](self, step):
             return False
         self.pc += 1
         return True
@@ -302,7 +307,7 @@ def _round(me: Rank, step: Step) -> bool:
     return True
 
 
-HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
+HANDLERS: dict[Kind, Handler] = {
     Kind.COPY: _copy,
     Kind.MAP: _map,
     Kind.REDN: _reduce_ranks,
@@ -328,7 +333,11 @@ class World:
         self.half = half
         self._counters = 0
         self.ranks: list[Rank] = []
-        self.ranks.extend(Rank(self, rank) for rank in range(size))
+        self.ranks.extend(self.make_rank(rank) for rank in range(size))
+
+    def make_rank(self, rank: int) -> Rank:
+        """Return a rank's machine."""
+        return Rank(self, rank)
 
     def signalled(self) -> None:
         """Note that some rank's counter has changed."""
@@ -340,24 +349,30 @@ class World:
 
     def run(self, choose: Callable[[int], int] | None = None) -> None:
         """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
-        ready = [rank for rank in self.ranks if not rank.idle()]
-        stuck: list[Rank] = []
-        turn = 0
-        while ready:
-            index = choose(len(ready)) if choose else turn % len(ready)
-            turn += 1
-            rank, counters = ready[index], self._counters
-            burst = 1 + choose(8) if choose else 1
-            while burst and not rank.idle() and rank.step():
-                burst -= 1
-            if rank.idle() or burst:
-                ready[index] = ready[-1]
-                ready.pop()
-                if not rank.idle():
-                    stuck.append(rank)
-            # Only a signal can set somebody free.
-            if self._counters != counters:
-                ready += stuck
-                stuck.clear()
-        if stuck:
-            raise Deadlock([(rank.rank, rank.pc, rank.seq) for rank in stuck])
+        run_all(self.ranks, lambda: self._counters, choose)
+
+
+def run_all(
+    ranks: Sequence[Rank], changes: Callable[[], int], choose: Callable[[int], int] | None
+) -> None:
+    """Run all ranks' programs; `changes` counts what may set somebody free."""
+    ready = [rank for rank in ranks if not rank.idle()]
+    stuck: list[Rank] = []
+    turn = 0
+    while ready:
+        index = choose(len(ready)) if choose else turn % len(ready)
+        turn += 1
+        rank, before = ready[index], changes()
+        burst = 1 + choose(8) if choose else 1
+        while burst and not rank.idle() and rank.step():
+            burst -= 1
+        if rank.idle() or burst:
+            ready[index] = ready[-1]
+            ready.pop()
+            if not rank.idle():
+                stuck.append(rank)
+        if changes() != before:
+            ready += stuck
+            stuck.clear()
+    if stuck:
+        raise Deadlock([(rank.rank, rank.pc, rank.seq) for rank in stuck])

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.algorithms import all_reduce as ar
-from nc10d.backend.cpu.algorithms import broadcast as bc
-from nc10d.backend.cpu.algorithms import exchange as ex
-from nc10d.backend.cpu.algorithms import gather as ga
+from nc10d.backend.cpu.algorithms import choose
+from nc10d.backend.cpu.algorithms.across_exchange import nearest
+from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
+from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program import Call, Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
@@ -30,8 +31,8 @@ class Case:
     expected: list[list[Array]]
 
 
-def layouts(size: int, half: int, small: int) -> list[Layout]:
-    return [Layout(size, rank, half, small) for rank in range(size)]
+def layouts(size: int, half: int, small: int, hosts: Topology | None = None) -> list[Layout]:
+    return [Layout(size, rank, half, small, hosts) for rank in range(size)]
 
 
 def data(seed: int, rank: int, count: int) -> Array:
@@ -59,7 +60,7 @@ def all_reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -
     size = len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     how = reduction(op, size)
-    programs = [program("all_reduce", ar.all_reduce(w, 8 * count, how), 1) for w in world]
+    programs = [program("all_reduce", choose.all_reduce(w, 8 * count, how), 1) for w in world]
     total = fold(arrays, op)
     return Case("all_reduce", programs, [[a] for a in arrays], [[total]] * size)
 
@@ -68,7 +69,7 @@ def reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Ca
     size, root = len(world), seed % len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     how = reduction(op, size)
-    programs = [program("reduce", ar.all_reduce(w, 8 * count, how, root), 1) for w in world]
+    programs = [program("reduce", choose.all_reduce(w, 8 * count, how, root), 1) for w in world]
     expected = [[arrays[r].copy()] for r in range(size)]
     expected[root] = [fold(arrays, op)]
     return Case("reduce", programs, [[a] for a in arrays], expected)
@@ -78,8 +79,8 @@ def fused(world: list[Layout], count: int, seed: int) -> Case:
     size = len(world)
     counts = [1 + (seed + i) % max(1, min(count, world[0].half // 256)) for i in range(3)]
     arrays = [[data(seed + i, r, c) for i, c in enumerate(counts)] for r in range(size)]
-    parts = [ar.Part(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
-    programs = [program("fused", ar.fused(w, parts), len(parts)) for w in world]
+    parts = [Part(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
+    programs = [program("fused", choose.fused(w, parts), len(parts)) for w in world]
     total = [fold([arrays[r][i] for r in range(size)], SUM) for i in range(len(counts))]
     return Case("fused", programs, arrays, [total] * size)
 
@@ -87,13 +88,13 @@ def fused(world: list[Layout], count: int, seed: int) -> Case:
 def broadcast(world: list[Layout], count: int, seed: int) -> Case:
     size, root = len(world), seed % len(world)
     arrays = [data(seed, r, count) for r in range(size)]
-    programs = [program("broadcast", bc.broadcast(w, 8 * count, root), 1) for w in world]
+    programs = [program("broadcast", choose.broadcast(w, 8 * count, root), 1) for w in world]
     want = arrays[root].copy()
     return Case("broadcast", programs, [[a] for a in arrays], [[want]] * size)
 
 
 def barrier(world: list[Layout], count: int, seed: int) -> Case:
-    programs = [program("barrier", bc.barrier(w), 0) for w in world]
+    programs = [program("barrier", choose.barrier(w), 0) for w in world]
     return Case("barrier", programs, [[] for _ in world], [[] for _ in world])
 
 
@@ -108,7 +109,7 @@ def all_gather(world: list[Layout], count: int, seed: int) -> Case:
     outs = [user(1 + r) for r in range(size)]
     sizes = [8 * c for c in counts]
     programs = [
-        program("all_gather", ga.all_gather(w, sizes, user(0), outs), 1 + size) for w in world
+        program("all_gather", choose.all_gather(w, sizes, user(0), outs), 1 + size) for w in world
     ]
     empty = [np.full(c, -1) for c in counts]
     users = [[arrays[r], *[e.copy() for e in empty]] for r in range(size)]
@@ -125,7 +126,7 @@ def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
     op = (SUM, AVG, MAX, premul_sum(3.0))[seed % 4]
     how, sizes = reduction(op, size), [8 * c for c in counts]
     programs = [
-        program("reduce_scatter", ga.reduce_scatter(w, sizes, user(0), inps, how), 2) for w in world
+        program("reduce_scatter", choose.reduce_scatter(w, sizes, user(0), inps, how), 2) for w in world
     ]
     users = [[np.full(counts[r], -1), arrays[r]] for r in range(size)]
     total = fold([a.copy() for a in arrays], op)
@@ -139,7 +140,7 @@ def even_all_to_all(world: list[Layout], count: int, seed: int) -> Case:
     sends = [user(0, 8 * count * r) for r in range(size)]
     recvs = [user(1, 8 * count * r) for r in range(size)]
     programs = [
-        program("all_to_all", ex.even_all_to_all(w, 8 * count, sends, recvs), 2) for w in world
+        program("all_to_all", choose.even_all_to_all(w, 8 * count, sends, recvs), 2) for w in world
     ]
     users = [[a, np.full(count * size, -1)] for a in arrays]
     cut = [a.reshape(size, count) for a in arrays]
@@ -158,10 +159,11 @@ def uneven_exchange(world: list[Layout], count: int, seed: int) -> Case:
         send, recv = 8 * matrix[r], 8 * matrix[:, r]
         sends = [user(2 + d) for d in range(size)]
         recvs = [user(2 + size + s) for s in range(size)]
-        route = ex.Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
-        programs.append(program("exchange", ex.announced(layout, route, 0, 1), 2 + 2 * size))
+        route = Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
+        programs.append(program("exchange", choose.announced(layout, route, 0, 1), 2 + 2 * size))
         blank = [np.full(int(c), -1) for c in matrix[:, r]]
-        head = [send.copy(), recv.copy(), *arrays[r]]
+        order = nearest(layout)
+        head = [send[order], recv[order], *arrays[r]]
         users.append([*head, *blank])
         expected.append([a.copy() for a in [*head, *[arrays[s][r] for s in range(size)]]])
     return Case("exchange", programs, users, expected)

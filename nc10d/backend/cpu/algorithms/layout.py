@@ -8,18 +8,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nc10d.backend.cpu.algorithms.topology import Topology
+
 LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A group's shape: `half` bytes of board for one round, `small` the one-shot limit."""
+    """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
+
+    `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
+    """
 
     size: int
     rank: int
     half: int
     small: int
+    hosts: Topology | None = None
+
+    @property
+    def near(self) -> Layout:
+        """The shape of this rank's host alone."""
+        if self.hosts is None:
+            return self
+        mates = self.hosts.mates(self.rank)
+        return Layout(len(mates), mates.index(self.rank), self.half, self.small)
 
     @property
     def others(self) -> list[int]:

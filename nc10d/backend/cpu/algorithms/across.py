@@ -1,0 +1,198 @@
+"""Reductions, broadcast and barrier of a group that spans hosts.
+
+Inside a host, local programs; between hosts, streams. Small arrays ride along while the leaders
+meet. Of large ones each host folds its ranks' arrays, a chunk a rank; every such rank is a rail:
+the ranks with the same number on their hosts reduce-scatter and all-gather their chunk between
+them, everyone with everyone at once; then it spreads inside each host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nc10d.backend.cpu.algorithms import broadcast as local
+from nc10d.backend.cpu.algorithms import gather
+from nc10d.backend.cpu.algorithms.all_reduce import Part
+from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.crossing import continued, flow, give, loop, scratch, take
+from nc10d.backend.cpu.algorithms.folding import Outgoing, fold, reduce_across, within
+from nc10d.backend.cpu.algorithms.layout import Layout, line_up
+from nc10d.backend.cpu.algorithms.meeting import Gathered, Span, opening, span_of
+from nc10d.backend.cpu.program import (
+    At,
+    Step,
+    board,
+    copy,
+    end_round,
+    enter,
+    free,
+    meet_all,
+    reduce_ranks,
+    signal,
+    user,
+    wait,
+)
+
+SMALL_BYTES = 256 * 1024
+"""What a leader gathers of all hosts together in one shot, at most."""
+SEGMENT = 256 * 1024
+
+
+def one_shot_limit(layout: Layout) -> int:
+    """Return the largest array, in bytes, that rides along while hosts meet."""
+    assert layout.hosts is not None, layout
+    return min(layout.small, layout.half, SMALL_BYTES // len(layout.hosts.hosts))
+
+
+def barrier(layout: Layout) -> list[Step]:
+    """Nobody leaves before everybody has come."""
+    return opening(span_of(layout))
+
+
+def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+    """Fold user array 0 of all ranks, in place; with a root, only there."""
+    if nbytes <= one_shot_limit(layout):
+        return fused(layout, [Part(0, nbytes, reduction)], root)
+    span = span_of(layout)
+    place, base, copied = user(0), 0, []
+    if root not in (-1, layout.rank):  # the array must stay as it is
+        place, base = scratch(0), line_up(nbytes)
+        copied = [copy(place, user(0), nbytes)]
+    return [*opening(span), *copied, *_large(span, place, nbytes, reduction, base)]
+
+
+def fused(layout: Layout, parts: Sequence[Part], root: int = -1) -> list[Step]:
+    """Reduce several small arrays with one handshake."""
+    span = span_of(layout)
+    parts = [part for part in parts if part.nbytes]
+    if not parts:
+        return opening(span)
+    offsets = [sum(line_up(p.nbytes) for p in parts[:i]) for i in range(len(parts))]
+    gathered = Gathered(span, offsets[-1] + line_up(parts[-1].nbytes))
+    wanted = root in (-1, layout.rank)
+    if span.near.size == 1:
+        return _fused_alone(gathered, parts, offsets, wanted)
+    if span.mate == 0:
+        return _fused_leader(gathered, parts, offsets, wanted)
+    puts, gets = [], []
+    for part, offset in zip(parts, offsets, strict=True):
+        at = user(part.index)
+        puts.append(part.reduction.show(board(span.mate, offset), at, part.nbytes))
+        if wanted:
+            gets.append(copy(at, board(0, offset), part.nbytes))
+    steps = [free(), enter(), *puts, signal(1), meet_all(), wait(0, 2), *gets, signal(2)]
+    return [*steps, end_round(2, 2)]
+
+
+def _fused_alone(
+    gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
+) -> list[Step]:
+    steps = [free(), enter()]
+    for part, offset in zip(parts, offsets, strict=True):
+        mine = scratch(gathered.mine + offset)
+        steps.append(part.reduction.show(mine, user(part.index), part.nbytes))
+    steps += gathered.steps()
+    for part, offset in zip(parts, offsets, strict=True) if wanted else ():
+        steps += _fold_blocks(gathered, part, offset, user(part.index))
+    return [*steps, end_round(1, 2)]
+
+
+def _fused_leader(
+    gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
+) -> list[Step]:
+    puts: list[Step] = []
+    folds: list[Step] = []
+    results: list[Step] = []
+    for part, offset in zip(parts, offsets, strict=True):
+        mine, how = board(0, offset), within(part.reduction).how
+        puts.append(part.reduction.show(mine, user(part.index), part.nbytes))
+        block = scratch(gathered.mine + offset)
+        folds.append(reduce_ranks(block, board(0, offset), mine, part.nbytes, how))
+        # Only this rank reads what it has shown: the result may take its place.
+        results += _fold_blocks(gathered, part, offset, mine)
+        if wanted:
+            results.append(copy(user(part.index), mine, part.nbytes))
+    steps = [free(), enter(), *puts, signal(1), meet_all(), *folds, *gathered.steps(), *results]
+    return [*steps, signal(2), end_round(2, 2)]
+
+
+def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[Step]:
+    hosts = range(len(gathered.span.hosts))
+    blocks = [gathered.block(host, offset) for host in hosts]
+    return fold(dst, blocks, part.nbytes, part.reduction, 0, dst)
+
+
+def _large(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
+    rails = min(map(len, span.hosts))
+    chunk = line_up(-(-nbytes // rails))
+    cuts = [(min(nbytes, r * chunk), min(nbytes, (r + 1) * chunk)) for r in range(rails)]
+    cuts += [(nbytes, nbytes)] * (span.near.size - rails)
+    sizes = [high - low for low, high in cuts]
+    places = [_moved(place, low) for low, _ in cuts]
+    mine = places[span.mate]
+    inside = within(reduction)
+    steps: list[Step] = []
+    if span.near.size > 1:
+        spread = gather.reduce_scatter(span.near, sizes, mine, places, inside)
+        steps += continued(spread)
+    elif reduction.scaled:
+        steps.append(reduction.show(mine, mine, nbytes))
+    if span.mate < rails and sizes[span.mate]:
+        steps += _rail(span, mine, sizes[span.mate], reduction, base)
+    if span.near.size > 1:
+        steps += continued(gather.all_gather(span.near, sizes, mine, places))
+    return steps
+
+
+def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
+    """Reduce `nbytes` at `place` between the ranks that have my number on their hosts."""
+    count = len(span.hosts)
+    piece = line_up(-(-nbytes // count))
+    cuts = [(min(nbytes, g * piece), min(nbytes, (g + 1) * piece)) for g in range(count)]
+    at = [_moved(place, low) for low, _ in cuts]
+    length = [high - low for low, high in cuts]
+    peer = {g: span.hosts[g][span.mate] for g in span.away}
+    outgoing = [Outgoing(peer[g], at[g], length[g]) for g in span.away]
+    mine = at[span.host]
+    steps = reduce_across(span, outgoing, peer, mine, mine, length[span.host], reduction, base)
+    rows = [give(peer[g], mine, length[span.host]) for g in span.away]
+    return [*steps, *flow([*rows, *(take(peer[g], at[g], length[g]) for g in span.away)])]
+
+
+def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
+    """User array 0 := the root's; down a binomial tree of hosts, then inside each."""
+    span = span_of(layout)
+    steps = opening(span)
+    if nbytes == 0:
+        return steps
+    assert layout.hosts is not None
+    home, root_mate = layout.hosts.places[root]
+    speakers = [root if g == home else span.leader(g) for g in range(len(span.hosts))]
+    if layout.rank in speakers:
+        steps += _down_tree(span, speakers, home, nbytes)
+    if span.near.size > 1:
+        source = root_mate if span.host == home else 0
+        steps += continued(local.broadcast(span.near, nbytes, source))
+    return steps
+
+
+def _down_tree(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> list[Step]:
+    count = len(speakers)
+    turn = (span.host - home) % count
+    limit = turn & -turn if turn else 1 << count.bit_length()
+    hops = [1 << i for i in range(count.bit_length()) if 1 << i < limit]
+    children = [speakers[(turn + hop + home) % count] for hop in hops if turn + hop < count]
+    segment = min(SEGMENT, nbytes)
+    place = user(0, 0, segment)
+    steps: list[Step] = []
+    if turn:
+        parent = speakers[((turn & (turn - 1)) + home) % count]
+        steps += flow([take(parent, place, segment)])
+    steps += flow([give(child, place, segment) for child in children])
+    steps = [replace(step, total=nbytes) if step.nbytes else step for step in steps]
+    return loop(steps, -(-nbytes // segment))
+
+
+def _moved(at: At, offset: int) -> At:
+    return replace(at, offset=at.offset + offset)

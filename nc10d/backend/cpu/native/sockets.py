@@ -1,0 +1,142 @@
+"""Links to other hosts: sockets that never block, and how a thread that wants to sleep arms them.
+
+A link is one socket to one rank, and how far the transfer in hand has come in each direction.
+A channel that is blocked on sockets waits, like any other, for a counter: its line. Before a
+thread sleeps it arms the links that the channel waits for; the net thread (net.py) sees when one
+is ready and counts the line up. Addresses in, integers out.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import select
+import socket
+
+import numpy as np
+from numba import njit, types
+
+from nc10d.backend.cpu.native.atomics import (
+    load,
+    load_acquire,
+    load_acquire_32,
+    scratch,
+    store,
+    store_release,
+    swap_if,
+    yield_core,
+)
+from nc10d.backend.cpu.native.layout import (
+    C_BLOCKED_AT,
+    C_STREAMS,
+    L_ARMED,
+    L_FD,
+    L_LINE_IN,
+    L_LINE_OUT,
+    L_LOCK,
+    L_SENT,
+    S_COUNT,
+    S_EPOLL,
+    S_LINE,
+    S_WAITING,
+    WANT_IN,
+)
+
+# The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
+PACKED = platform.machine() in ("x86_64", "AMD64")
+EVENT_BYTES = 12 if PACKED else 16
+QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
+EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
+CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
+# One call moves what stays in the second cache, so that no direction starves the other.
+BURST = 256 * 1024
+
+_L, _I = types.int64, types.int32
+_send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
+_recv = types.ExternalFunction("recv", _L(_I, _L, _L, _I))
+_epoll_ctl = types.ExternalFunction("epoll_ctl", _I(_I, _I, _I, _L))
+_errno = types.ExternalFunction("__errno_location", _L())
+
+
+@njit(nogil=True)
+def nc10d_errno() -> int:
+    """Return the calling thread's errno."""
+    return np.int64(load_acquire_32(_errno()))
+
+
+@njit(nogil=True)
+def nc10d_transfer(link: int, progress: int, address: int, nbytes: int) -> int:
+    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as goes now.
+
+    The bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is the peer's orderly end.
+    """
+    done = load(link + progress)
+    count = min(nbytes - done, BURST)
+    fd = np.int32(load(link + L_FD))
+    if progress == L_SENT:
+        moved = _send(fd, address + done, count, np.int32(QUIET))
+    else:
+        moved = _recv(fd, address + done, count, np.int32(QUIET))
+    if moved > 0:
+        store(link + progress, done + moved)
+        return moved
+    if moved == 0:
+        return -1
+    error = nc10d_errno()
+    return 0 if error in (EAGAIN, EINTR) else -1 - error
+
+
+@njit(nogil=True)
+def nc10d_await_link(streams: int, link: int, want: int) -> None:
+    """Note that the channel waits for a link; `nc10d_arm` arms all that were noted."""
+    count = load(streams + S_COUNT)
+    place = load(streams + S_WAITING) + 16 * count
+    store(place, link)
+    store(place + 8, want)
+    store(streams + S_COUNT, count + 1)
+
+
+@njit(nogil=True)
+def nc10d_lock_link(link: int) -> None:
+    """Guard a link's arming; held for a few instructions and one system call."""
+    while swap_if(link + L_LOCK, 0, 1) != 0:
+        yield_core()
+
+
+@njit(nogil=True)
+def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
+    """Have the net thread count `line` up once, as soon as a link is ready."""
+    nc10d_lock_link(link)
+    store(link + (L_LINE_IN if want == WANT_IN else L_LINE_OUT), line)
+    armed = load(link + L_ARMED)
+    if armed & want == 0:
+        armed |= want
+        store(link + L_ARMED, armed)
+        event = scratch()
+        if PACKED:
+            store(event, armed | ONESHOT | (link << 32))
+            store(event + 8, link >> 32)
+        else:
+            store(event, armed | ONESHOT)
+            store(event + 8, link)
+        _epoll_ctl(np.int32(epoll), np.int32(CTL_MOD), np.int32(load(link + L_FD)), event)
+    store_release(link + L_LOCK, 0)
+
+
+@njit(nogil=True)
+def nc10d_streaming(channel: int) -> bool:
+    """Say whether what a blocked channel waits for is a socket."""
+    streams = load(channel + C_STREAMS)
+    return streams != 0 and load(channel + C_BLOCKED_AT) == load(streams + S_LINE)
+
+
+@njit(nogil=True)
+def nc10d_arm(channel: int) -> None:
+    """Before sleeping: arm every link that a channel blocked on sockets waits for."""
+    if not nc10d_streaming(channel):
+        return
+    streams = load(channel + C_STREAMS)
+    table = load(streams + S_WAITING)
+    for i in range(load_acquire(streams + S_COUNT)):
+        place = table + 16 * i
+        nc10d_watch(load(streams + S_EPOLL), load(place), load(place + 8), load(streams + S_LINE))
