@@ -83,3 +83,5 @@ class BackendSetup:
 
 
 Factory = Callable[[BackendSetup], Backend]
+Meeting = Callable[[int, int, Deadline], "tuple[Store, int, int]"]
+"""From rank and size, as far as they are known, to a store that all ranks share, rank and size."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from nc10d.backend.registry import find_backend
+from nc10d.backend.base import Meeting
+from nc10d.backend.registry import find_backend, load_meeting
 
 DEFAULT = "cpu:cpu,cuda:nccl"
 
@@ -35,6 +36,11 @@ class BackendConfig:
         if name is None:
             raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
         return name
+
+    def meeting(self) -> Meeting | None:
+        """Return how ranks meet where nobody says how: as their only backend does, if it does."""
+        names = set(self.devices.values())
+        return load_meeting(find_backend(names.pop())) if len(names) == 1 else None
 
     def options(self, given: Any) -> dict[str, Any]:
         """Return a caller's `pg_options` by backend name; TypeError for what none of them knows.

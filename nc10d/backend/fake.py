@@ -69,6 +69,13 @@ class FakeBackend:
         self._failure = self._failure or GroupClosed("the fake backend is closed")
 
 
+def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
+    """Meet nobody: a rank is 0, and alone, unless somebody says otherwise."""
+    from nc10d.store import HashStore
+
+    return HashStore(), max(rank, 0), max(size, 1)
+
+
 def make(setup: BackendSetup) -> FakeBackend:
     """Make the fake of one rank; meets nobody."""
     return FakeBackend(setup.rank, setup.size)

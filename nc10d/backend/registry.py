@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nc10d.backend.base import Factory
+from nc10d.backend.base import Factory, Meeting
 from nc10d.errors import UnsupportedPlatform
 
 
@@ -19,13 +19,15 @@ from nc10d.errors import UnsupportedPlatform
 class Entry:
     """A registered backend: how to make it, for which devices by default, and its options.
 
-    `options` are the types that its `pg_options` may have; None, the default, always goes.
+    `options` are the types that its `pg_options` may have; None, the default, always goes. `meet`
+    is how its ranks find each other where nobody says how (None: by the environment).
     """
 
     name: str
     factory: Factory | str
     devices: tuple[str, ...]
     options: tuple[type[Any], ...] = (object,)
+    meet: Meeting | str | None = None
 
     def check_options(self, options: Any) -> None:
         """Raise TypeError for options that this backend does not know."""
@@ -44,11 +46,14 @@ def register_backend(
     factory: Factory | str,
     devices: Sequence[str] = ("cpu",),
     options: tuple[type[Any], ...] = (object,),
+    meet: Meeting | str | None = None,
 ) -> None:
     """Make `name` known; `devices` are those it serves when it is asked for by name alone.
 
     `options` are the types of `pg_options` that it takes (by default any, which its factory then
-    checks itself); a group with others is refused before its ranks have met. Raises ValueError if
+    checks itself); a group with others is refused before its ranks have met. `meet(rank, size,
+    deadline)`, or its address, finds the other ranks of a job whose only backend this is, where
+    init_process_group gets no method and no store; rank and size are -1 if unknown. ValueError if
     the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
     """
     name = name.lower()
@@ -58,7 +63,7 @@ def register_backend(
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = Entry(name, factory, tuple(devices), options)
+    _entries[name] = Entry(name, factory, tuple(devices), options, meet)
 
 
 def unregister_backend(name: str) -> None:
@@ -77,11 +82,20 @@ def find_backend(name: str) -> Entry:
 
 def load_factory(entry: Entry) -> Factory:
     """Return the entry's function, imported if need be; UnsupportedPlatform if it is not here."""
-    if not isinstance(entry.factory, str):
-        return entry.factory
-    module, _, attribute = entry.factory.partition(":")
+    return cast(Factory, _load(entry, entry.factory))
+
+
+def load_meeting(entry: Entry) -> Meeting | None:
+    """Return how the ranks of the entry's backend meet, None for by the environment."""
+    return None if entry.meet is None else cast(Meeting, _load(entry, entry.meet))
+
+
+def _load(entry: Entry, what: object) -> object:
+    if not isinstance(what, str):
+        return what
+    module, _, attribute = what.partition(":")
     try:
-        return cast(Factory, getattr(importlib.import_module(module), attribute))
+        return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
@@ -92,4 +106,7 @@ def load_factory(entry: Entry) -> Factory:
 register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
 register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"])
 register_backend("staged", "nc10d.backend.staged:make", ["cuda"])
-register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"])
+register_backend(
+    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.meeting:meet"
+)
+register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")
