@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         DistError,
         ForkedGroupError,
         GroupClosed,
+        NotANumberError,
         PeerLost,
         QueueEmptyError,
         RendezvousError,
@@ -108,7 +109,7 @@ _NAMES = {
     "coalesce": "CoalescingManager _coalescing_manager coalescing_manager",
     "dtypes": "DType",
     "errors": """Aborted CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
-        GroupClosed PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout
+        GroupClosed NotANumberError PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout
         UnsupportedPlatform""",
     "group": "ProcessGroup",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
@@ -149,6 +150,7 @@ __all__ = [
     "GroupClosed",
     "GroupMember",
     "HashStore",
+    "NotANumberError",
     "P2POp",
     "PeerLost",
     "PrefixStore",

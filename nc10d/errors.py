@@ -78,6 +78,10 @@ class StoreTimeout(StoreError, TimeoutError):
     """A store call did not end within its timeout; the message names the store and the keys."""
 
 
+class NotANumberError(StoreError, ValueError):
+    """A store was to add to a value, or to count in one, that is not a number."""
+
+
 class QueueEmptyError(StoreError):
     """A queue of the store had nothing to pop, and the call was not to wait."""
 

@@ -8,21 +8,57 @@ import sys
 from collections.abc import Sequence
 
 from nc10d.errors import StoreError
-from nc10d.store.hosting import listen
+from nc10d.store.hosting import check_port, listen
 from nc10d.store.messages import Limits
 from nc10d.store.server import Server, raise_descriptor_limit
 
+_ABOUT = """\
+Serve a key-value store over TCP until Ctrl-C or SIGTERM. Clients are nc10d.TCPStore(host, port)
+and torch.distributed.TCPStore(host, port, is_master=False) of torch 2.13; a job meets there with
+init_method tcp://host:port. Says where it serves once clients may come. Whoever reaches the port
+may read and write."""
+_BOUNDS = {
+    "key": "bytes of a key",
+    "value": "bytes of a value",
+    "total": "bytes of all values together",
+    "items": "keys in one request",
+}
+
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options; sizes are bytes."""
+    """Return the options; SystemExit with usage if they make no sense."""
     parser = argparse.ArgumentParser(
-        prog="python -m nc10d.store", description="Serve a store over TCP (torch's wire)."
+        prog="python -m nc10d.store",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--host", default="", help="the address to listen on (default: any)")
-    parser.add_argument("--port", type=int, default=29500, help="0: any free one, printed")
+    parser.add_argument(
+        "--host",
+        default="",
+        help="address or name to listen on; one that is not this machine's means any, as does "
+        "none; the variable NC10D_BIND goes before it",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=29500, help="0 to 65535; 0: any free one (default 29500)"
+    )
+    bounds = parser.add_argument_group("bounds", "a connection that goes beyond one is closed")
     for name, default in Limits()._asdict().items():
-        parser.add_argument(f"--max-{name}", type=int, default=default, metavar="N")
+        told = f"{_BOUNDS[name]}, at most (default {default})"
+        bounds.add_argument(f"--max-{name}", type=_bound, default=default, metavar="N", help=told)
     return parser.parse_args(arguments)
+
+
+def _port(text: str) -> int:
+    try:
+        return check_port(int(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"a port is 0 to 65535, not {text!r}") from error
+
+
+def _bound(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"a bound is a positive number, not {text!r}")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         listener = listen(options.host, options.port)
     except StoreError as error:
-        print(error, file=sys.stderr)
+        print(f"nc10d.store: {error}", file=sys.stderr)
         return 1
     raise_descriptor_limit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host, port = listener.getsockname()[:2]
-    print(f"serving on {host}:{port}", flush=True)
+    print(f"serving on {f'[{host}]' if ':' in host else host}:{port}", flush=True)
     try:
         Server(listener, None, limits).serve()
     except KeyboardInterrupt:

@@ -48,7 +48,10 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits)."""
+        """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits).
+
+        NotANumberError if what is stored there is no such number; it stays as it was.
+        """
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
@@ -109,6 +112,7 @@ class Store(ABC):
         """Block until `world_size` calls in all have been made with this `key`.
 
         Calls are counted in the key's value and never taken back: a key serves one barrier.
+        NotANumberError if something else is stored there.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from nc10d.deadline import Timeout, seconds
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import messages as m
 from nc10d.store.link import Link, connect, connect_once
+from nc10d.store.reasons import Foreign, why_gone, why_unreached
 
 T = TypeVar("T")
 monotonic = time.monotonic
@@ -39,12 +40,17 @@ class Caller:
         _callers.add(self)
 
     def connect(self, deadline: float) -> None:
-        """Connect, to a server that may not be up yet; StoreTimeout if it isn't by `deadline`."""
+        """Connect, to a server that may not be up yet; StoreTimeout if it isn't by `deadline`.
+
+        StoreError at once if something else than a store answers.
+        """
         try:
             self._link = connect(self.host, self.port, deadline)
+        except Foreign as error:
+            raise StoreError(f"{self.name}: cannot connect: {why_unreached(error)}") from error
         except OSError as error:
             raise StoreTimeout(
-                f"{self.name}: no connection within {self.seconds:g} s: {error or 'no answer'}"
+                f"{self.name}: cannot connect, tried for {self.seconds:g} s: {why_unreached(error)}"
             ) from error
 
     def close(self) -> None:
@@ -104,7 +110,7 @@ class Caller:
             self._take_back()
             return self._late(limit, keys)
         self._drop()
-        return StoreError(f"{self.name}{_named(keys)}: {error}")
+        return StoreError(f"{self.name}{_named(keys)}: {why_gone(error)}")
 
     def wait_then(
         self,

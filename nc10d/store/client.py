@@ -10,11 +10,12 @@ child gets a connection of its own at its first call.
 # ruff: noqa: D102  (what a call does is said once, in Store)
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
 from nc10d.deadline import Timeout, seconds
-from nc10d.errors import QueueEmptyError, StoreTimeout
+from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import messages as m
 from nc10d.store.base import (
     DEFAULT_TIMEOUT,
@@ -27,10 +28,13 @@ from nc10d.store.base import (
     pair,
 )
 from nc10d.store.caller import Caller
-from nc10d.store.hosting import Hosting, host_server, shared_server
+from nc10d.store.hosting import Hosting, check_port, host_server, shared_server
 from nc10d.store.link import Link
+from nc10d.store.reasons import not_a_number
+from nc10d.store.values import NotANumber, read_number
 
 _ARRIVALS = b"init/"
+_BLAME = 0.25
 
 
 class TCPStore(Store):
@@ -63,6 +67,7 @@ class TCPStore(Store):
     ) -> None:
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")
+        check_port(port, least=0 if is_master else 1)
         self._seconds = seconds(timeout)
         self._hosting: Hosting | None = None
         if is_master and multi_tenant and master_listen_fd is None:
@@ -135,7 +140,27 @@ class TCPStore(Store):
         return self._wait_then(packet, take, (key,), [name], take_both)
 
     def add(self, key: str, amount: int) -> int:
-        return self._call(m.with_number(m.ADD, _key(key), amount), Link.take_number, (key,))
+        try:
+            return self._call(m.with_number(m.ADD, _key(key), amount), Link.take_number, (key,))
+        except StoreError as error:
+            raise self._blamed(error, key) from error.__cause__
+
+    def _blamed(self, error: StoreError, key: str) -> StoreError:
+        """Return `error`, or what says that `key` does not hold a number.
+
+        The protocol has no answer for that: the server closes the connection. So ask it anew.
+        """
+        if isinstance(error, StoreTimeout):
+            return error
+        name, value = _key(key), b"0"
+        with contextlib.suppress(StoreError):
+            if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _BLAME) == m.READY:
+                value = self._call(m.with_key(m.GET, name), Link.take_string, (), _BLAME)
+        try:
+            read_number(value)
+        except NotANumber:
+            return not_a_number(f"store {self.address}", key, value)
+        return error
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._call(m.with_keys(m.CHECK, _keys(keys)), _take_byte, keys) == m.READY
@@ -189,7 +214,10 @@ class TCPStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         packet = m.with_number(m.BARRIER, _key(key), world_size)
-        self._call(packet, Link.take_stop, (key,), timeout, True)
+        try:
+            self._call(packet, Link.take_stop, (key,), timeout, True)
+        except StoreError as error:
+            raise self._blamed(error, key) from error.__cause__
 
     def clone(self) -> TCPStore:
         host = self._caller.host

@@ -23,9 +23,11 @@ from pathlib import Path
 
 from nc10d.errors import StoreError
 from nc10d.store.messages import Limits
+from nc10d.store.reasons import why_unheard
 
 _BACKLOG = 4096
 _ENTRY = Path(__file__).with_name("entry.py")
+MOST_PORT = 65535
 ANY = ("", "0.0.0.0", "::")
 
 
@@ -112,6 +114,18 @@ def host_server(
         return start(listener, limits)
 
 
+def check_port(port: int, least: int = 0) -> int:
+    """Return `port`; TypeError if it is no integer, ValueError if not `least` to 65535."""
+    if not hasattr(port, "__index__"):
+        raise TypeError(f"a port must be an int, not {type(port).__name__}")
+    if not least <= port <= MOST_PORT:
+        raise ValueError(
+            f"a port to {'connect to' if least else 'listen on'} is {least} to "
+            f"{MOST_PORT}, not {port}"
+        )
+    return port
+
+
 def shared_server(host: str, port: int, kind: str, limits: Limits) -> Hosting:
     """Share the server that this process has on `port`, or start one."""
     for hosting in [*_hostings]:
@@ -177,19 +191,15 @@ def listen(host: str, port: int) -> socket.socket:
 
     That is NC10D_BIND if set, else the host's own address if it is this machine's, else any.
     """
+    check_port(port)
     bind = os.environ.get("NC10D_BIND")
     try:
         if bind:
             return _bound(_resolve(bind, port))
         return _listen_for(host, port)
     except OSError as error:
-        where = f"{bind or host}:{port}"
-        if error.errno == errno.EADDRINUSE:
-            raise StoreError(
-                f"store {where}: the address is in use already; another job or another rank 0 "
-                f"listens there (choose another port, or 0 for a free one)"
-            ) from error
-        raise StoreError(f"store {where}: cannot listen there: {error}") from error
+        where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
+        raise StoreError(f"store {where}: cannot listen there: {why_unheard(error)}") from error
 
 
 def _listen_for(host: str, port: int) -> socket.socket:

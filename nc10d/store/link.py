@@ -16,6 +16,7 @@ import struct
 import time
 
 from nc10d.store import messages as m
+from nc10d.store.reasons import Disconnected, Foreign, Mute
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
@@ -25,10 +26,6 @@ _FIRST_LOOK = struct.pack("ll", 0, 4000)  # a timeval: seconds, microseconds
 _I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
 _NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
-
-
-class Disconnected(OSError):
-    """The server closed the connection."""
 
 
 class Link:
@@ -73,8 +70,9 @@ class Link:
             + m.with_u32(m.PING, nonce)
             + m.with_keys(m.CHECK, [m.HOLDS_REQUESTS])
         )
-        if self.take(4) != m.U32.pack(nonce):
-            raise Disconnected("what listens there is not a store")
+        answer = self.take(4)
+        if answer != m.U32.pack(nonce):
+            raise Foreign(f"what listens there is not a store: its answer begins with {answer!r}")
         return self.take(1)
 
     def near_name(self) -> bytes:
@@ -203,17 +201,20 @@ def connect(host: str, port: int, deadline: float) -> Link:
     """Connect to a server that may not be up yet; the last OSError once the deadline has come.
 
     A name that does not resolve yet counts as not up yet: cluster names appear with their hosts.
+    Foreign is raised at once: who listens there does so instead of a store.
     """
     pause = _RETRY_FIRST
     while True:
         try:
             return connect_once(host, port, deadline)
+        except Foreign:
+            raise
         except OSError:
             left = deadline - time.monotonic()
-            if left <= 0:
+            # Nobody tells us when a server that is not there yet comes up: ask again.
+            time.sleep(max(0.0, min(pause, left)))
+            if left <= pause:
                 raise
-        # Nobody tells us when a server that is not there yet comes up: ask again.
-        time.sleep(min(pause, left))
         pause = min(pause * 2, _RETRY_LONGEST)
 
 
@@ -222,8 +223,7 @@ def connect_once(host: str, port: int, deadline: float) -> Link:
 
     On the server's own host the connection moves to its Unix socket, which is faster.
     """
-    left = _left(deadline)
-    link = _link(socket.create_connection((host, port), left), deadline)
+    link = _link(_dialled(host, port, _left(deadline)), deadline)
     try:
         name = link.near_name()
     except BaseException:
@@ -238,6 +238,13 @@ def connect_once(host: str, port: int, deadline: float) -> Link:
         link.close()
         return near
     return link
+
+
+def _dialled(host: str, port: int, limit: float | None) -> socket.socket:
+    try:
+        return socket.create_connection((host, port), limit)
+    except UnicodeError as error:  # longer than any name can be
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
 
 
 def _connect_near(name: bytes, deadline: float) -> Link:
@@ -260,6 +267,9 @@ def _same_host(sock: socket.socket) -> bool:
 def _link(sock: socket.socket, deadline: float) -> Link:
     try:
         return Link(sock, deadline)
+    except TimeoutError as error:
+        sock.close()
+        raise Mute from error
     except BaseException:
         sock.close()
         raise

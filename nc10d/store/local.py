@@ -7,8 +7,8 @@ A child says how to get exclusive access to the values (`_access`) and how to wa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from nc10d.deadline import Deadline, Timeout, seconds
@@ -22,7 +22,9 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
-from nc10d.store.values import Values
+from nc10d.store.messages import i64
+from nc10d.store.reasons import not_a_number
+from nc10d.store.values import NotANumber, Values
 
 T = TypeVar("T")
 
@@ -63,8 +65,16 @@ class LocalStore(Store):
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
-        with self._access() as values:
-            return values.add(encode_key(key), amount)
+        name, _ = encode_key(key), i64(amount)
+        with self._access() as values, self._numbers(key):
+            return values.add(name, amount)
+
+    @contextmanager
+    def _numbers(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except NotANumber as error:
+            raise not_a_number(self._name(), key, error.args[0]) from error
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
@@ -132,9 +142,8 @@ class LocalStore(Store):
             return values.queued(encode_key(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        name = encode_key(key)
-        with self._access() as values:
-            values.add(name, 1)
-        self._await(
-            lambda values: int(values.data.get(name, b"0")) >= world_size or None, [key], timeout
-        )
+        name, _ = encode_key(key), i64(world_size)
+        with self._numbers(key):
+            with self._access() as values:
+                values.add(name, 1)
+            self._await(lambda values: values.number(name) >= world_size or None, [key], timeout)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
+from struct import error as StructError
 from typing import Any, NamedTuple
 
 (
@@ -263,11 +264,19 @@ def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
     return with_key(kind, key) + b"".join(map(string, values))
 
 
+def i64(number: int) -> bytes:
+    """Encode a number; TypeError if it is no integer, ValueError if it has more than 64 bits."""
+    try:
+        return I64.pack(number)
+    except StructError as error:
+        if hasattr(number, "__index__"):
+            raise ValueError(f"{number} does not fit in 64 bits") from error
+        raise TypeError(f"expected an integer, not {type(number).__name__}") from error
+
+
 def with_number(kind: int, key: bytes, number: int) -> bytes:
-    """Encode ADD or BARRIER; ValueError if the number does not fit in 64 bits."""
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{number} does not fit in 64 bits")
-    return with_key(kind, key) + I64.pack(number)
+    """Encode ADD or BARRIER; errors as of `i64`."""
+    return with_key(kind, key) + i64(number)
 
 
 def with_keys(kind: int, keys: Sequence[bytes]) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from nc10d.store import messages as m
-from nc10d.store.values import Full, Values
+from nc10d.store.values import Full, NotANumber, Values
 
 Reply = tuple[Any, bytes | None]
 _Handler = Callable[[m.Request, Hashable, list[Reply]], None]
@@ -65,7 +65,7 @@ class Table:
             return replies
         try:
             self._handlers[request[0]](request, client, replies)
-        except (Full, ValueError):
+        except (Full, NotANumber):
             replies.append((client, None))
         while self._released:
             self._resume(*self._released.popleft(), replies)
@@ -96,7 +96,7 @@ class Table:
             request = held.popleft()
             try:
                 self._handlers[request[0]](request, client, replies)
-            except (Full, ValueError):
+            except (Full, NotANumber):
                 replies.append((client, None))
             if client in self._waits:
                 self._waits[client].held = held

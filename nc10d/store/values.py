@@ -15,6 +15,10 @@ class Full(Exception):
     """The values together would exceed their bound."""
 
 
+class NotANumber(ValueError):
+    """A value, the argument, is to be a number and is none."""
+
+
 class Values:
     """Values and queues of bytes by key, bounded to `limit` bytes in all (keys not counted)."""
 
@@ -77,12 +81,13 @@ class Values:
         """Return the length of the queue under `key`."""
         return len(self.queues.get(key, ()))
 
-    def add(self, key: bytes, amount: int) -> int:
-        """Add to the decimal number under `key` (0 if missing) and return the sum, in 64 bits.
+    def number(self, key: bytes) -> int:
+        """Return the decimal number under `key`, 0 if nothing is; NotANumber for all else."""
+        return read_number(self.data.get(key, b"0"))
 
-        ValueError if what is stored is not a number.
-        """
-        total = _wrap(int(self.data.get(key, b"0")) + amount)
+    def add(self, key: bytes, amount: int) -> int:
+        """Add to the number under `key` and return the sum, in 64 bits; NotANumber as `number`."""
+        total = _wrap(self.number(key) + amount)
         self.put(key, b"%d" % total)
         return total
 
@@ -96,6 +101,17 @@ class Values:
         if self.data.get(key, b"") == expected:
             self.put(key, desired)
         return self.data[key]
+
+
+def read_number(value: bytes) -> int:
+    """Return the decimal number of 64 bits that `value` is; NotANumber if it is none."""
+    try:
+        number = int(value)
+    except ValueError as error:
+        raise NotANumber(value) from error
+    if b"_" in value or not -(1 << 63) <= number < 1 << 63:
+        raise NotANumber(value)
+    return number
 
 
 def _wrap(number: int) -> int:

@@ -206,6 +206,18 @@ def test_a_wait_and_its_get_may_travel_in_one_packet(port):
         assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_NEAR
 
 
+def test_what_stands_behind_a_mistake_is_not_done_once_others_were_released(port):
+    with connect(port) as waiter, connect(port) as wrong:
+        waiter.sendall(m.with_keys(m.WAIT, [b"/k"]) + m.with_key(m.GET, b"/k"))
+        assert ask(waiter, b"", 0) == b""
+        mistake = m.with_value(m.SET, b"/x", b"x") + m.with_number(m.ADD, b"/x", 1)
+        release = m.with_value(m.SET, b"/k", b"v")
+        wrong.sendall(mistake + release + m.with_number(m.BARRIER, b"/b", 2))
+        assert take(waiter, 10) == m.STOP_WAITING + m.string(b"v")
+        assert is_closed(wrong)
+        assert ask(waiter, m.with_keys(m.CHECK, [b"/b"]), 1) == m.NOT_READY
+
+
 def test_a_waiter_that_vanishes_disturbs_nobody(port):
     with connect(port) as writer:
         with connect(port) as waiter:

@@ -1,0 +1,241 @@
+"""What errors of a store say: where, what was seen, for how long it was tried, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nc10d.errors import NotANumberError, StoreError, StoreTimeout
+from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from nc10d.store.hosting import listen
+
+HOST = "127.0.0.1"
+TRIED = 0.2
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Give the port of a listener that treats each connection with `answer`, then closes it."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = listener.accept()
+                    with sock:
+                        answer(sock)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(20)
+
+
+def refusal(host: str, port: int, kind: type[StoreError] = StoreTimeout) -> str:
+    """Return what a client is told that finds no store there; it must have tried for as long."""
+    started = time.monotonic()
+    with pytest.raises(kind) as caught:
+        TCPStore(host, port, timeout=TRIED)
+    took = time.monotonic() - started
+    told = str(caught.value)
+    assert f"store {host}:{port}: cannot connect" in told
+    if kind is StoreTimeout:
+        assert TRIED <= took < TRIED + 0.1
+        assert f"tried for {TRIED:g} s" in told
+    return told
+
+
+# ---- connecting ----------------------------------------------------------------------------------
+
+
+def test_where_nobody_listens_start_the_server() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+    assert "connection refused); start the server" in refusal(HOST, port)
+
+
+def test_a_name_that_nobody_knows_is_to_be_corrected() -> None:
+    assert "name is not known here" in refusal("nowhere.invalid", 29500)
+
+
+def test_a_name_too_long_for_any_is_not_known_either() -> None:
+    assert "name is not known here" in refusal("x" * 64, 29500)
+
+
+def test_who_accepts_and_says_nothing_is_frozen_or_no_store() -> None:
+    with socket.create_server((HOST, 0)) as mute:
+        assert "says nothing: the server is frozen" in refusal(HOST, mute.getsockname()[1])
+
+
+def test_who_closes_every_connection_is_no_store() -> None:
+    with answering(lambda sock: sock.recv(100)) as port:
+        assert "closes every connection" in refusal(HOST, port)
+
+
+def test_who_answers_as_no_store_does_is_told_at_once() -> None:
+    def like_a_web_server(sock: socket.socket) -> None:
+        sock.recv(100)
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with answering(like_a_web_server) as port:
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"not a store: its answer begins with b'HTTP'"):
+            TCPStore(HOST, port, timeout=20)
+        assert time.monotonic() - started < 5
+
+
+def test_a_host_that_drops_what_comes_may_be_down_or_behind_a_firewall() -> None:
+    # A listener whose queue is full does: the kernel drops what comes, and no packet tells.
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind((HOST, 0))
+        listener.listen(0)
+        for _ in range(3):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        assert "does not answer" in refusal(HOST, listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("port", "error"), [(0, ValueError), (65536, ValueError), ("1", TypeError)]
+)
+def test_what_is_no_port_is_the_callers_mistake(port: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match="port"):
+        TCPStore(HOST, port, timeout=20)
+
+
+def test_a_server_that_has_ended_is_told_with_the_key() -> None:
+    def hello_and_one_answer(sock: socket.socket) -> None:
+        sock.sendall(sock.recv(100)[6:10] + b"\x01")
+        sock.recv(100)
+
+    with answering(hello_and_one_answer) as port:
+        store = TCPStore(HOST, port, timeout=20)
+        with pytest.raises(StoreError, match=rf"{HOST}:{port}, key 'k': the server closed"):
+            store.compare_set("k", "", "v")
+    with pytest.raises(StoreError, match=rf"{HOST}:{port}, key 'k': the server has ended"):
+        store.compare_set("k", "", "v")
+    store.close()
+
+
+# ---- listening -----------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_told_with_a_way_out() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(StoreError, match=rf"{HOST}:{port}: .* in use; .*or 0 for a free one"):
+            listen(HOST, port)
+
+
+def test_a_bind_address_of_another_machine_is_told_with_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NC10D_BIND", "203.0.113.1")  # set aside for documents: nobody's
+    with pytest.raises(StoreError, match=r"from NC10D_BIND.*not an address of this machine"):
+        listen(HOST, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--port", "65536"], "a port is 0 to 65535, not '65536'"),
+        (["--port", "http"], "a port is 0 to 65535, not 'http'"),
+        (["--max-value", "-1"], "a bound is a positive number, not '-1'"),
+        (["--max-value", "0"], "a bound is a positive number, not '0'"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid:29500: cannot listen there: the name"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_line(arguments: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "nc10d.store", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode in (1, 2)
+    assert told in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+# ---- what is no number ---------------------------------------------------------------------------
+
+
+def torch_stores(libuv: bool) -> Callable[[Path], contextlib.AbstractContextManager[Store]]:
+    @contextlib.contextmanager
+    def give(_: Path) -> Iterator[Store]:
+        dist = pytest.importorskip("torch.distributed")
+        theirs = dist.TCPStore(HOST, 0, None, True, wait_for_workers=False, use_libuv=libuv)
+        with contextlib.closing(TCPStore(HOST, theirs.port, timeout=20)) as ours:
+            yield ours
+
+    return give
+
+
+STORES: dict[str, Callable[[Path], contextlib.AbstractContextManager[Store]]] = {
+    "tcp": lambda _: contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)),
+    "libuv": torch_stores(True),
+    "legacy": torch_stores(False),
+    "hash": lambda _: contextlib.closing(HashStore()),
+    "file": lambda folder: contextlib.closing(FileStore(folder / "store", 1)),
+    "prefix": lambda _: contextlib.closing(PrefixStore("p", HashStore())),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with STORES[request.param](tmp_path) as one:
+        yield one
+
+
+@pytest.mark.parametrize("value", ["x", "", "9223372036854775808", "y" * 1000])
+def test_to_add_to_what_is_no_number_is_an_error_that_shows_it(store: Store, value: str) -> None:
+    store.set("k", value)
+    with pytest.raises(NotANumberError, match=r"key '(p/)?k': it holds b'.{0,40}'.*not a decimal"):
+        store.add("k", 1)
+    assert store.get("k") == value.encode()
+    assert store.add("n", 2) == 2
+
+
+def test_a_barrier_does_not_count_in_what_is_no_number(store: Store) -> None:
+    store.set("k", "x")
+    with pytest.raises(NotANumberError, match=r"'(p/)?k'"):
+        store.barrier("k", 1)
+    assert store.get("k") == b"x"
+
+
+def test_the_mistake_is_a_value_error_too(store: Store) -> None:
+    store.set("k", "x")
+    with pytest.raises(ValueError, match="not a decimal number"):
+        store.add("k", 1)
+
+
+@pytest.mark.parametrize(("amount", "error"), [(1 << 63, ValueError), (1.5, TypeError)])
+def test_an_amount_that_is_none_is_refused_before_anything_is_sent(
+    store: Store, amount: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        store.add("n", amount)
+    with pytest.raises(error):
+        store.barrier("n", amount)
+    assert not store.check(["n"])
+
+
+def test_a_server_that_ends_within_an_add_is_not_blamed_on_the_value() -> None:
+    def hello(sock: socket.socket) -> None:
+        sock.sendall(sock.recv(100)[6:10] + b"\x01")
+        sock.recv(100)
+
+    with answering(hello) as port, contextlib.closing(TCPStore(HOST, port, timeout=20)) as store:
+        started = time.monotonic()
+        with pytest.raises(StoreError, match="'k': the server closed") as caught:
+            store.add("k", 1)
+        assert not isinstance(caught.value, NotANumberError)
+        assert time.monotonic() - started < 5
