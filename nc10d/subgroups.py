@@ -36,8 +36,14 @@ def new_group(
 
     Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
     GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` only members need to call, and
-    others get None. `timeout` (seconds or timedelta) and `backend` default to the default group's.
-    ValueError for duplicate or unknown ranks, TypeError for ranks that are no integers.
+    others get None. `timeout` (seconds or timedelta) bounds this call and, by default, the
+    group's operations; it, `backend` and `pg_options` (see init_process_group) default to the
+    default group's.
+
+    Before anything is sent: ValueError for duplicate or unknown ranks, TypeError for ranks that
+    are no integers and for options that the backend does not know. If not all members come in
+    time, RendezvousError on those who have; if one has died or left, PeerLost at once. The group
+    then exists on no rank, and what it had taken is given back.
     """
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
@@ -101,8 +107,9 @@ def new_subgroups(
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Cut the ranks of `group` into runs of `group_size`; return (mine, all of them).
 
-    Every rank of the default group calls. `group_size` must divide the size of `group`; without
-    it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts them.
+    Every rank of the default group calls. `group_size` must divide the size of `group`
+    (ValueError); without it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts
+    them. Blocks and fails as new_group does, as do the other arguments.
     """
     whole = group or get_default_group()
     size = _ranks_per_host() if group_size is None else _size(group_size)
@@ -134,7 +141,8 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Make one group per list of global ranks; return (mine or None, all of them).
 
-    Every rank of the default group calls. The lists must not overlap: ValueError.
+    Every rank of the default group calls. The lists must not overlap: ValueError. Blocks and
+    fails as new_group does, as do the other arguments.
     """
     lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
     if not lists:
@@ -159,7 +167,10 @@ def split_group(
 ) -> ProcessGroup | None:
     """Split `parent_pg` into groups by lists of its ranks; return mine, None if I'm in no list.
 
-    Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty.
+    Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty
+    (ValueError); ranks are numbered in ascending order. `timeout`, `backend` and `pg_options`
+    default to the parent's. Blocks the members until all of theirs have come, and fails as
+    new_group does.
     """
     parent = parent_pg or get_default_group()
     group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)

@@ -215,9 +215,8 @@ def init_process_group(
     keys = prefix_store(f"{name}/{world.generation}", store)
     group = ProcessGroup(name, range(world_size), rank, keys, limit, config, options=pg_options)
     group.device_id = device_id
-    world.default = group
     try:
-        world.add(group, deadline)
+        world.default = world.add(group, deadline)
     except BaseException:
         world.clear()
         raise

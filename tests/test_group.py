@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nc10d.api
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
@@ -303,6 +305,54 @@ def test_a_split_asks_the_parents_backend_and_another_name_the_registry(spies: l
     other = ProcessGroup("o", [2, 0], 0, store, 3.0, BackendConfig("fake"), parent=parent)
     other.barrier()
     assert splits == [([2, 0], "c", True)]
+
+
+def test_options_go_to_the_backend_that_they_are_for() -> None:
+    seen: list[Any] = []
+
+    class Split(FakeBackend):
+        def split(self, ranks: Any, name: str, store: Any, deadline: Any, options: Any) -> Any:
+            seen.append((name, options))
+            return FakeBackend(0, len(ranks))
+
+    def factory(setup: BackendSetup) -> FakeBackend:
+        seen.append((setup.group_name, setup.options))
+        return Split(setup.rank, setup.size)
+
+    register_backend("picky", factory, ["cpu"], options=(int,))
+    try:
+        store, config = HashStore(), BackendConfig("cpu:picky,cuda:fake")
+        options = {"picky": 3, "fake": "any"}
+        parent = ProcessGroup("p", [0, 1], 0, store, 3.0, config, options=options)
+        for name, given in (("same", None), ("other", {"picky": 4})):
+            parent.child(name, [0], 3.0, config, given).backend("cpu")
+        alone = parent.child("alone", [0], 3.0, BackendConfig("picky"), 5)
+        alone.backend("cpu")
+        assert seen == [("p", 3), ("same", 3), ("other", 4), ("alone", 5)]
+        for wrong in ({"picky": "no"}, {"mpi": 1}, 3):
+            with pytest.raises(TypeError, match=r"pg_options of .*picky"):
+                parent.child("wrong", [0], 3.0, config, wrong)
+    finally:
+        unregister_backend("picky")
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+CALLS = [name for name in dir(nc10d.api) if hasattr(ProcessGroup, name) and name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_and_its_method_differ_in_how_they_name_groups_ranks_and_times(name: str) -> None:
+    by_group = {"group", "group_src", "group_dst", "device_ids", "timeout"}
+    call, method = parameters(getattr(nc10d.api, name)), parameters(getattr(ProcessGroup, name))
+    assert [p for p in call if p not in by_group] == [p for p in method if p != "timeout"]
+    assert "group" in call
+    assert method[-1] == "timeout"
+    assert getattr(ProcessGroup, name).__doc__.startswith(f"Do as nc10d.{name}") or (
+        "_single" in name and name != "all_to_all_single"
+    )
 
 
 @pytest.mark.parametrize("made", [True, False])

@@ -26,6 +26,14 @@ LIMIT = 1.0  # seconds of an init's timeout here
 LATE = 0.6  # when a rank comes that then does nothing more
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> None:
+    """Load the engine, which may have to be compiled: that is not what is timed here."""
+    with own_world():
+        dist.init_process_group("cpu", store=HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+
+
 @pytest.fixture
 def method() -> str:
     with socket.socket() as sock:
