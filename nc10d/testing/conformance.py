@@ -30,6 +30,7 @@ from nc10d.group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, Case, LaidCall, allowed, cover, reduction
 from nc10d.testing.demands import DEMANDS
+from nc10d.testing.launched import Launcher
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks
@@ -150,7 +151,7 @@ def _attempt(group: ProcessGroup, call: Call) -> Any:
 def check_backend(
     make: str | Factory,
     world_sizes: Sequence[int] = (1, 2, 3, 4, 5),
-    kind: Kind = "threads",
+    kind: Kind | Launcher = "threads",
     *,
     dtypes: Sequence[DType] = tuple(DType),
     timeout: float = 20.0,
@@ -158,15 +159,16 @@ def check_backend(
 ) -> int:
     """Raise AssertionError naming the cases that went wrong; return how many were run.
 
-    `make` is a backend's name or its factory (with kind="processes" one that pickles); `timeout`
-    in seconds is that of the groups. After ten failed cases the rest is not run.
+    `make` is a backend's name or its factory (with kind="processes" one that pickles). A `kind` may
+    be a Launcher, for ranks that mpirun or the like must start. `timeout` in seconds is that of the
+    groups. After ten failed cases the rest is not run.
     """
     failures: list[str] = []
     count = 0
     with _registered(make) as name:
         cases = cover(world_sizes, dtypes, seed)
         for size in world_sizes:
-            with Ranks(size, kind, name, timeout) as ranks:
+            with _ranks(size, kind, name, timeout) as ranks:
                 ranks.run(_arrived)  # a group that can't be formed is no finding of a case
                 for title, check in _checks(size, [c for c in cases if c.size == size], dtypes):
                     if len(failures) >= MOST_FAILURES:
@@ -176,6 +178,12 @@ def check_backend(
     if failures:
         raise AssertionError(f"{len(failures)} of {count} checks failed:\n" + "\n".join(failures))
     return count
+
+
+def _ranks(size: int, kind: Kind | Launcher, name: str, timeout: float) -> Ranks:
+    if isinstance(kind, Launcher):
+        return kind.ranks(size, name, timeout)
+    return Ranks(size, kind, name, timeout)
 
 
 def _arrived(group: ProcessGroup) -> int:

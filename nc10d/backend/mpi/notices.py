@@ -1,0 +1,83 @@
+"""What ranks of a group tell each other beside their calls: that it failed, or that one left.
+
+A notice is a short message on the group's second communicator. `Notices` always has one receive
+posted, so that looking costs one MPI_Test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nc10d import errors
+from nc10d.backend.mpi.library import MPI, Request
+from nc10d.errors import Aborted, DistError
+
+FAILED, LEFT = 1, 2
+_LONGEST = 8192  # bytes; a longer reason is cut
+_kept: list[tuple[Request, Any]] = []  # sends that were not over when their owner went
+
+
+class Notices:
+    """One rank's ear and voice in one group; its owner sees to it that threads take turns."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._heard = np.empty(_LONGEST, np.uint8)
+        self._ear: Request | None = None
+        if self._peers:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._ear = self._comm.Irecv(self._heard, MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def hear(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield what has come: the sender, FAILED or LEFT, and its text."""
+        status = MPI.Status()
+        while self._ear is not None and self._ear.Test(status):
+            text = self._heard[: status.Get_count(MPI.BYTE)].tobytes()
+            self._listen()
+            yield status.Get_source(), status.Get_tag(), text
+
+    def tell(self, kind: int, texts: dict[int, bytes]) -> None:
+        """Send each rank its text; never blocks."""
+        for peer, text in texts.items():
+            data = np.frombuffer(text, np.uint8)
+            request = self._comm.Isend(data, peer, kind)
+            if not request.Test():
+                _kept.append((request, data))
+
+    def tell_all(self, kind: int, text: bytes) -> None:
+        """Send all other ranks a text; never blocks."""
+        self.tell(kind, dict.fromkeys(self._peers, text))
+
+    def close(self) -> None:
+        """Stop listening; idempotent."""
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.Cancel()
+            ear.Wait()
+
+
+def encode(error: DistError) -> bytes:
+    """Put an error into a notice: its type's name, its message and its plain attributes."""
+    plain = {k: v for k, v in error.__dict__.items() if isinstance(v, (int, str))}
+    message = str(error)[: _LONGEST // 2]
+    fields = {"kind": type(error).__name__, "message": message, "attributes": plain}
+    text = json.dumps(fields).encode()
+    if len(text) <= _LONGEST:
+        return text
+    return json.dumps(fields | {"message": message[:500], "attributes": {}}).encode()
+
+
+def decode(text: bytes) -> DistError:
+    """Return the error of a notice; one that is not of nc10d.errors comes as an Aborted."""
+    fields = json.loads(text)
+    kind = getattr(errors, fields["kind"], Aborted)
+    error: DistError = kind(fields["message"])
+    error.__dict__.update(fields["attributes"])
+    return error

@@ -1,0 +1,70 @@
+"""Which operations of a batch must wait for which: those that use one another's memory.
+
+A block means its calls in order. Nobody can see the order of operations that share no memory, or
+only read it; any other waits until the earlier ones that it meets are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nc10d.buffer import Buffer, as_buffer
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+)
+
+Needs = dict[int, frozenset[int]]
+"""Place in the batch of an operation -> places of the earlier ones that it waits for."""
+
+_WRITTEN = {
+    AllReduce: "x",
+    Reduce: "x",
+    Broadcast: "x",
+    Recv: "x",
+    AllGather: "out",
+    ReduceScatter: "out",
+    AllToAll: "out",
+    Gather: "out",
+    Scatter: "out",
+}
+
+
+def needs(ops: Sequence[Op]) -> Needs:
+    """Return what waits for what; empty where any order will do."""
+    if len(ops) == 1:
+        return {}
+    memory = [_touched(op) for op in ops]
+    found = {
+        place: frozenset(n for n, earlier in enumerate(memory[:place]) if _meet(earlier, mine))
+        for place, mine in enumerate(memory)
+    }
+    return {place: earlier for place, earlier in found.items() if earlier}
+
+
+def _touched(op: Op) -> list[tuple[Buffer, bool]]:
+    """Return the memory of an operation's arrays, and whether it may be written."""
+    found = []
+    for name in ("x", "out", "inp"):
+        value = getattr(op, name, None)
+        arrays = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        found += [(as_buffer(x), _WRITTEN.get(type(op)) == name) for x in arrays]
+    return found
+
+
+def _meet(ones: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
+    for one, written in ones:
+        low, high = one.span
+        for other, changed in others:
+            first, last = other.span
+            if (written or changed) and low < last and first < high:
+                return True
+    return False
