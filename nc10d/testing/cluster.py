@@ -14,7 +14,7 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.linking import scratch_bytes
-from nc10d.backend.cpu.program import Kind, Program, Space, Step
+from nc10d.backend.cpu.program import At, Kind, Program, Space, Step
 from nc10d.testing.simulator import (
     HANDLERS,
     PAIR,
@@ -79,7 +79,7 @@ class FarRank(Rank):
         nbytes = self.length(step)
         return self.view(step.dst if dst else step.src, nbytes, write=dst)
 
-    def view(self, at, nbytes, *, write, rank=None):  # type: ignore[no-untyped-def]
+    def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
         """Return an operand's bytes; scratch memory is nobody else's."""
         if at.space is not Space.SCRATCH:
             return super().view(at, nbytes, write=write, rank=rank)
@@ -110,7 +110,7 @@ class Cluster:
     def __init__(self, hosts: Topology, half: int, room: int = 1000) -> None:
         self.pipes = Pipes(room)
         self._worlds = [HostWorld(ranks, half, self.pipes) for ranks in hosts.hosts]
-        by_number = {}
+        by_number: dict[int, Rank] = {}
         for world in self._worlds:
             by_number.update(zip(world.numbers, world.ranks, strict=True))
         self.ranks = [by_number[rank] for rank in range(hosts.size)]
@@ -132,7 +132,8 @@ class Cluster:
 def _flow(rank: Rank, step: Step) -> bool:
     me = cast(FarRank, rank)
     rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.repeat]
-    if not all([_row(me, row) for row in rows]):  # each moves, whether or not others have to wait
+    done = [_row(me, row) for row in rows]  # each moves, whether or not another has to wait
+    if not all(done):
         return False
     me.progress.clear()
     me.pc += step.repeat

@@ -24,7 +24,10 @@ Words = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The addresses that a channel's programs use: per rank its counter and its two boards."""
+    """The addresses that a channel's programs use: per rank its counter and its two boards.
+
+    Where its programs cross to other hosts, `streams` is what they cross by.
+    """
 
     rank: int
     size: int
@@ -32,6 +35,7 @@ class Shared:
     counters: Sequence[int]
     boards: tuple[Sequence[int], Sequence[int]]
     kind: int = at.COLLECTIVE
+    streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,12 @@ class Channel:
             at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
             at.C_TRACE_ID: self.address,
+            at.C_STREAMS: shared.streams,
         }
         for offset, value in fields.items():
             self.words[offset // 8] = value
-        tables = self.words[at.C_TABLES // 8 :].reshape(5, shared.size)
+        first = at.C_TABLES // 8
+        tables = self.words[first : first + 5 * shared.size].reshape(5, shared.size)
         for half in (0, 1):
             tables[2 * half] = shared.boards[half]
             payload = at.LINE_SLOTS + half * at.SLOT_BYTES + at.SLOT_PAYLOAD

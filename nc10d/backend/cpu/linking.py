@@ -15,9 +15,13 @@ import numpy.typing as npt
 from nc10d.backend.cpu.native.layout import FLAG_BIT, RECORD_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
 
+Bytes = npt.NDArray[np.uint8]
 FIELDS = 20
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and five more."""
+OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
+ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT)
+"""Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class Linked:
     code: npt.NDArray[np.int64]
     record: npt.NDArray[np.uint8]
     factor: npt.NDArray[np.float64]
+    scratch: Bytes
     address: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,10 +40,18 @@ class Linked:
 
 
 def link(
-    program: Program, size: int, table: int, kernel_address: Callable[[Kernel], int]
+    program: Program,
+    size: int,
+    table: int,
+    kernel_address: Callable[[Kernel], int],
+    scratch: Callable[[int], Bytes] | None = None,
 ) -> Linked:
-    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
+    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it.
+
+    `scratch` makes room for what a program that crosses hosts works on by itself.
+    """
     check(program, size)
+    room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
     record = record_bytes(program.call)
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
     linked = Linked(
@@ -46,10 +59,14 @@ def link(
         np.zeros((len(program.steps) + 1, FIELDS), np.int64),
         record,
         np.array(factors, np.float64),
+        room,
     )
     factor = linked.factor.ctypes.data
     for row, step in zip(linked.code, program.steps, strict=False):
         row[:] = _pack(step, program, record, size, table, kernel_address)
+        for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
+            if at.space is Space.SCRATCH:
+                row[column] += room.ctypes.data
         if isinstance(step.arg, float):
             row[ARG] = factor
             factor += 8
@@ -59,14 +76,27 @@ def link(
 def check(program: Program, size: int) -> None:
     """Assert that no step points outside its tables: a wrong one would crash the process."""
     for index, step in enumerate(program.steps):
-        assert 0 <= step.peer < size, (program.call, index, step)
+        assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
         assert step.nbytes >= 0, (program.call, index, step)
         assert 0 <= step.back <= index, (program.call, index, step)
         assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
-            limit = {Space.NONE: 1, Space.USER: program.users}.get(at.space, size)
+            limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
             assert 0 <= at.index < limit, (program.call, index, step)
             assert at.offset >= 0, (program.call, index, step)
+
+
+def scratch_bytes(program: Program) -> int:
+    """Return how much scratch memory a program needs."""
+    return max(
+        (
+            at.offset + step.nbytes
+            for step in program.steps
+            for at in (step.dst, step.src, step.own)
+            if at.space is Space.SCRATCH
+        ),
+        default=0,
+    )
 
 
 NO_OPERAND = 1 << 40
@@ -79,6 +109,8 @@ def _selector(at: At, size: int, table: int) -> int:
         return NO_OPERAND
     if at.space is Space.USER:
         return 8 * at.index
+    if at.space is Space.SCRATCH:
+        return -(table + 8 * 5 * size)  # a word that is 0: its offset is an address
     return -(table + 8 * (at.index + (size if at.space is Space.INLINE else 0)))
 
 
@@ -101,8 +133,14 @@ def _pack(
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
     elif step.kind is Kind.DIVERT:
         extra = step.skip
-    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED):
+    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED, Kind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat
+    elif step.kind is Kind.FLOW:
+        extra = step.repeat
+    elif step.kind is Kind.SHOW:
+        kernel, extra = record.ctypes.data, program.call.fingerprint()
+    elif step.kind is Kind.CHECK:
+        row[2], extra = step.peer, program.call.fingerprint()
     return [*row, kernel, last, int(step.arg), step.total, extra]
 
 

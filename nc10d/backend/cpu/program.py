@@ -43,6 +43,15 @@ class Kind(enum.IntEnum):
     GATE = 17
     OPEN = 18
     DIVERT = 19
+    PAIR = 38
+    LOOP = 39
+    FLOW = 40
+    GIVE = 41
+    TAKE = 42
+    HEAD = 43
+    SHOW = 44
+    CHECK = 45
+    EXPECT = 46
 
 
 class Space(enum.IntEnum):
@@ -52,6 +61,7 @@ class Space(enum.IntEnum):
     USER = 1
     BOARD = 2
     INLINE = 3
+    SCRATCH = 4
 
 
 INLINE_BYTES = 16

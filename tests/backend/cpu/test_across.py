@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.program import Call, Kind, Program, Step
 from nc10d.testing.cluster import Cluster
-from nc10d.testing.simulator import Disagreement
 
 HALF, SMALL = 4096, 1024
 

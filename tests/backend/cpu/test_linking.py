@@ -6,23 +6,22 @@ import pytest
 
 from nc10d.backend.cpu import linking
 from nc10d.backend.cpu.linking import link
-from nc10d.backend.cpu.native import interpreter
+from nc10d.backend.cpu.native import interpreter, operands, streams
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Call, Kind, Program, Step, copy, signal, user
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    assert {kind.name: int(kind) for kind in Kind} == {
-        kind.name: getattr(interpreter, kind.name) for kind in Kind
-    }
+    known = {**vars(streams), **vars(interpreter)}
+    assert {kind.name: int(kind) for kind in Kind} == {k.name: known[k.name] for k in Kind}
 
 
 def test_a_step_has_the_size_that_the_engine_expects() -> None:
-    assert 8 * linking.FIELDS == interpreter.STEP
-    places = (interpreter.KERNEL, interpreter.LAST, interpreter.ARG, interpreter.TOTAL)
+    assert 8 * linking.FIELDS == operands.STEP
+    places = (operands.KERNEL, operands.LAST, operands.ARG, operands.TOTAL)
     fields = (linking.KERNEL, linking.LAST, linking.ARG, linking.TOTAL)
     assert [8 * field for field in fields] == list(places)
-    assert linking.NO_OPERAND == interpreter.NO_OPERAND
+    assert linking.NO_OPERAND == operands.NO_OPERAND
 
 
 def no_kernel(_: object) -> int:

@@ -26,12 +26,14 @@ from nc10d.backend.cpu.program import At, Step
 
 def one_shot_limit(layout: Layout) -> int:
     """Return the largest array, in bytes, that an all_reduce folds in one shot."""
-    return (across if layout.hosts else reductions).one_shot_limit(layout)
+    pick = across.one_shot_limit if layout.hosts else reductions.one_shot_limit
+    return pick(layout)
 
 
 def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Fold user array 0 of all ranks, in place; with a root, only there."""
-    return (across if layout.hosts else reductions).all_reduce(layout, nbytes, reduction, root)
+    pick = across.all_reduce if layout.hosts else reductions.all_reduce
+    return pick(layout, nbytes, reduction, root)
 
 
 def fused(layout: Layout, parts: Sequence[Part]) -> list[Step]:
@@ -41,36 +43,39 @@ def fused(layout: Layout, parts: Sequence[Part]) -> list[Step]:
 
 def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's."""
-    return (across if layout.hosts else broadcasts).broadcast(layout, nbytes, root)
+    pick = across.broadcast if layout.hosts else broadcasts.broadcast
+    return pick(layout, nbytes, root)
 
 
 def barrier(layout: Layout) -> list[Step]:
     """Nobody leaves before everybody has come."""
-    return (across if layout.hosts else broadcasts).barrier(layout)
+    pick = across.barrier if layout.hosts else broadcasts.barrier
+    return pick(layout)
 
 
 def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    return (across_exchange if layout.hosts else gather).all_gather(layout, sizes, mine, outs)
+    pick = across_exchange.all_gather if layout.hosts else gather.all_gather
+    return pick(layout, sizes, mine, outs)
 
 
 def reduce_scatter(
     layout: Layout, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
     """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
-    module = across_exchange if layout.hosts else gather
-    return module.reduce_scatter(layout, sizes, out, inps, reduction)
+    pick = across_exchange.reduce_scatter if layout.hosts else gather.reduce_scatter
+    return pick(layout, sizes, out, inps, reduction)
 
 
 def even_all_to_all(
     layout: Layout, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """recvs[r] := rank r's sends[me], `nbytes` each."""
-    module = across_exchange if layout.hosts else exchange
-    return module.even_all_to_all(layout, nbytes, sends, recvs)
+    pick = across_exchange.even_all_to_all if layout.hosts else exchange.even_all_to_all
+    return pick(layout, nbytes, sends, recvs)
 
 
 def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
     """Exchange by `route`; two user arrays (by number) hold its sizes as int64."""
-    module = across_exchange if layout.hosts else exchange
-    return module.announced(layout, route, send_counts, recv_counts)
+    pick = across_exchange.announced if layout.hosts else exchange.announced
+    return pick(layout, route, send_counts, recv_counts)

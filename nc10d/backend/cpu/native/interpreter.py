@@ -25,8 +25,6 @@ from nc10d.backend.cpu.native.layout import (
     BLOCKED,
     C_AGREED,
     C_AREA,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
     C_BLOCKED_ON,
     C_DESCRIPTOR,
     C_FLAGS,
@@ -59,16 +57,29 @@ from nc10d.backend.cpu.native.layout import (
     SIZES,
     SLOT_BYTES,
 )
+from nc10d.backend.cpu.native.operands import (
+    ALSO,
+    ARG,
+    DST,
+    EXTRA,
+    KERNEL,
+    LAST,
+    NO_OPERAND,
+    OWN,
+    SRC,
+    STEP,
+    TICK,
+    nc10d_block,
+    nc10d_length,
+    nc10d_place,
+)
+from nc10d.backend.cpu.native.streams import FLOW, nc10d_stream
 from nc10d.kernels.cache import compiled_callback
 
-# A step's fields, in bytes from its start (program.py packs them).
-STEP = 160
-NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
-KERNEL, LAST, ARG, TOTAL, EXTRA = 120, 128, 136, 144, 152
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
 PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
-NO_OPERAND = 1 << 40
+PAIR, LOOP = 38, 39  # and from FLOW on, those of streams.py
 # Folding in blocks keeps the result in the first cache while every rank's part is added.
 FOLD_BLOCK = 8192
 
@@ -96,37 +107,6 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
     exchange(flag, value)
     if load_acquire(flag + LINE_SLEEPERS) != 0:
         nc10d_ring(load(channel + C_PROCESS), exchange(flag + LINE_SLEEPERS, 0))
-
-
-@njit(nogil=True)
-def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Return the address that an operand means now."""
-    selector = load(step)
-    base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
-    return base + load(step + 8) + segment * load(step + 16)
-
-
-@njit(nogil=True)
-def nc10d_length(step: int, segment: int) -> int:
-    """Return the bytes of this segment: all, or what is left of the total."""
-    nbytes = load(step + NBYTES)
-    total = load(step + TOTAL)
-    if total != 0:
-        left = total - segment * nbytes
-        if left < nbytes:
-            return left if left > 0 else 0
-    return nbytes
-
-
-@njit(nogil=True)
-def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
-    """Note where to go on and which counter is waited for."""
-    store(channel + C_PC, step)
-    store(channel + C_SEGMENT, segment)
-    store(channel + C_BLOCKED_AT, flag)
-    store(channel + C_BLOCKED_FOR, target)
-    store(channel + C_BLOCKED_ON, peer)
-    return BLOCKED
 
 
 @njit(nogil=True)
@@ -374,6 +354,23 @@ def advance(channel: int) -> int:
                 step -= STEP * (load(step + EXTRA) + 1)
             else:
                 segment = 0
+        elif kind == PAIR:
+            dst = nc10d_place(channel, users, step + DST, parity, segment)
+            a = nc10d_place(channel, users, step + SRC, parity, segment)
+            b = nc10d_place(channel, users, step + OWN, parity, segment)
+            call_kernel(load(step + KERNEL), dst, a, b, nc10d_length(step, segment))
+        elif kind == LOOP:
+            segment += 1
+            if segment < load(step + KERNEL):
+                step -= STEP * (load(step + EXTRA) + 1)
+            else:
+                segment = 0
+        elif kind >= FLOW:
+            answer = nc10d_stream(channel, users, step, parity, segment)
+            if answer != DONE:
+                return answer
+            if kind == FLOW:
+                step += STEP * load(step + EXTRA)
         else:
             return DONE
         step += STEP

@@ -75,18 +75,21 @@ LINK_BOARD = 128
     C_TRACE_ID,
     C_SUBMITTING,
     C_SPIN_NOW,  # what is left of the spin after it has been in vain
-) = range(0, 39 * 8, 8)
-C_OWN_USERS = 39 * 8  # four addresses of a program run in the caller
+    C_STREAMS,  # address of the block of its streams, 0 for none
+) = range(0, 40 * 8, 8)
+C_OWN_USERS = 40 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
-C_TABLES = C_RING + RING_SLOTS * 8  # boards, inline slots (even); the same (odd); counters
+# Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
+# nowhere in shared memory has a base too, in even and in odd rounds.
+C_TABLES = C_RING + RING_SLOTS * 8
 
 COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
 
 
 def channel_bytes(size: int) -> int:
     """Return the size of a channel's block for a group of `size`."""
-    return C_TABLES + 5 * size * 8
+    return C_TABLES + (7 * size + 1) * 8
 
 
 # -- a descriptor: one submission that waits in a channel's ring --------------------------------
@@ -124,9 +127,36 @@ PROCESS_BYTES = 128
 TRACE_BYTES = 32  # time in ns, channel, event, program counter
 TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 
+# -- streams: what a channel's programs cross to other hosts by ----------------------------------
+(
+    S_LINE,  # address of a counter that grows when a socket the channel waits for is ready
+    S_EPOLL,
+    S_LINKS,  # table of links, by rank
+    S_MOVED,  # grows with every transfer that got on
+    S_ERROR,  # errno of the link that failed, 0 for an orderly end
+    S_COUNT,  # how many links are waited for
+    S_WAITING,  # address of a table of them: link, and for what
+) = range(0, 7 * 8, 8)
+S_SEEN = 7 * 8  # the header of a rank that called something else
+HEADER_BYTES = 128  # sequence number, fingerprint, text: what ranks of other hosts compare
+STREAMS_BYTES = S_SEEN + HEADER_BYTES
+
+(
+    L_FD,
+    L_RANK,
+    L_SENT,  # bytes of the transfer in hand
+    L_TAKEN,
+    L_LOCK,  # guards the next three
+    L_ARMED,  # what epoll watches for
+    L_LINE_IN,  # whose lines to count up when it is ready
+    L_LINE_OUT,
+) = range(0, 8 * 8, 8)
+LINK_BLOCK_BYTES = 64
+WANT_IN, WANT_OUT = 1, 4  # EPOLLIN, EPOLLOUT
+
 # -- answers --------------------------------------------------------------------------------
 DONE, BLOCKED = 0, 1
 IDLE, BUSY, UNMATCHED = 2, 3, 4
-ABORTED, MISMATCH, SIZES, LATE = -1, -2, -3, -4
+ABORTED, MISMATCH, SIZES, LATE, LOST = -1, -2, -3, -4, -5
 # A descriptor's status is a set of bits.
 FINISHED, WATCHED = 1, 2

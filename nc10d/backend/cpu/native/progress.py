@@ -53,6 +53,7 @@ from nc10d.backend.cpu.native.layout import (
     C_ROUND,
     C_SEGMENT,
     C_SEQ,
+    C_STREAMS,
     C_SUBMITTING,
     C_TAIL,
     C_TRACE_ID,
@@ -90,9 +91,13 @@ from nc10d.backend.cpu.native.layout import (
     UNMATCHED,
     WATCHED,
 )
+from nc10d.backend.cpu.native.sockets import nc10d_arm, nc10d_streaming
+from nc10d.backend.cpu.native.streams import nc10d_pull_header
 from nc10d.backend.cpu.native.waiting import (
     nc10d_await_flag,
     nc10d_drive,
+    nc10d_linger,
+    nc10d_moved,
     nc10d_spin,
     nc10d_try_lock,
     nc10d_unlock,
@@ -163,6 +168,16 @@ def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_pull(channel: int, sent: int, target: int) -> int:
+    """Take the next message's header from another host, as if its sender had put it here."""
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    answer = nc10d_pull_header(channel, header)
+    if answer == DONE:
+        store_release(sent, target)
+    return answer
+
+
+@njit(nogil=True)
 def nc10d_match(channel: int) -> int:
     """Find the posted receive for the message at the head of a link; make it first in the ring.
 
@@ -173,6 +188,10 @@ def nc10d_match(channel: int) -> int:
     tail = load_acquire(channel + C_TAIL)
     sent = load(load(channel + C_FLAGS))
     target = load(channel + C_SEQ) + 1
+    if load_acquire(sent) < target and load(channel + C_STREAMS) != 0:
+        answer = nc10d_pull(channel, sent, target)
+        if answer != DONE:
+            return IDLE if head == tail else answer
     if load_acquire(sent) < target:
         store(channel + C_BLOCKED_AT, sent)
         store(channel + C_BLOCKED_FOR, target)
@@ -256,13 +275,21 @@ def nc10d_progress(channel: int) -> int:
 @njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
     """Advance the channel, whose lock is held, until a submission of it has ended."""
+    moved, tries = 0, 0
     while True:
         answer = nc10d_progress(channel)
         if load_acquire(descriptor + D_STATUS) & FINISHED:
             return FINISHED
         if answer != BLOCKED:
             return answer
-        if nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+        if nc10d_streaming(channel):
+            now_moved = nc10d_moved(channel)
+            tries = tries + 1 if now_moved == moved else 0
+            moved = now_moved
+            if nc10d_linger(channel, tries) and nc10d_now() < until:
+                continue
+            tries = 0
+        elif nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
             continue
         answer = nc10d_await_flag(channel, until)
         if answer == BLOCKED:
@@ -280,8 +307,11 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int) -> int:
-    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure."""
+def nc10d_attend(channel: int, sleepy: bool) -> int:
+    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure.
+
+    A `sleepy` worker will sleep if nothing moves: sockets are armed for it.
+    """
     if not nc10d_waiting(channel):
         return BLOCKED
     if load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0:
@@ -291,12 +321,16 @@ def nc10d_attend(channel: int) -> int:
     head = load(channel + C_HEAD)
     step = load(channel + C_PC)
     known = load(channel + C_UNMATCHED)
+    transfers = nc10d_moved(channel)
     answer = nc10d_progress(channel)
     moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
+    moved = moved or nc10d_moved(channel) != transfers
     stray = answer == UNMATCHED and (moved or known == 0)
     if answer == BLOCKED:
         flag = load(channel + C_BLOCKED_AT)
         set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+        if sleepy:
+            nc10d_arm(channel)
         moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
         descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
         deadline = load(descriptor + D_DEADLINE)

@@ -61,7 +61,8 @@ _errno = types.ExternalFunction("__errno_location", _L())
 @njit(nogil=True)
 def nc10d_errno() -> int:
     """Return the calling thread's errno."""
-    return np.int64(load_acquire_32(_errno()))
+    number: int = np.int64(load_acquire_32(_errno()))  # type: ignore[assignment]
+    return number
 
 
 @njit(nogil=True)

@@ -42,13 +42,16 @@ from nc10d.backend.cpu.native.layout import (
     C_PROCESS,
     C_SPIN,
     C_SPIN_NOW,
+    C_STREAMS,
     C_TAIL,
     C_YIELD,
     DONE,
     LINE_SLEEPERS,
     P_BELL,
     P_SLEEPING,
+    S_MOVED,
 )
+from nc10d.backend.cpu.native.sockets import nc10d_arm, nc10d_streaming
 
 SHORTEST_SPIN = 8
 
@@ -106,7 +109,10 @@ def nc10d_await_flag(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
     flag = load(channel + C_BLOCKED_AT)
     target = load(channel + C_BLOCKED_FOR)
-    for _ in range(load(channel + C_YIELD)):
+    streaming = nc10d_streaming(channel)
+    if streaming:
+        nc10d_arm(channel)  # whoever comes here has looked at the sockets long enough
+    for _ in range(0 if streaming else load(channel + C_YIELD)):
         if load_acquire(flag) >= target:
             return DONE
         yield_core()
@@ -130,10 +136,30 @@ def nc10d_await_flag(channel: int, until: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_linger(channel: int, tries: int) -> bool:
+    """Say whether to look at sockets once more, after a pause or a yield, rather than sleep."""
+    if tries < load(channel + C_SPIN):
+        pause()
+        return True
+    if tries < load(channel + C_SPIN) + load(channel + C_YIELD):
+        yield_core()
+        return True
+    return False
+
+
+@njit(nogil=True)
+def nc10d_moved(channel: int) -> int:
+    """Return a number that changes with every transfer of a channel's streams that got on."""
+    streams = load(channel + C_STREAMS)
+    return load(streams + S_MOVED) if streams != 0 else 0
+
+
+@njit(nogil=True)
 def nc10d_drive(channel: int, slice_ns: int) -> int:
     """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
     waits = 0
+    moved, tries = 0, 0
     while True:
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != BLOCKED:
@@ -147,7 +173,19 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
                 until = now + slice_ns
             elif now >= until:
                 return BLOCKED
-        if not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+        if nc10d_streaming(channel):
+            now_moved = nc10d_moved(channel)
+            tries = tries + 1 if now_moved == moved else 0
+            moved = now_moved
+            if nc10d_linger(channel, tries):
+                continue
+            tries = 0
+            if until == 0:
+                until = nc10d_now() + slice_ns
+            answer = nc10d_await_flag(channel, until)
+            if answer != DONE:
+                return answer
+        elif not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
             if until == 0:
                 until = nc10d_now() + slice_ns
             answer = nc10d_await_flag(channel, until)
