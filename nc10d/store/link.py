@@ -12,7 +12,6 @@ import math
 import os
 import select
 import socket
-import struct
 import time
 
 from nc10d.store import messages as m
@@ -22,8 +21,9 @@ _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _ROOM = 1 << 20
 _LONGEST_POLL = 3600.0
-_FIRST_LOOK = struct.pack("ll", 0, 4000)  # a timeval: seconds, microseconds
+_FIRST_LOOK = 0.004
 _I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
+_write = os.write
 _NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
@@ -31,21 +31,19 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 class Link:
     """A connected socket, and the bytes of the reply that have not been taken yet.
 
-    The first look for a reply is a receive that the kernel ends after a few milliseconds; only
-    what takes longer is polled for. Most replies are there by then, and a poll costs as much as
-    the receive itself.
+    The socket never blocks, or each signal would begin a wait's time anew. The first look for a
+    reply is Python's own receive with a timeout, which polls in C; only what takes longer is
+    polled for here. Sending that way would poll too, though there is room nearly always: so the
+    descriptor is written to.
     """
 
     __slots__ = (
-        *("_at", "_got", "_poll", "_recv", "_send"),
+        *("_at", "_fileno", "_got", "_poll", "_recv"),
         *("deadline", "has_near", "holds_requests", "sock", "waits"),
     )
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
-        # Python's own timeouts would poll before each call; blocking for it, and bounded by us.
-        sock.setblocking(True)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, option, _FIRST_LOOK)
+        sock.settimeout(_FIRST_LOOK)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:  # by default, 300 small packets would fill it
@@ -53,7 +51,7 @@ class Link:
         self.sock = sock
         self.deadline = deadline
         self.waits = False  # whether a CANCEL_WAIT would end what is under way
-        self._send, self._recv = sock.send, sock.recv
+        self._fileno, self._recv = sock.fileno, sock.recv
         self._got = b""
         self._at = 0
         self._poll = select.poll()
@@ -85,7 +83,7 @@ class Link:
     def send(self, data: bytes) -> None:
         """Hand all of `data` to the kernel; TimeoutError at the deadline."""
         try:
-            sent = self._send(data)
+            sent = _write(self._fileno(), data)
         except BlockingIOError:
             sent = 0
         if sent != len(data):
@@ -94,7 +92,7 @@ class Link:
     def post(self, data: bytes, limit: float) -> None:
         """Send what has no answer, within `limit` seconds (counted only if it is not gone yet)."""
         try:
-            sent = self._send(data)
+            sent = _write(self._fileno(), data)
         except BlockingIOError:
             sent = 0
         if sent != len(data):
@@ -105,7 +103,7 @@ class Link:
         while rest:
             self._ready(select.POLLOUT)
             with contextlib.suppress(BlockingIOError):
-                rest = rest[self.sock.send(rest, socket.MSG_DONTWAIT) :]
+                rest = rest[_write(self._fileno(), rest) :]
 
     def take(self, count: int) -> bytes:
         """Return the reply's next `count` bytes; TimeoutError at the deadline."""
@@ -150,29 +148,30 @@ class Link:
 
     def _more(self, count: int) -> bytes:
         """Receive until `count` bytes are there that have not been taken; return them first."""
-        data = b""
-        try:
-            data = self._recv(_READ)
-            if not data:
-                raise Disconnected("the server closed the connection")
-        except BlockingIOError:
-            pass
+        data = self._some(_READ)
         if self._at < len(self._got):
             data = self._got[self._at :] + data
-        self._got = data if len(data) >= count else self._receive(data, count)
+        self._got = data if len(data) >= count else self._rest(data, count - len(data))
         return self._got
 
-    def _receive(self, first: bytes, count: int) -> bytes:
-        parts, missing = [first], count - len(first)
+    def _rest(self, first: bytes, missing: int) -> bytes:
+        parts = [first]
         while missing > 0:
-            self._ready(select.POLLIN)
-            with contextlib.suppress(BlockingIOError):
-                data = self.sock.recv(_READ if missing <= _READ else _READ_LARGE)
-                if not data:
-                    raise Disconnected("the server closed the connection")
-                parts.append(data)
-                missing -= len(data)
+            parts.append(self._some(_READ if missing <= _READ else _READ_LARGE))
+            missing -= len(parts[-1])
         return b"".join(parts)
+
+    def _some(self, most: int) -> bytes:
+        """Return what comes first, at most so many bytes; Disconnected if nothing will."""
+        while True:
+            try:
+                data = self._recv(most)
+            except TimeoutError:
+                self._ready(select.POLLIN)
+                continue
+            if data:
+                return data
+            raise Disconnected("the server closed the connection")
 
     def _ready(self, event: int) -> None:
         """Wait for room or a reply; TimeoutError at the deadline. Any signal handler may raise."""

@@ -324,6 +324,24 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> No
         assert store.get("k") == b"v"
 
 
+@pytest.mark.parametrize("period", [0.01, 0.001])
+def test_signals_do_not_put_off_a_timeout(store: TCPStore, period: float) -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, period, period)
+    # So that a failure is one: the wait ends once the signals do.
+    mercy = threading.Timer(2, signal.setitimer, (signal.ITIMER_REAL, 0))
+    mercy.start()
+    try:
+        started = time.monotonic()
+        with pytest.raises(StoreTimeout):
+            store.wait(["never"], 0.2)
+        assert 0.2 <= time.monotonic() - started < 1
+    finally:
+        mercy.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_wait_in_another_threads_turn_ends_on_time(store: TCPStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.wait, ["never"], 1)
