@@ -126,7 +126,7 @@ class Message(Task):
     def cancel(self) -> None:
         """Take a receive back that nobody has answered: the array is the user's again."""
         if isinstance(self.op, Recv):
-            for request in self.requests:
+            for request in filter(None, self.requests):  # one that has failed is null
                 request.Cancel()
 
 
