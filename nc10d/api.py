@@ -27,9 +27,7 @@ from nc10d.deadline import Timeout
 from nc10d.group import ProcessGroup
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.work import Work
-from nc10d.world import NonMember, get_default_group
-
-Group = ProcessGroup | NonMember | None
+from nc10d.world import Group, NonMember, get_default_group
 
 
 def _rank_in(

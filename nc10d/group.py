@@ -142,9 +142,7 @@ class ProcessGroup(Dispatcher, Members):
         """
         self.refuse_in_batch("split_group")
         lists = split_lists(split_ranks, self.size)
-        limit = self.timeout if timeout is None else seconds(timeout)
-        config = self.config if backend is None else BackendConfig(backend)
-        config.options(pg_options)
+        limit, config = terms(self, timeout, backend, pg_options)
         deadline = Deadline.after(limit)
         # A split needs the parent's backends: here are all of its ranks, who may have to meet.
         self.make_backends(deadline)
@@ -237,6 +235,20 @@ class ProcessGroup(Dispatcher, Members):
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+
+
+def terms(
+    parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any
+) -> tuple[float, BackendConfig]:
+    """Return timeout (seconds) and configuration of a new group; `parent`'s where nothing is said.
+
+    ValueError or TypeError for what a caller can get wrong, before any group is counted: all
+    ranks count alike.
+    """
+    limit = parent.timeout if timeout is None else seconds(timeout)
+    config = parent.config if backend is None else BackendConfig(backend)
+    config.options(options)
+    return limit, config
 
 
 _live: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()

@@ -95,18 +95,27 @@ def find_place(
         size = _number(environment, *names)
     if not 0 <= rank < size:
         raise RendezvousError(f"rank {rank} is outside a world of {size}", rank=rank)
+    host, port, job = _address(environment, launcher, size, ancestor)
+    served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Place(rank, size, host, _port(port), served, job)
+
+
+def _address(
+    environment: Environment, launcher: _Launcher | None, size: int, ancestor: Callable[[], str]
+) -> tuple[str, str, str]:
+    """Return the host and port where all meet, and the job's name if that chose the port."""
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     job = ""
-    if launcher is not None and (host is None or port is None):
+    if launcher is not None:
         host = host or _host(environment, launcher, size)
-        job = _job(environment, launcher, size, ancestor) if port is None else ""
-        port = port or str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS)
-    served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if port is None:
+            job = _job(environment, launcher, size, ancestor)
+            port = str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS)
     if host is None:
         raise _missing("MASTER_ADDR", "the host of rank 0")
     if port is None:
         raise _missing("MASTER_PORT", "a free port on the host of rank 0")
-    return Place(rank, size, host, _port(port), served, job)
+    return host, port, job
 
 
 def _launcher_of(environment: Environment) -> _Launcher | None:

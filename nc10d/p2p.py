@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nc10d.api import Group, irecv, isend
+from nc10d.api import irecv, isend
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.work import Work
-from nc10d.world import NonMember, get_default_group
+from nc10d.world import Group, NonMember, get_default_group
 
 
 class P2POp:

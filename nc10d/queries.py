@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 
 from nc10d.group import ProcessGroup
-from nc10d.world import NonMember, current_world, get_default_group
-
-Group = ProcessGroup | NonMember | None
+from nc10d.world import Group, NonMember, current_world, get_default_group
 
 
 def _member(group: Group) -> ProcessGroup:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.arguments import check_apart, integer
-from nc10d.backend.config import BackendConfig
-from nc10d.deadline import Deadline, Timeout, seconds
-from nc10d.group import ProcessGroup
+from nc10d.deadline import Deadline, Timeout
+from nc10d.group import ProcessGroup, terms
 from nc10d.world import (
     GroupMember,
     NonMember,
@@ -48,7 +47,7 @@ def new_group(
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
     members = _members(parent, ranks, sort_ranks)
-    limit, config = _terms(parent, timeout, backend, pg_options)
+    limit, config = terms(parent, timeout, backend, pg_options)
     deadline = Deadline.after(limit)
     world = current_world()
     if use_local_synchronization:
@@ -84,17 +83,6 @@ def _members(
 def _ranks(call: str, ranks: Sequence[int]) -> tuple[int, ...]:
     """Return plain ints: groups are named by their ranks, and NumPy's integers print otherwise."""
     return tuple(integer(call, "ranks", rank) for rank in ranks)
-
-
-Terms = tuple[float, BackendConfig]
-
-
-def _terms(parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any) -> Terms:
-    """Read what a caller can get wrong before any group is counted: all ranks count alike."""
-    limit = parent.timeout if timeout is None else seconds(timeout)
-    config = parent.config if backend is None else BackendConfig(backend)
-    config.options(options)
-    return limit, config
 
 
 def new_subgroups(

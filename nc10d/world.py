@@ -43,6 +43,14 @@ class World:
         self.owned_store: Store | None = None
         self._local_counts: dict[tuple[int, ...], int] = {}
 
+    def make_room(self) -> None:
+        """Forget what a fork has left here; ValueError if there is a default group."""
+        if self.default is not None and self.default.inherited:
+            self.clear()
+        if self.default is not None:
+            message = "the default process group exists already"
+            raise ValueError(f"{message}: call destroy_process_group() before another init")
+
     def next_name(self, base: str) -> str:
         """Name the next group that all ranks make together."""
         self.made += 1
@@ -171,6 +179,10 @@ class GroupMember(metaclass=_MemberMeta):
     NON_GROUP_MEMBER = NonMember()
 
 
+Group = ProcessGroup | NonMember | None
+"""What the public calls take: a group, None for the default one, or the mark of a non-member."""
+
+
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -196,11 +208,7 @@ def init_process_group(
     StoreError if the ranks don't find each other, PeerLost if one dies meanwhile.
     """
     world = current_world()
-    if world.default is not None and world.default.inherited:
-        world.clear()
-    if world.default is not None:
-        message = "the default process group exists already"
-        raise ValueError(f"{message}: call destroy_process_group() before another init")
+    world.make_room()
     config = BackendConfig(backend)
     config.options(pg_options)
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
