@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from nc10d.run.cli import main
+from nc10d.run.quiet import quietly
+
+
+def main() -> int:
+    """Run the launcher with this process's words; return its exit code."""
+    return quietly(_launch)
+
+
+def _launch() -> int:
+    from nc10d.run import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -182,6 +182,8 @@ class Attempt:
             self._clock.begin(ending.AT_ONCE)
         elif number == signal.SIGINT:
             self._clock.begin(ending.INTERRUPT)
+            for output in self._outputs.values():
+                output.hush()
         else:
             self._clock.begin(ending.politely(self._grace))
         self._interrupted_by = self._interrupted_by or number

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nc10d.run.hush import hushed
 from nc10d.run.signals import SignalPipe
 
 READ_BYTES = 1 << 16
 PIPE_READS = 16
 LONGEST_LINE = 1 << 16
+MOST_HELD = 1 << 17
 TAIL_LINES = 20
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]")
@@ -133,6 +135,14 @@ class Stream:
         self._splitter = LineSplitter()
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._file: BinaryIO | None = file.open("wb", buffering=0) if file else None
+        self._held: bytes | None = None
+
+    def hush(self) -> None:
+        """From now on, leave out what an interrupted import says; the file keeps it.
+
+        Nothing is shown until the rank has ended or has written MOST_HELD bytes.
+        """
+        self._held = self._held or b""
 
     def pump(self) -> bool:
         """Carry on what has come; return False when there is no more for now, or ever."""
@@ -165,6 +175,7 @@ class Stream:
         """Show the unfinished last line, then give the descriptors back."""
         if self.open:
             self.open = False
+            self._release()
             self._show(self._splitter.flush())
             if self._mark is None and self._sink is not None:
                 self._sink.leave()
@@ -175,6 +186,19 @@ class Stream:
     def _carry(self, data: bytes) -> None:
         if self._file:
             self._file.write(data)
+        if self._held is None:
+            self._pass(data)
+            return
+        self._held += data
+        if len(self._held) > MOST_HELD:
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._pass(hushed(held))
+
+    def _pass(self, data: bytes) -> None:
         lines = self._splitter.feed(data)
         if self._mark is None and self._sink is not None:
             self._sink.raw(data, self._splitter.rest)

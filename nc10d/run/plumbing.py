@@ -52,6 +52,10 @@ class RankOutput:
         self.stdout.drain()
         self.stderr.drain()
 
+    def hush(self) -> None:
+        """Leave out what an interrupted import says from now on."""
+        self.stderr.hush()
+
     def close(self) -> None:
         """Give the descriptors back."""
         self.stdout.close()

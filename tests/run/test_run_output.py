@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.run.output import LONGEST_LINE, LineSplitter, Screen, Sink, Stream, prefix, visible
+from nc10d.run.output import (
+    LONGEST_LINE,
+    MOST_HELD,
+    LineSplitter,
+    Screen,
+    Sink,
+    Stream,
+    prefix,
+    visible,
+)
 from nc10d.run.signals import SignalPipe
 
 pieces = st.lists(st.text(alphabet="ab\n\r", max_size=9).map(str.encode), max_size=9)
@@ -97,3 +106,36 @@ def test_a_terminal_is_left_with_a_cursor_on_a_line_of_its_own(
     screen.passed(left, left.rpartition(b"\n")[2])
     assert screen.farewell() == farewell
     assert screen.farewell() == b""
+
+
+IMPORTING = b'Traceback (most recent call last):\n  File "x", line 1\n    import y\nKeyb\n'
+
+
+@pytest.mark.parametrize("mark", [prefix(3), None])
+def test_a_hushed_stream_ends_without_the_traceback_of_an_import(
+    shown: tuple[Sink, Callable[[], bytes]], tmp_path: Path, mark: bytes | None
+) -> None:
+    sink, read = shown
+    source, rank = os.pipe()
+    stream = Stream(source, sink, mark, tmp_path / "log")
+    os.write(rank, b"on")
+    stream.drain()
+    stream.hush()
+    os.write(rank, b"e\n" + IMPORTING)
+    os.close(rank)
+    stream.drain()
+    assert read() == (mark or b"") + b"one\n"
+    assert (tmp_path / "log").read_bytes() == b"one\n" + IMPORTING
+
+
+def test_a_hushed_stream_that_goes_on_and_on_is_shown(tmp_path: Path) -> None:
+    source, rank = os.pipe()
+    with SignalPipe() as signals, (tmp_path / "shown").open("wb") as shown:
+        stream = Stream(source, Sink(shown.fileno(), Screen(), signals), b"")
+        stream.hush()
+        for _ in range(MOST_HELD // 4096 + 1):
+            os.write(rank, b"y" * 4095 + b"\n")
+            stream.drain()
+        assert (tmp_path / "shown").stat().st_size > MOST_HELD
+        os.close(rank)
+        stream.close()

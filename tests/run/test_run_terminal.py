@@ -7,14 +7,18 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from at_terminal import AtTerminal, soon
 
 Script = Callable[[str], str]
+# Each line in one piece, so that no line of another rank comes between.
 LOOK = """
     import os, sys
-    print(sys.stdout.isatty(), os.get_terminal_size(1).columns if sys.stdout.isatty() else None)
-    print("bar", end="\\r")
+    width = os.get_terminal_size(1).columns if sys.stdout.isatty() else None
+    sys.stdout.write(f"{sys.stdout.isatty()} {width}\\n")
+    sys.stdout.write("bar\\r")
 """
 
 
@@ -72,3 +76,22 @@ def test_prefixes_can_be_left_out(
     assert "True 77\r\n" in shown
     assert "False None\r\n" in shown
     assert "[rank" not in shown
+
+
+def test_ctrl_c_amid_imports_ends_all_ranks_without_a_word(
+    environment: dict[str, str], script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text("import signal\nprint('importing')\nsignal.pause()\n")
+    path = script("import slow")
+
+    def attempt() -> float:
+        words = ["-m", "nc10d.run", "--nproc-per-node", "4", path]
+        with AtTerminal([sys.executable, *words], environment) as job:
+            job.read_until("importing", times=4)
+            code, seconds = job.interrupt()
+        assert code == 130
+        assert "Traceback" not in job.screen, job.screen
+        assert "nc10d-run: ended by SIGINT" in job.screen
+        return seconds
+
+    assert soon(1.0, attempt)

@@ -1,0 +1,97 @@
+"""A command on a terminal of its own, and a keyboard to it: what a user sees and types.
+
+Waits have deadlines of tens of seconds, because the law is that something happens at all; how
+soon is asked with `soon`, which other work on the machine can't fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PATIENCE = 60.0
+CTRL_C = b"\x03"
+
+
+def soon(bound: float, attempt: Callable[[], float], tries: int = 5) -> bool:
+    """Say whether one of a few attempts took less than `bound` seconds.
+
+    A busy machine can slow some of them; where the law is broken, all are slow.
+    """
+    return any(attempt() < bound for _ in range(tries))
+
+
+class AtTerminal:
+    """A running command; `screen` is all that it has written to its terminal so far."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._keyboard, terminal = os.openpty()
+        self._leader = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", *command],
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+        os.close(terminal)
+        self.screen = ""
+
+    def __enter__(self) -> AtTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._session():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self._leader.wait()
+        os.close(self._keyboard)
+
+    def read_until(self, text: str, times: int = 1) -> None:
+        """Read the screen until `text` is on it, so many times."""
+        deadline = time.monotonic() + PATIENCE
+        while self.screen.count(text) < times:
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([self._keyboard], [], [], left)[0], f"no {text!r}: {self.screen}"
+            assert self._read(), f"the command ended without {text!r}: {self.screen}"
+
+    def press(self, keys: bytes) -> None:
+        """Type."""
+        os.write(self._keyboard, keys)
+
+    def interrupt(self) -> tuple[int, float]:
+        """Press Ctrl-C; return the exit code, and the seconds until nothing was left."""
+        family = [os.pidfd_open(pid) for pid in self._session()]
+        began = time.monotonic()
+        self.press(CTRL_C)
+        while self._read():
+            pass
+        code = self._leader.wait(PATIENCE)
+        for fd in family:
+            assert select.select([fd], [], [], PATIENCE)[0], "a process is left"
+            os.close(fd)
+        return code, time.monotonic() - began
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._keyboard, 4096)
+        except OSError:
+            return False  # EIO: nobody has the other end open any more
+        self.screen += data.decode(errors="replace")
+        return bool(data)
+
+    def _session(self) -> list[int]:
+        """Return the processes of the terminal's session."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = entry.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._leader.pid:
+                    found.append(int(entry.parent.name))
+        return found
