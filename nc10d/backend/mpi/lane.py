@@ -30,6 +30,8 @@ from nc10d.outcome import fresh
 from nc10d.work import Work
 
 _NOTHING: frozenset[int] = frozenset()
+_EVERY = 8
+"""One look in so many is for what is rare: notices, departures, deadlines."""
 _abandoned: list[Task] = []
 """Tasks of failed groups: MPI may still use their memory."""
 
@@ -52,6 +54,7 @@ class Lane:
         self._seq = itertools.count(1)
         self._calls: deque[Task] = deque()
         self._messages: list[Message] = []
+        self._looks = 0
         self._closed = self._whole = False
         engine.join(self)
 
@@ -92,7 +95,9 @@ class Lane:
             yield [self.comm.Iallgather(mine, everybody)]
             raise mismatch(everybody, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]
-        if agreement.one_by_one:
+        if len(parts) == 1:
+            yield from parts[0]
+        elif agreement.one_by_one:
             yield from self._one_by_one(work, places, parts, waits)
         else:
             yield from side_by_side(parts)
@@ -139,7 +144,10 @@ class Lane:
         """Go as far as MPI allows; never blocks."""
         if not self.busy:
             return
-        self._hear()
+        self._looks += 1
+        if self._looks % _EVERY == 0:
+            self._hear()
+            self._look_for_trouble()
         while self._calls and self._over(self._calls[0]):
             self._calls.popleft()
         if self._messages:
@@ -147,7 +155,6 @@ class Lane:
             for message in tuple(self._messages):
                 if self._over(message):
                     self._messages.remove(message)
-        self._look_for_trouble()
 
     def _over(self, task: Task) -> bool:
         """Advance a task; True if it is over. What goes wrong in it fails the group."""

@@ -29,6 +29,7 @@ class Notices:
         self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
         self._heard = np.empty(_LONGEST, np.uint8)
         self._ear: Request | None = None
+        self._status = MPI.Status()
         if self._peers:
             self._listen()
 
@@ -37,11 +38,12 @@ class Notices:
 
     def hear(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield what has come: the sender, FAILED or LEFT, and its text."""
-        status = MPI.Status()
+        status = self._status
         while self._ear is not None and self._ear.Test(status):
             text = self._heard[: status.Get_count(MPI.BYTE)].tobytes()
+            source, kind = status.Get_source(), status.Get_tag()
             self._listen()
-            yield status.Get_source(), status.Get_tag(), text
+            yield source, kind, text
 
     def tell(self, kind: int, texts: dict[int, bytes]) -> None:
         """Send each rank its text; never blocks."""
