@@ -1,0 +1,373 @@
+"""A store that is absent, mute, frozen, dead, or answers half; and Ctrl-C: every call ends on time.
+
+What is promised is measured in the median of a few tries: within `SOON` of the timeout, of the
+death or of the signal. Any single try must end within `LATE`: other tests may have the cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.store import FileStore, HashStore, Store, TCPStore
+from nc10d.store import messages as m
+
+HOST = "127.0.0.1"
+TRIES, SOON, LATE = 3, 0.1, 2.0
+LIMIT = 0.1
+
+Call = Callable[[Store], object]
+# What waits for somebody else, whatever the server does; and what only needs an answer.
+WAITS: dict[str, Call] = {
+    "get": lambda store: store.get("absent"),
+    "wait": lambda store: store.wait(["there", "absent"]),
+    "multi_get": lambda store: store.multi_get(["there", "absent"]),
+    "queue_pop": lambda store: store.queue_pop("absent"),
+    "barrier": lambda store: store.barrier("absent", 99),
+}
+ASKS: dict[str, Call] = {
+    "add": lambda store: store.add("absent", 1),
+    "check": lambda store: store.check(["absent"]),
+    "compare_set": lambda store: store.compare_set("absent", "", "v"),
+    "delete_key": lambda store: store.delete_key("absent"),
+    "queue_len": lambda store: store.queue_len("absent"),
+    "queue_pop now": lambda store: store.queue_pop("absent", block=False),
+    "num_keys": lambda store: store.num_keys(),
+    "list_keys": lambda store: store.list_keys(),
+}
+CALLS = WAITS | ASKS
+KEYLESS = ("num_keys", "list_keys")
+
+
+class Took:
+    """How long past its due time each try took."""
+
+    def __init__(self) -> None:
+        self.late: list[float] = []
+
+    def check(self, late: float) -> None:
+        assert -0.001 <= late < LATE
+        self.late.append(late)
+
+    def must_be_soon(self) -> None:
+        assert statistics.median(self.late) < SOON, self.late
+
+
+def times_out(call: Callable[[], object], told: str) -> float:
+    """Return how long after LIMIT the call raised a timeout that tells `told`."""
+    started = time.monotonic()
+    with pytest.raises(StoreTimeout) as caught:
+        call()
+    late = time.monotonic() - started - LIMIT
+    assert told in str(caught.value)
+    return late
+
+
+@contextlib.contextmanager
+def server_process() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Give port and process of a server that can be stopped and killed."""
+    command = [sys.executable, "-m", "nc10d.store", "--host", HOST, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            yield int(child.stdout.readline().rsplit(":", 1)[1]), child
+        finally:
+            child.kill()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    with server_process() as pair:
+        yield pair
+
+
+@contextlib.contextmanager
+def client(port: int, limit: float = 20) -> Iterator[TCPStore]:
+    with contextlib.closing(TCPStore(HOST, port, timeout=limit)) as store:
+        yield store
+
+
+# ---- absent --------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_an_absent_store_is_a_timeout_that_names_it() -> None:
+    port, took = free_port(), Took()
+    for _ in range(TRIES):
+        making = lambda: TCPStore(HOST, port, timeout=LIMIT)  # noqa: E731
+        took.check(times_out(making, f"{HOST}:{port}"))
+    took.must_be_soon()
+
+
+def test_a_master_whose_clients_are_absent_says_how_many_came() -> None:
+    took = Took()
+    for _ in range(TRIES):
+        making = lambda: TCPStore(HOST, 0, 3, is_master=True, timeout=LIMIT)  # noqa: E731
+        took.check(times_out(making, "1 of 3 clients came"))
+    took.must_be_soon()
+
+
+# ---- mute, and answers half ----------------------------------------------------------------------
+
+# What the calls are answered with; whoever answers half of it stops somewhere within.
+ANSWERS = {
+    "get": m.STOP_WAITING + m.string(b"value"),
+    "multi_get": m.STOP_WAITING + m.string(b"value") * 2,
+    "queue_pop": m.STOP_WAITING + m.I64.pack(1) + m.string(b"value"),
+    "compare_set": m.string(b"value"),
+    "list_keys": m.strings([b"/a", b"/b"]),
+    **dict.fromkeys(("add", "delete_key", "queue_len", "num_keys"), m.I64.pack(1)),
+}
+
+
+@contextlib.contextmanager
+def answering(part: bytes) -> Iterator[int]:
+    """Give the port of a server that answers the first call of each client with `part`."""
+    with socket.create_server((HOST, 0)) as listener, contextlib.ExitStack() as held:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    sock = held.enter_context(listener.accept()[0])
+                    sock.sendall(sock.recv(100)[6:10] + m.READY)
+                    sock.recv(1000)
+                    sock.sendall(part)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(20)
+
+
+def test_a_listener_that_never_says_a_word_is_a_timeout_that_names_it() -> None:
+    took = Took()
+    with socket.create_server((HOST, 0)) as mute:
+        port = mute.getsockname()[1]
+        for _ in range(TRIES):
+            making = lambda: TCPStore(HOST, port, timeout=LIMIT)  # noqa: E731
+            took.check(times_out(making, f"{HOST}:{port}"))
+    took.must_be_soon()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_server_that_falls_silent_is_a_timeout_that_names_store_and_key(name: str) -> None:
+    took = Took()
+    for _ in range(TRIES):
+        with answering(b"") as port, client(port) as store:
+            store.set_timeout(LIMIT)
+            told = f"{HOST}:{port}" if name in KEYLESS else "'absent'"
+            took.check(times_out(lambda: CALLS[name](store), told))
+    took.must_be_soon()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_half_an_answer_is_a_timeout_wherever_it_stops(name: str) -> None:
+    took, answer = Took(), ANSWERS[name]
+    for at in sorted({1, len(answer) // 2, len(answer) - 1}):
+        with answering(answer[:at]) as port, client(port) as store:
+            store.set_timeout(LIMIT)
+            told = f"{HOST}:{port}" if name in KEYLESS else "'absent'"
+            took.check(times_out(lambda: CALLS[name](store), told))
+    took.must_be_soon()
+
+
+# ---- frozen --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a child process; it does nothing more until the block ends."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_frozen_server_is_a_timeout_and_thawed_it_serves_on(
+    server: tuple[int, subprocess.Popen[str]], name: str
+) -> None:
+    port, child = server
+    took = Took()
+    with client(port) as store:
+        for number in range(TRIES):
+            store.set_timeout(LIMIT)
+            told = f"{HOST}:{port}" if name in KEYLESS else "'absent'"
+            with frozen(child.pid):
+                took.check(times_out(lambda: CALLS[name](store), told))
+            store.set_timeout(20)
+            store.set("there", str(number))
+            assert store.get("there") == str(number).encode()
+            store.delete_key("absent")
+    took.must_be_soon()
+
+
+def test_a_frozen_server_is_no_more_to_be_joined(
+    server: tuple[int, subprocess.Popen[str]],
+) -> None:
+    port, child = server
+    took = Took()
+    with client(port) as store, frozen(child.pid):
+        for _ in range(TRIES):
+            took.check(times_out(lambda: TCPStore(HOST, port, timeout=LIMIT), f"{HOST}:{port}"))
+        big = bytes(8 << 20)
+        store.set_timeout(LIMIT)
+        took.check(times_out(lambda: store.set("big", big), "'big'"))
+    took.must_be_soon()
+
+
+# ---- dead ----------------------------------------------------------------------------------------
+
+
+class Killed:
+    """What a call raised, and when, in a thread of its own."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self.at = 0.0
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except StoreError as error:
+            self.error, self.at = error, time.monotonic()
+
+    def ended(self) -> tuple[BaseException | None, float]:
+        self._thread.join(20)
+        return self.error, self.at
+
+
+def test_a_killed_server_ends_every_wait_at_once_with_the_key() -> None:
+    took = Took()
+    with server_process() as (port, child), contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(client(port)) for _ in WAITS]
+        for store in stores:
+            store.set("there", "v")
+        # A frozen server answers nobody, so what only asks is under way too when it dies.
+        asking = [stack.enter_context(client(port)) for _ in ASKS]
+        under_way = [
+            Killed(lambda s=s, c=c: c(s)) for s, c in zip(stores, WAITS.values(), strict=True)
+        ]
+        with frozen(child.pid):
+            under_way += [
+                Killed(lambda s=s, c=c: c(s)) for s, c in zip(asking, ASKS.values(), strict=True)
+            ]
+            killed = time.monotonic()
+            child.kill()
+        for name, one in zip(CALLS, under_way, strict=True):
+            error, at = one.ended()
+            assert isinstance(error, StoreError)
+            assert not isinstance(error, StoreTimeout)
+            assert (f"{HOST}:{port}" if name in KEYLESS else "'absent'") in str(error)
+            took.check(at - killed)
+        started = time.monotonic()
+        with pytest.raises(StoreError, match="nobody listens there any more"):
+            stores[0].get("there")
+        took.check(time.monotonic() - started)
+    took.must_be_soon()
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def interrupted(call: Callable[[], object]) -> float:
+    """Return how long after a Ctrl-C the call raised it."""
+    sent = 0.0
+    me = threading.get_ident()
+
+    def send() -> None:
+        nonlocal sent
+        sent = time.monotonic()
+        signal.pthread_kill(me, signal.SIGINT)
+
+    timer = threading.Timer(0.05, send)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        return time.monotonic() - sent
+    finally:
+        timer.join()
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
+def test_ctrl_c_ends_a_wait_and_the_store_goes_on(
+    server: tuple[int, subprocess.Popen[str]], tmp_path: Path, kind: str, name: str
+) -> None:
+    stores: dict[str, Callable[[], Store]] = {
+        "tcp": lambda: TCPStore(HOST, server[0], timeout=20),
+        "file": lambda: FileStore(tmp_path / "store", 1),
+        "hash": HashStore,
+    }
+    took = Took()
+    with contextlib.closing(stores[kind]()) as store:
+        for number in range(TRIES):
+            took.check(interrupted(lambda: WAITS[name](store)))
+            store.set("there", str(number))
+            assert store.get("there") == str(number).encode()
+        store.delete_key("absent")
+    took.must_be_soon()
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_ctrl_c_ends_what_a_frozen_server_does_not_answer(
+    server: tuple[int, subprocess.Popen[str]], name: str
+) -> None:
+    port, child = server
+    took = Took()
+    with client(port) as store:
+        for _ in range(TRIES):
+            # Interrupted, a store connects anew, which a frozen server lets it do up to a point.
+            with frozen(child.pid):
+                took.check(interrupted(lambda: ASKS[name](store)))
+            assert store.check([])
+        store.delete_key("absent")
+    took.must_be_soon()
+
+
+def test_ctrl_c_ends_what_finds_no_room(server: tuple[int, subprocess.Popen[str]]) -> None:
+    port, child = server
+    with client(port) as store, frozen(child.pid):
+        late = interrupted(lambda: store.set("big", bytes(8 << 20)))
+    assert late < LATE
+
+
+def test_ctrl_c_ends_every_way_to_join() -> None:
+    took = Took()
+    absent = free_port()
+    with socket.create_server((HOST, 0)) as mute:
+        mute_port = mute.getsockname()[1]
+        ways: list[Callable[[], object]] = [
+            lambda: TCPStore(HOST, absent, timeout=20),
+            lambda: TCPStore(HOST, mute_port, timeout=20),
+            lambda: TCPStore(HOST, 0, 2, is_master=True, timeout=20),
+        ]
+        for way in ways:
+            took.check(interrupted(way))
+    took.must_be_soon()
