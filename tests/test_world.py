@@ -8,16 +8,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import nc10d as dist
+from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.mates import Card, host_id, version
+from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.rendezvous import rendezvous
-from nc10d.store import HashStore, Store
+from nc10d.store import HashStore, PrefixStore, Store
 from nc10d.testing import run_ranks
 from nc10d.world import current_world, own_world, prefix_store
 
@@ -108,14 +110,34 @@ def test_a_rank_that_stops_while_host_mates_meet(silent: int, others: Callable[.
     open_ends[0].close()
 
 
-def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets() -> None:
+class Late(PrefixStore):
+    """A store whose answers come late."""
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        threading.Event().wait(LATE)
+        return super().multi_get(keys)
+
+
+def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
+    others: Callable[..., None],
+) -> None:
+    store = HashStore()
+
+    def come_late() -> None:
+        with pytest.raises(RendezvousError):
+            Host(Late("world/1", store), 2, 3, Deadline.after(LIMIT))
+
+    with silent_card(store, 0):
+        others(0.0, come_late)
+        told = r"ranks \[0\] came, but did not introduce themselves"
+        ends_on_time(RendezvousError, told, store=store, rank=1, world_size=3)
+
+
+def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets(method: str) -> None:
     with own_world():
         for backend, options in (("cpu", object()), (None, {"cpu": 1}), (None, object())):
-            with pytest.raises(TypeError, match="pg_options of"):
-                # Nobody else is there: to meet would last until the test's own timeout.
-                dist.init_process_group(
-                    backend, store=HashStore(), rank=0, world_size=2, pg_options=options
-                )
+            with pytest.raises(TypeError, match="pg_options of"):  # and not that nobody is there
+                dist.init_process_group(backend, method, LIMIT, 2, 1, pg_options=options)
             assert not dist.is_initialized()
 
 

@@ -1,16 +1,16 @@
 """How the members of a group agree that it exists: on all of them, or on none.
 
-Each member puts into the store where its area lies. The last to come says that the group is
-formed; who gives up (time is over, a member has died, Ctrl-C) says why it is not. The first word
-holds for everybody. So all ranks raise the same error at the same time, and what a group that was
-not formed had allocated may be used again at once: nobody will look at it.
+Each member puts into the store where its area lies. The last to come says where all of them lie,
+and the group is formed; who gives up (time is over, a member has died, Ctrl-C) says why it is not.
+The first word holds for everybody. So all ranks raise the same error at the same time, and what a
+group that was not formed had allocated may be used again at once: nobody will look at it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nc10d import errors
 from nc10d.backend.cpu import causes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # How long a wait goes on before it looks whether the others can still come.
 _SLICE = 0.05
-_VERDICT, _FORMED = "verdict", b"formed"
+_VERDICT = "verdict"
 
 
 def form(
@@ -55,11 +55,11 @@ def form(
         # Should this fail as well, the area stays: others may count on it.
         verdict, failure = store.compare_set(_VERDICT, "", _written(error, name, rank)), error
     interrupted = failure if not isinstance(failure, Exception) else None
-    if verdict != _FORMED:
+    told = json.loads(verdict)
+    if "offsets" not in told:
         host.arena.free(offset)
-        raise interrupted or _read(verdict) from None
-    raw = store.multi_get([f"area/{member}" for member in range(size)])
-    areas = Areas(host, list(members), rank, [int(text) for text in raw], half)
+        raise interrupted or _error(**told) from None
+    areas = Areas(host, list(members), rank, told["offsets"], half)
     if interrupted is not None:
         withdraw(areas)
         raise interrupted
@@ -110,7 +110,9 @@ def _meet(
     """Say that this rank has come, and return the verdict."""
     store.set(f"area/{rank}", str(offset))
     if store.add("come", 1) == len(members):
-        return store.compare_set(_VERDICT, "", _FORMED)
+        offsets = store.multi_get([f"area/{r}" for r in range(len(members))])
+        formed = json.dumps({"offsets": [int(text) for text in offsets]})
+        return store.compare_set(_VERDICT, "", formed)
     while not _decided(store, deadline.slice(_SLICE)):
         check()
         if deadline.expired():
@@ -139,12 +141,13 @@ def _written(error: BaseException, name: str, rank: int) -> str:
     if not isinstance(error, DistError):
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
-    fields = {field: getattr(error, field) for field in causes.FIELDS}
-    return json.dumps([type(error).__name__, str(error), fields | {"group": name}])
+    fields = {field: getattr(error, field) for field in causes.FIELDS} | {"group": name}
+    said = {"kind": type(error).__name__, "message": str(error), "fields": fields}
+    return json.dumps(said)
 
 
-def _read(verdict: bytes) -> DistError:
-    kind, message, fields = json.loads(verdict)
+def _error(kind: str, message: str, fields: dict[str, Any]) -> DistError:
+    """Return what a rank that gave up has said, as an error of this rank."""
     error: DistError = getattr(errors, kind, Aborted)(message)
     error.__dict__.update(fields)
     return error
