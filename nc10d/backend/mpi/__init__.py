@@ -7,10 +7,11 @@ every backend: the rules of `nc10d.dtypes`, folded in rank order, bit for bit, u
 
 What MPI can't, and what therefore is different from the built-in engine:
 
-- Forming a group (`init_process_group`, `new_group`, `split_group`) has no timeout: MPI makes
-  communicators in calls that block. Nor can an operation be taken back: after a failure MPI may
-  still write into arrays of operations that had begun, so they are kept alive for good. Nothing
-  begins before all ranks have entered the same call, though.
+- An operation can't be taken back: after a failure MPI may still write into arrays of operations
+  that had begun, so they are kept alive for good. Nothing begins before all ranks have entered the
+  same call, though.
+- MPI makes communicators in calls that block for as long as a rank is missing. Ranks meet before,
+  with a timeout; one that dies in between still hangs the others.
 - A process that dies takes the job with it (that is `mpirun`'s doing, or a site's fault-tolerant
   MPI's), and an abort or a timeout reaches a rank when that rank next looks: in a call, in a wait,
   or on the thread that moves asynchronous operations along. When two ranks fail at the same time,

@@ -12,8 +12,9 @@ from typing import Any
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.mpi.devices import check_devices
 from nc10d.backend.mpi.engine import engine
+from nc10d.backend.mpi.forming import come_together
 from nc10d.backend.mpi.lane import Lane
-from nc10d.backend.mpi.library import MPI, require_threads, serialized
+from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, DistError, RendezvousError
 from nc10d.ops import Op
@@ -37,7 +38,7 @@ class MpiOptions:
 def make(setup: BackendSetup) -> MpiBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come.
 
-    RendezvousError if MPI did not start as many processes as the group has ranks.
+    RendezvousError if they don't in time, or if MPI has fewer processes than the group has ranks.
     """
     require_threads()
     options = _checked(setup.options)
@@ -47,11 +48,12 @@ def make(setup: BackendSetup) -> MpiBackend:
             f"group {setup.group_name!r} has {setup.size} ranks, and MPI has {world.size}: start "
             f"the program with mpirun -n {setup.size}"
         )
-    with _blocking():
-        if setup.size == world.size:
+    if setup.size == world.size:
+        come_together(world, range(world.size), setup.group_name, setup.deadline)
+        with _blocking():
             comm = world.Split(0, setup.rank)
-        else:
-            comm = _of_some(setup)
+    else:
+        comm = _of_some(setup)
     return MpiBackend(setup.group_name, comm, options)
 
 
@@ -63,19 +65,21 @@ def _checked(options: Any) -> MpiOptions:
     return options
 
 
-def _of_some(setup: BackendSetup) -> Any:
+def _of_some(setup: BackendSetup) -> Comm:
     """Make the communicator of some of MPI's processes, who tell each other by the store."""
     setup.store.set(f"mpi/{setup.rank}", str(MPI.COMM_WORLD.rank))
     keys = [f"mpi/{rank}" for rank in range(setup.size)]
     setup.store.wait(keys, setup.deadline.remaining())
     members = [int(text) for text in setup.store.multi_get(keys)]
-    return _create(MPI.COMM_WORLD, members, setup.group_name)
+    return _create(MPI.COMM_WORLD, members, setup.group_name, setup.deadline)
 
 
-def _create(comm: Any, members: Sequence[int], name: str) -> Any:
+def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -> Comm:
     """Make the communicator of some ranks of `comm`; only they call."""
+    come_together(comm, members, name, deadline)
     # Groups that different threads make at the same time are told apart by the tag.
-    return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
+    with _blocking():
+        return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
 
 
 @contextlib.contextmanager
@@ -91,7 +95,7 @@ class MpiBackend:
     name = "mpi"
     device_type = "cpu"
 
-    def __init__(self, group_name: str, comm: Any, options: MpiOptions) -> None:
+    def __init__(self, group_name: str, comm: Comm, options: MpiOptions) -> None:
         self.rank: int = comm.rank
         self.size: int = comm.size
         with _blocking():
@@ -131,8 +135,7 @@ class MpiBackend:
     ) -> MpiBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         self._lane.check()
-        with _blocking():
-            comm = _create(self._lane.comm, ranks, name)
+        comm = _create(self._lane.comm, ranks, name, deadline)
         return MpiBackend(name, comm, _checked(options))
 
     def abort(self, reason: BaseException) -> None:

@@ -6,12 +6,16 @@ on a port of its choice, and MPI tells the others where.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from collections.abc import Sequence
 
+from nc10d.backend.mpi.forming import come_together
 from nc10d.backend.mpi.library import MPI, require_threads
 from nc10d.deadline import Deadline
-from nc10d.errors import DistError, RendezvousError
+from nc10d.errors import RendezvousError
+from nc10d.store import HashStore, TCPStore
 from nc10d.store.base import Store
 
 _LONGEST = 10.0 * 365 * 86400  # seconds; for ever is more than a socket can hold
@@ -22,7 +26,7 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
 
     `rank` and `size` are what the caller expects (negative: nothing); RendezvousError if MPI says
     otherwise. The store's host is MASTER_ADDR if set, else what rank 0's machine calls itself.
-    Blocks until all have come, for which MPI has no timeout; `deadline` is the store's.
+    Blocks until all have come; RendezvousError names those who have not by `deadline`.
     """
     require_threads()
     world = MPI.COMM_WORLD
@@ -32,28 +36,25 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
             "start it with mpirun, or give a store to use ranks of your own"
         )
     if world.size == 1:
-        from nc10d.store import HashStore
-
         return HashStore(), 0, 1
-    return _shared(min(deadline.remaining(), _LONGEST)), world.rank, world.size
+    store = _Host(min(deadline.remaining(), _LONGEST))
+    mine = MPI.Get_processor_name().encode()
+    told = come_together(world, range(world.size), "the store", deadline, mine, store.start)
+    host, port = json.loads(told)
+    return store.mine or TCPStore(host, port, timeout=store.timeout), world.rank, world.size
 
 
-def _shared(timeout: float) -> Store:
-    from nc10d.store import TCPStore
+class _Host:
+    """Starts the store on rank 0, when all are there."""
 
-    world = MPI.COMM_WORLD
-    one_host = world.Split_type(MPI.COMM_TYPE_SHARED)
-    alone = one_host.size == world.size
-    one_host.Free()
-    host = "127.0.0.1" if alone else os.environ.get("MASTER_ADDR") or socket.gethostname()
-    store: Store | None = None
-    failure = ""
-    if world.rank == 0:
-        try:
-            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        except (DistError, OSError) as error:
-            failure = str(error)  # told before it is raised: the others are waiting
-    host, port, failure = world.bcast((host, getattr(store, "port", 0), failure))
-    if failure:
-        raise RendezvousError(f"rank 0 could not host the store: {failure}", rank=0)
-    return store or TCPStore(host, port, timeout=timeout)
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.mine: Store | None = None
+
+    def start(self, machines: Sequence[bytes]) -> bytes:
+        """Start the store; return what the others need to reach it."""
+        alone = len(set(machines)) == 1
+        host = "127.0.0.1" if alone else os.environ.get("MASTER_ADDR") or socket.gethostname()
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
+        self.mine = store
+        return json.dumps([host, store.port]).encode()

@@ -21,15 +21,24 @@ NUMBERS = 4096
 """Messages with large tags that may be on their way between two ranks at a time."""
 
 
+KEPT = 4096
+"""Tags above these, for forming groups (forming.py)."""
+
+
+def largest_tag() -> int:
+    """Return the largest tag that this MPI knows."""
+    largest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+    return largest
+
+
 class Mailbox:
     """One rank's messages in one group; its owner sees to it that threads take turns."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        largest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
-        # Every tag that MPI must have (0 to 32767) less the kept ones is there at the least.
-        self._announcing = largest
-        self._numbered = largest - NUMBERS
+        # Some thousand of the 32768 tags that every MPI must have are left for all other messages.
+        self._announcing = largest_tag() - KEPT
+        self._numbered = self._announcing - NUMBERS
         self._numbers = [0] * comm.size
         self._announced: list[tuple[int, int, int]] = []
         self._waiting = 0

@@ -15,7 +15,13 @@ from mpi_launchers import LIBRARIES
 from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, UnsupportedPlatform
+from nc10d.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerLost,
+    RendezvousError,
+    UnsupportedPlatform,
+)
 from nc10d.group import ProcessGroup
 from nc10d.ops import AllReduce
 from nc10d.testing import Ranks
@@ -150,6 +156,22 @@ def waits_briefly(group: ProcessGroup) -> None:
 
 def test_a_wait_that_is_too_short_leaves_the_call_alone(ranks: Ranks) -> None:
     ranks.run(waits_briefly)
+
+
+def one_stays_away(group: ProcessGroup) -> str:
+    text = ""
+    if group.rank != 1:
+        members = [2, 1, 0]
+        made = lambda: group.child("not-all", members, 0.3, group.config).make_backends()  # noqa: E731
+        text = raised(RendezvousError, made)
+    group.barrier()
+    return text
+
+
+def test_a_group_that_not_all_come_to_is_not_made(ranks: Ranks) -> None:
+    zero, _, two = ranks.run(one_stays_away)
+    assert "ranks [1] have not come in time" in two
+    assert "not come" in zero
 
 
 def one_leaves(group: ProcessGroup) -> None:
