@@ -15,16 +15,8 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.linking import scratch_bytes
 from nc10d.backend.cpu.program import At, Kind, Program, Space, Step
-from nc10d.testing.simulator import (
-    HANDLERS,
-    PAIR,
-    Bytes,
-    Disagreement,
-    Handler,
-    Rank,
-    World,
-    run_all,
-)
+from nc10d.testing.simulator import HANDLERS, Handler, Rank, World, run_all
+from nc10d.testing.watched import PAIR, Bytes, Disagreement
 
 
 class Pipes:

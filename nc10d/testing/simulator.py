@@ -9,74 +9,15 @@ wait is therefore an error even in a run that came out right.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.program import INLINE_BYTES, At, Kernel, Kind, Program, Space, Step
+from nc10d.backend.cpu.program import INLINE_BYTES, At, Kind, Program, Space, Step
+from nc10d.testing import exposing
+from nc10d.testing.watched import PAIR, Bytes, Clock, Deadlock, Disagreement, Region, mapped
 
-Bytes = npt.NDArray[np.uint8]
-Clock = list[int]
 Handler = Callable[["Rank", Step], bool]
-
-
-class Race(AssertionError):
-    """Two ranks touch the same bytes and nothing orders them."""
-
-
-class Deadlock(AssertionError):
-    """Ranks wait and nobody can go on."""
-
-
-class Disagreement(AssertionError):
-    """Ranks run different calls, or exchange sizes that differ."""
-
-
-PAIR: dict[str, Callable[..., object]] = {
-    "SUM": np.add,
-    "PRODUCT": np.multiply,
-    "MIN": np.minimum,
-    "MAX": np.maximum,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
-
-
-@dataclass(slots=True)
-class Access:
-    """Who touched bytes [low, high) of a region, and when by its own clock."""
-
-    low: int
-    high: int
-    rank: int
-    time: int
-    write: bool
-
-
-@dataclass(slots=True)
-class Region:
-    """Bytes that all ranks can reach, with the accesses that may still conflict."""
-
-    name: str
-    data: Bytes
-    accesses: list[Access] = field(default_factory=list)
-
-    def touch(self, low: int, high: int, rank: int, clock: Clock, *, write: bool) -> None:
-        """Record an access; raise Race when an earlier one is not ordered before it."""
-        assert 0 <= low <= high <= self.data.size, (self.name, low, high)
-        kept = []
-        for old in self.accesses:
-            meets = old.low < high and low < old.high
-            if meets and old.rank != rank and (write or old.write) and old.time > clock[old.rank]:
-                raise Race(f"{self.name}[{low}:{high}] by rank {rank} against {old}")
-            # What this write covers and follows needs no further watching: whoever races with
-            # the old access races with this one too.
-            if not (write and low <= old.low and old.high <= high):
-                kept.append(old)
-        kept.append(Access(low, high, rank, clock[rank], write))
-        self.accesses = kept
 
 
 class Rank:
@@ -100,6 +41,9 @@ class Rank:
         ]
         self.marks = [Region(f"fingerprint {rank}/{h}", np.zeros(1, np.uint8)) for h in (0, 1)]
         self.calls: list[int] = [0, 0]
+        # Of each half: whether this rank wants the other way, and what it has exposed.
+        self.flags = [False, False]
+        self.exposed: list[Region | None] = [None, None]
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0
@@ -116,6 +60,7 @@ class Rank:
         """Carry out one step; False when it has to wait."""
         program, _ = self.queue[0]
         if self.pc == len(program.steps):
+            exposing.withdraw(self)
             self.queue.pop(0)
             self.pc = 0
             return True
@@ -142,6 +87,7 @@ class Rank:
         if region is None:
             _, users = self.queue[0]
             assert low + nbytes <= users[at.index].size, (at, low, nbytes)
+            exposing.touch(self, users[at.index], low, nbytes, write=write)
             return users[at.index][low : low + nbytes]
         region.touch(low, low + nbytes, self.rank, self.clock, write=write)
         return region.data[low : low + nbytes]
@@ -164,14 +110,30 @@ class Rank:
 
     def everyone_reached(self, target: int) -> bool:
         """Say whether all peers' counters have come to `target`."""
-        others = [r for r in range(self.world.size) if r != self.rank]
         if self.met < target:
-            if any(self.world.ranks[r].counter < target for r in others):
+            if any(self.world.ranks[r].counter < target for r in self.others):
                 return False
-            for r in others:
+            for r in self.others:
                 self.reached(r, target)
             self.met = target
         return True
+
+    def compare(self, peers: Iterable[int]) -> bool:
+        """Hold peers' fingerprints against mine; say whether anybody has set the flag."""
+        half = self.round & 1
+        flagged = self.flags[half]
+        for peer in peers:
+            other = self.world.ranks[peer]
+            other.marks[half].touch(0, 1, self.rank, self.clock, write=False)
+            if other.calls[half] != self.calls[half]:
+                raise Disagreement(f"rank {self.rank} and rank {peer} at tick {self.seq}")
+            flagged = flagged or other.flags[half]
+        return flagged
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks."""
+        return [r for r in range(self.world.size) if r != self.rank]
 
 
 def _copy(me: Rank, step: Step) -> bool:
@@ -184,18 +146,8 @@ def _map(me: Rank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     src = me.view(step.src, nbytes, write=False)
-    me.view(step.dst, nbytes, write=True)[:] = _mapped(step.kernel, src, step.arg)
+    me.view(step.dst, nbytes, write=True)[:] = mapped(step.kernel, src, step.arg)
     return True
-
-
-def _mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:
-    values = data.copy().view(kernel.dtype)
-    if kernel.kind == "SCALE":
-        return np.asarray(values * values.dtype.type(arg)).view(np.uint8)
-    assert kernel.kind == "DIVIDE", kernel
-    exact = np.trunc(values / arg).astype(values.dtype)
-    result = exact if values.dtype.kind in "iu" else values / values.dtype.type(arg)
-    return np.asarray(result, values.dtype).view(np.uint8)
 
 
 def _reduce_ranks(me: Rank, step: Step) -> bool:
@@ -216,7 +168,7 @@ def _reduce_ranks(me: Rank, step: Step) -> bool:
             dst[:] = total.view(np.uint8)
     assert total is not None
     if step.last is not None:
-        dst[:] = _mapped(step.last, total.view(np.uint8), step.arg)
+        dst[:] = mapped(step.last, total.view(np.uint8), step.arg)
     if step.also.space is not Space.NONE:
         me.view(step.also, nbytes, write=True)[:] = dst
     return True
@@ -245,10 +197,10 @@ def _free(me: Rank, step: Step) -> bool:
 
 
 def _enter(me: Rank, step: Step) -> bool:
-    del step
     half = me.round & 1
     me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
-    me.calls[me.round & 1] = me.queue[0][0].call.fingerprint()
+    me.calls[half] = me.queue[0][0].call.fingerprint()
+    me.flags[half] = bool(step.tick)
     return True
 
 
@@ -261,23 +213,15 @@ def _header(me: Rank, step: Step) -> bool:
 def _meet(me: Rank, step: Step) -> bool:
     if not _wait(me, step):
         return False
-    _compare(me, [step.peer])
+    me.compare([step.peer])
     return True
 
 
 def _meet_all(me: Rank, step: Step) -> bool:
     if not _wait_all(me, step):
         return False
-    _compare(me, [r for r in range(me.world.size) if r != me.rank])
+    me.compare(me.others)
     return True
-
-
-def _compare(me: Rank, peers: Iterable[int]) -> None:
-    half = me.round & 1
-    for peer in peers:
-        me.world.ranks[peer].marks[half].touch(0, 1, me.rank, me.clock, write=False)
-        if me.world.ranks[peer].calls[half] != me.calls[half]:
-            raise Disagreement(f"rank {me.rank} and rank {peer} at tick {me.seq}")
 
 
 def _agree(me: Rank, step: Step) -> bool:
@@ -322,14 +266,19 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.ROUND: _round,
     Kind.LOOP_AGREED: _round,
     Kind.HEADER: _header,
+    **exposing.HANDLERS,
 }
 
 
 class World:
-    """All ranks of one group, with boards of `half` bytes."""
+    """All ranks of one group, with boards of `half` bytes.
 
-    def __init__(self, size: int, half: int) -> None:
+    What the ranks in `unreadable` expose, nobody can read.
+    """
+
+    def __init__(self, size: int, half: int, unreadable: Iterable[int] = ()) -> None:
         self.size = size
+        self.unreadable = frozenset(unreadable)
         self.half = half
         self._counters = 0
         self.ranks: list[Rank] = []

@@ -7,14 +7,16 @@ the cause of a failure it reported, where its links lie, and its two board halve
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.arena import PAGE
+from nc10d.backend.cpu.arena import PAGE, SPAN
 from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.reading import reach_block
 
 Words = npt.NDArray[np.int64]
 
@@ -80,6 +82,15 @@ class Areas:
     def links_word(self, owner: int, peer: int) -> int:
         """Return the address of the word that says where the link owner → peer lies."""
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
+
+    def readable(self) -> bool:
+        """Say whether all ranks can read all others' private memory: alike on all of them."""
+        return all(self._word(rank, at.AREA_READS)[0] for rank in range(self.size))
+
+    def reach(self, ranks: Sequence[int], *, folding: bool) -> Words:
+        """Return the block that tells the engine how to read what some ranks expose."""
+        mates = [self.host.mates[self.members[rank]] for rank in ranks]
+        return reach_block(mates, SPAN, self.readable(), folding=folding)
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""

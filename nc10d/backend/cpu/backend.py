@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
@@ -90,7 +90,8 @@ class CpuBackend:
         self.areas = areas
         self.rank = rank = areas.rank
         self.size = areas.size
-        self.layout = Layout(self.size, rank, areas.half, 65536 if self.size <= 2 else 16384)
+        small = 65536 if self.size <= 2 else 16384
+        self.layout = Layout(self.size, rank, areas.half, small, direct=DIRECT, by_kernel=BY_KERNEL)
         self.channel = host.channel(self._shared())
         self.links = Links(self.areas)
         self.post = Post(self)
@@ -112,6 +113,7 @@ class CpuBackend:
             area=self.areas.address(self.rank),
             counters=[self.areas.address(r) for r in ranks],
             boards=(even, odd),
+            reach=self.areas.reach(ranks, folding=True),
         )
 
     # -- launching -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from nc10d.backend.cpu.native import layout as at
 if TYPE_CHECKING:
     from nc10d.backend.cpu.area import Areas
     from nc10d.backend.cpu.mates import Mate
+
+# How long a process may take to end after the kernel has taken its memory away.
+_DYING_MS = 500
 
 KINDS = (
     errors.PeerLost,
@@ -77,6 +81,15 @@ def read(areas: Areas) -> errors.DistError | None:
     error: errors.DistError = kind(cause["message"])
     error.__dict__.update(cause["fields"])
     return error
+
+
+def ended(mate: Mate) -> bool:
+    """Say whether a mate's process has ended; waits a moment for one that is being killed."""
+    if mate.pidfd < 0:
+        return False
+    poller = select.poll()
+    poller.register(mate.pidfd, select.POLLIN)
+    return bool(poller.poll(_DYING_MS))
 
 
 def death(mate: Mate) -> str:

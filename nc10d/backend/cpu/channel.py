@@ -36,6 +36,7 @@ class Shared:
     boards: tuple[Sequence[int], Sequence[int]]
     kind: int = at.COLLECTIVE
     streams: int = 0
+    reach: Words | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Channel:
             at.C_YIELD: waiting.yields,
             at.C_TRACE_ID: self.address,
             at.C_STREAMS: shared.streams,
+            at.C_REACH: 0 if shared.reach is None else engine.address(shared.reach),
         }
         for offset, value in fields.items():
             self.words[offset // 8] = value

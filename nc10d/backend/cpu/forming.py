@@ -48,6 +48,7 @@ def form(
     size = len(members)
     offset = host.allocate(area_bytes(size, half))
     host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
+    host.arena.mapping.words(offset + at.AREA_READS, 1)[0] = host.reads(members)
     failure: BaseException | None = None
     try:
         verdict = _meet(store, name, members, rank, offset, deadline, check)

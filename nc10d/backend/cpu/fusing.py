@@ -23,11 +23,11 @@ from nc10d.backend.cpu.program import (
     Step,
     concatenate,
     divert,
-    end,
     end_round,
     enter,
     free,
     gate,
+    jump,
     open_gate,
     signal,
 )
@@ -103,7 +103,7 @@ def _span(request: Request) -> tuple[int, int]:
 def _either(joined: Sequence[Step], ordered: Sequence[Step], *, flag: bool) -> tuple[Step, ...]:
     """The one way if nobody minds, else the other."""
     leave = end_round(1, 2)
-    first = (leave, *joined, end())
+    first = (leave, *joined, jump(1 + len(ordered)))
     return (free(), enter(flag), signal(1), divert(len(first)), *first, leave, *ordered)
 
 

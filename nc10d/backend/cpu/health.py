@@ -142,6 +142,8 @@ class Health:
             self.abort(self._mismatch(channel))
         elif answer == at.SIZES:
             self.abort(self._wrong_sizes(channel))
+        elif answer == at.UNREADABLE:
+            self.abort(self._unreadable(channel.get(at.C_BLOCKED_ON)))
         else:
             self.failure()
 
@@ -237,6 +239,19 @@ class Health:
         )
         name, mine, _ = self._mine(())
         return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine)
+
+    def _unreadable(self, peer: int) -> PeerLost:
+        """A peer's memory can't be read any more: nearly always because it has just died."""
+        mate = self._areas.host.mates[self._areas.members[peer]]
+        if causes.ended(mate):
+            return self._dead(peer, mate)
+        name, seq, text = self._mine(())
+        message = (
+            f"the memory of rank {peer} (pid {mate.pid} on {mate.host}) can't be read any more by "
+            f"rank {self._areas.rank} in {text} of group {self._name!r}: its kernel refuses "
+            "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
+        )
+        return PeerLost(message, rank=peer, host=mate.host, pid=mate.pid, op=name, seq=seq)
 
     def _mismatch(self, channel: Channel) -> CollectiveMismatch:
         peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)

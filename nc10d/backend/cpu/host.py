@@ -25,6 +25,7 @@ from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.reading import Probe, can_read
 from nc10d.deadline import Deadline
 from nc10d.errors import UnsupportedPlatform
 
@@ -53,10 +54,12 @@ class Host:
         try:
             bell = self.arena.allocate(PAGE)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
+            self._probe = Probe(self.arena)
             self.mates = meeting.meet(store, rank, size, self.arena, deadline)
         except BaseException:
             self.arena.close()
             raise
+        self._readable = mask(mate.rank for mate in self.mates if can_read(mate))
         self.waiting: Waiting = waiting_policy(size)
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
@@ -142,6 +145,11 @@ class Host:
         """
         with self._lock:
             self._zombies.append((offsets, left_word, members))
+
+    def reads(self, members: Iterable[int]) -> bool:
+        """Say whether this rank can read the private memory of all `members`."""
+        wanted = mask(members)
+        return self._readable & wanted == wanted
 
     # -- channels --------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ def _pack(
     extra = step.peer
     if step.kind is Kind.ENTER:
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
-    elif step.kind is Kind.DIVERT:
+    elif step.kind in (Kind.DIVERT, Kind.JUMP, Kind.PICK):
         extra = step.skip
     elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED, Kind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import message
+from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.linking import Linked
@@ -169,6 +170,7 @@ class Links:
             counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
             boards=((boards, boards), (boards + HALF, boards + HALF)),
             kind=at.SENDER if sending else at.RECEIVER,
+            reach=areas.reach([sender, receiver], folding=False),
         )
         return areas.host.channel(shared)
 
@@ -188,7 +190,10 @@ def _message(sending: bool, nbytes: int, folded: bool, gates: Iterable[int]) -> 
     yield from (gate(number, 0) for number in gates)
     if sending and folded:
         yield pack(0, 1, 2)
-    yield from (message.send if sending else message.recv)(HALF, nbytes)
+    if sending:
+        yield from message.send(HALF, nbytes, DIRECT, BY_KERNEL)
+    else:
+        yield from message.recv(HALF, nbytes, DIRECT)
     if folded and not sending:
         yield unpack(1, 0, 2)
 

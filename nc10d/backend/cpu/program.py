@@ -43,6 +43,11 @@ class Kind(enum.IntEnum):
     GATE = 17
     OPEN = 18
     DIVERT = 19
+    EXPOSE = 20
+    FETCH = 21
+    FOLD = 22
+    JUMP = 23
+    PICK = 24
     PAIR = 38
     LOOP = 39
     FLOW = 40
@@ -215,9 +220,46 @@ def divert(steps: int) -> Step:
     return Step(Kind.DIVERT, tick=1, skip=steps)
 
 
-def end() -> Step:
-    """End the program here."""
-    return Step(Kind.END)
+def jump(steps: int) -> Step:
+    """Leave out the next `steps`."""
+    return Step(Kind.JUMP, skip=steps)
+
+
+def expose(rank: int, src: At, readable: bool, flag: bool = True) -> Step:
+    """Let peers read an array of mine where it lies, until they say that they have.
+
+    Goes before signal(1). `readable` says whether the kernel may be asked to copy it, if it is not
+    registered and the group can do that. An array that can't be read sets my `flag` (`divert`).
+    """
+    return Step(Kind.EXPOSE, tick=int(flag), dst=board(rank), src=src, arg=int(readable))
+
+
+def pick(rank: int, steps: int) -> Step:
+    """If what a rank has exposed can't be read, leave out the next `steps`; for two ranks alone."""
+    return Step(Kind.PICK, src=board(rank), skip=steps)
+
+
+def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
+    """dst := `nbytes` from `offset` on of the array that a peer has exposed."""
+    return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
+
+
+def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine) -> Step:
+    """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
+
+    `own` is where mine are. dst may be the same place.
+    """
+    return Step(
+        Kind.FOLD,
+        nbytes,
+        dst=dst,
+        src=board(0),
+        own=own,
+        kernel=how.pair,
+        last=how.last,
+        arg=how.last_arg,
+        total=offset,
+    )
 
 
 def gate(words: int, number: int) -> Step:

@@ -126,7 +126,8 @@ def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
     op = (SUM, AVG, MAX, premul_sum(3.0))[seed % 4]
     how, sizes = reduction(op, size), [8 * c for c in counts]
     programs = [
-        program("reduce_scatter", choose.reduce_scatter(w, sizes, user(0), inps, how), 2) for w in world
+        program("reduce_scatter", choose.reduce_scatter(w, sizes, user(0), inps, how), 2)
+        for w in world
     ]
     users = [[np.full(counts[r], -1), arrays[r]] for r in range(size)]
     total = fold([a.copy() for a in arrays], op)

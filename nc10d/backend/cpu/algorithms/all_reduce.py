@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
 from nc10d.backend.cpu.program import (
@@ -48,7 +49,10 @@ def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1
     if nbytes <= one_shot_limit(layout):
         parts = [Part(0, nbytes, reduction)]
         return fused(layout, parts) if root < 0 else _one_shot_to(layout, parts[0], root)
-    return _staged(layout, nbytes, reduction, root)
+    staged = _staged(layout, nbytes, reduction, root)
+    if root >= 0 or nbytes < layout.direct or reduction.scaled:
+        return staged
+    return direct.all_reduce(layout, nbytes, reduction, staged)
 
 
 def one_shot_limit(layout: Layout) -> int:

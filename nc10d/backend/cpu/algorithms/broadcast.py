@@ -8,6 +8,7 @@ round, so the root signals it only after it has compared everyone's fingerprints
 
 from __future__ import annotations
 
+from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.program import (
     INLINE_BYTES,
@@ -42,7 +43,7 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
         body = _more(layout, rest, root)
         rounds = -(-rest // layout.half)
         steps += [*body, end_round(2, 2, rounds, len(body))]
-    return steps
+    return direct.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
 
 
 def _tiny(layout: Layout, nbytes: int, root: int) -> list[Step]:

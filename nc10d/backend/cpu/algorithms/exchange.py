@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.gather import moved
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
 from nc10d.backend.cpu.program import (
@@ -59,7 +60,9 @@ def even_all_to_all(
     if rounds > 1:
         body = _transfer(layout, route, slot, opening=False, own=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    return steps
+    if layout.size == 1 or layout.size * nbytes < layout.direct:
+        return steps
+    return direct.all_to_all(layout, nbytes, sends[0], recvs, steps)
 
 
 def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:

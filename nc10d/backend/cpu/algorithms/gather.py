@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
 from nc10d.backend.cpu.program import (
@@ -45,7 +46,9 @@ def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At
     if rounds > 1:
         body = _gather_round(layout, sizes, mine, outs, [], layout.half, opening=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    return steps
+    if max(sizes) < layout.direct:
+        return steps
+    return direct.all_gather(layout, sizes, mine, outs, steps)
 
 
 def _gather_round(
@@ -86,7 +89,9 @@ def reduce_scatter(
     if rounds > 1:
         body = _scatter_round(layout, sizes, out, inps, reduction, slot, slot, opening=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    return steps
+    if sum(sizes) < layout.direct or len(set(sizes)) > 1 or reduction.scaled:
+        return steps
+    return direct.reduce_scatter(layout, sizes[0], out, inps, reduction, steps)
 
 
 def _scatter_round(
@@ -103,16 +108,16 @@ def _scatter_round(
     me = layout.rank
     # The fold may overwrite my own chunk (out may be that very chunk) before my turn in rank
     # order comes, so with more than two ranks my contribution is read from my board too.
-    direct = layout.size == 2 and not reduction.scaled
+    alone = layout.size == 2 and not reduction.scaled
     # Every round waits for everyone: that frees the half of the round before.
     steps: list[Step] = [free(), enter()] if opening else []
-    for peer in layout.others if direct else [*layout.others, me]:
+    for peer in layout.others if alone else [*layout.others, me]:
         if sizes[peer] > base:
             place = moved(inps[peer], base, slot)
             steps.append(reduction.show(board(me, peer * slot), place, slot, sizes[peer] - base))
     steps += [signal(1), meet_all() if opening else wait_all(1)]
     if sizes[me] > base:
-        own = moved(inps[me], base, slot) if direct else board(me, me * slot)
+        own = moved(inps[me], base, slot) if alone else board(me, me * slot)
         steps.append(
             reduce_ranks(
                 moved(out, base, slot),

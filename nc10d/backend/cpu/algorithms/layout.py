@@ -12,12 +12,17 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 
 LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
+NEVER = 1 << 62
+DIRECT, BY_KERNEL = 256 * 1024, 8 * 1024 * 1024
+"""Bytes from which reading an array where it lies pays, if it is registered and if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
+    From `direct` bytes on, arrays are read where they lie; from `by_kernel` on even those that
+    only the kernel can copy from process to process.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -26,6 +31,8 @@ class Layout:
     half: int
     small: int
     hosts: Topology | None = None
+    direct: int = NEVER
+    by_kernel: int = NEVER
 
     @property
     def near(self) -> Layout:

@@ -24,6 +24,7 @@ from nc10d.backend.cpu.native.atomics import (
     load_acquire,
     load_acquire_32,
     nc10d_now,
+    nc10d_read_process,
     pause,
     set_bits,
     store,
@@ -208,6 +209,11 @@ def _swap_if(address: int, expected: int, value: int) -> int:
     return swap_if(address, expected, value)
 
 
+@compiled("int64(int64, int64, int64, int64)")
+def _read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
+    return nc10d_read_process(pid, dst, src, nbytes)
+
+
 @compiled("int64(int64)")
 def _load(address: int) -> int:
     return load_acquire(address)
@@ -311,6 +317,8 @@ ring = entry_point(_ring)
 open_gate = entry_point(_open_gate)
 """open_gate(channel, word): open a gate and wake who sleeps on it."""
 compare_and_swap = entry_point(_swap_if)
+read_process = entry_point(_read_process)
+"""read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
 load_word = entry_point(_load)
 address = entry_point(_address)
 """address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""

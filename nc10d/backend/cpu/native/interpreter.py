@@ -20,6 +20,16 @@ from nc10d.backend.cpu.native.atomics import (
     nc10d_futex_wake,
     store,
 )
+from nc10d.backend.cpu.native.direct import (
+    EXPOSE,
+    FETCH,
+    FOLD,
+    JUMP,
+    PICK,
+    nc10d_expose,
+    nc10d_fetch,
+    nc10d_fold_exposed,
+)
 from nc10d.backend.cpu.native.layout import (
     AREA_RECORDS,
     BLOCKED,
@@ -56,6 +66,7 @@ from nc10d.backend.cpu.native.layout import (
     RECORD_RING,
     SIZES,
     SLOT_BYTES,
+    UNREADABLE,
 )
 from nc10d.backend.cpu.native.operands import (
     ALSO,
@@ -326,6 +337,19 @@ def advance(channel: int) -> int:
             if flagged == MISMATCH:
                 return MISMATCH
             if flagged == 1:
+                step += STEP * load(step + EXTRA)
+        elif kind == EXPOSE:
+            nc10d_expose(channel, users, step, parity, segment)
+        elif kind == FETCH:
+            if nc10d_fetch(channel, users, step, parity, segment) != DONE:
+                return UNREADABLE
+        elif kind == FOLD:
+            if nc10d_fold_exposed(channel, users, step, parity, segment) != DONE:
+                return UNREADABLE
+        elif kind == JUMP:
+            step += STEP * load(step + EXTRA)
+        elif kind == PICK:
+            if load(nc10d_place(channel, users, step + SRC, parity, segment) + 8) == 0:
                 step += STEP * load(step + EXTRA)
         elif kind == GATE:
             flag = nc10d_place(channel, users, step + DST, parity, segment)

@@ -17,6 +17,7 @@ FLAG_BIT = 62  # of a fingerprint: its rank wants the other way (`divert`)
 AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
 AREA_STATE = 72  # 0 forming, 1 open, 2 closed
 AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its links again
+AREA_READS = 88  # 1 if the rank can read all members' memory
 AREA_RECORDS = 128
 RECORD_RING = 16
 RECORD_BYTES = 128  # sequence number, start time in ns, text
@@ -76,8 +77,9 @@ LINK_BOARD = 128
     C_SUBMITTING,
     C_SPIN_NOW,  # what is left of the spin after it has been in vain
     C_STREAMS,  # address of the block of its streams, 0 for none
-) = range(0, 40 * 8, 8)
-C_OWN_USERS = 40 * 8  # four addresses of a program run in the caller
+    C_REACH,  # address of the block that says how to read peers' memory
+) = range(0, 41 * 8, 8)
+C_OWN_USERS = 41 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
@@ -91,6 +93,10 @@ def channel_bytes(size: int) -> int:
     """Return the size of a channel's block for a group of `size`."""
     return C_TABLES + (7 * size + 1) * 8
 
+
+# -- reach: how a channel's ranks read each other's memory ----------------------------------------
+R_CMA, R_SPAN, R_BLOCK, R_SPARE = range(0, 4 * 8, 8)
+R_ARENAS = 4 * 8  # a rank's arena as mapped here, and its process (0: this one)
 
 # -- a descriptor: one submission that waits in a channel's ring --------------------------------
 (
@@ -158,5 +164,6 @@ WANT_IN, WANT_OUT = 1, 4  # EPOLLIN, EPOLLOUT
 DONE, BLOCKED = 0, 1
 IDLE, BUSY, UNMATCHED = 2, 3, 4
 ABORTED, MISMATCH, SIZES, LATE, LOST = -1, -2, -3, -4, -5
+UNREADABLE = -9
 # A descriptor's status is a set of bits.
 FINISHED, WATCHED = 1, 2

@@ -1,0 +1,132 @@
+"""Large arrays read where they lie: every byte is copied once, and no rank copies for another.
+
+Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
+what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
+all go the way over the boards.
+
+Registered memory is worth it at once. The kernel's help is for plain copies of many bytes: what is
+folded would be copied to a spare place first, and boards, which stay in a cache, are quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.layout import Layout, line_up
+from nc10d.backend.cpu.program import (
+    At,
+    Step,
+    copy,
+    divert,
+    end_round,
+    enter,
+    expose,
+    fetch,
+    fold_exposed,
+    free,
+    jump,
+    signal,
+    user,
+    wait,
+    wait_all,
+)
+
+
+def _either(
+    layout: Layout, mine: At, readable: bool, direct: Sequence[Step], boards: Sequence[Step]
+) -> list[Step]:
+    """Expose an array; go `direct` if all ranks' can be read, else over the boards.
+
+    `readable` says whether the kernel may be asked for it.
+    """
+    return _ways([enter(), expose(layout.rank, mine, readable)], direct, boards)
+
+
+def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
+    first = [*direct, jump(1 + len(boards))]
+    steps = [free(), *opening, signal(1), divert(len(first))]
+    return [*steps, *first, end_round(1, 2), *boards]
+
+
+def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
+    """Return where a rank's chunk begins, and its bytes."""
+    chunk = line_up(-(-nbytes // layout.size))
+    low = min(nbytes, rank * chunk)
+    return low, min(nbytes, low + chunk) - low
+
+
+def all_reduce(
+    layout: Layout, nbytes: int, reduction: Reduction, boards: Sequence[Step]
+) -> list[Step]:
+    """Each rank folds its chunk of user array 0; then everybody fetches the others' chunks."""
+    low, length = _cut(layout, nbytes, layout.rank)
+    mine = user(0, low)
+    steps = [fold_exposed(mine, mine, low, length, reduction.how)] if length else []
+    steps.append(signal(2))
+    for peer in layout.others:
+        low, length = _cut(layout, nbytes, peer)
+        if length:
+            steps += [wait(peer, 2), fetch(user(0, low), peer, low, length)]
+    steps += [signal(3), wait_all(3), end_round(3, 3)]
+    return _either(layout, user(0), False, steps, boards)
+
+
+def reduce_scatter(
+    layout: Layout,
+    nbytes: int,
+    out: At,
+    inps: Sequence[At],
+    reduction: Reduction,
+    boards: Sequence[Step],
+) -> list[Step]:
+    """out := my chunk, of `nbytes`, of the fold of everyone's chunks `inps`.
+
+    Who has them in several arrays can't expose them as one.
+    """
+    mine = inps[layout.rank]
+    fold = fold_exposed(out, mine, layout.rank * nbytes, nbytes, reduction.how)
+    steps = [fold, *_all_have_read()]
+    if len({at.index for at in inps}) > 1:
+        return _ways([enter(flag=True)], steps, boards)
+    return _either(layout, inps[0], False, steps, boards)
+
+
+def all_gather(
+    layout: Layout,
+    sizes: Sequence[int],
+    mine: At,
+    outs: Sequence[At],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
+    me = layout.rank
+    steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
+    steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
+    readable = sum(sizes) >= layout.by_kernel
+    return _either(layout, mine, readable, [*steps, *_all_have_read()], boards)
+
+
+def all_to_all(
+    layout: Layout, nbytes: int, inp: At, recvs: Sequence[At], boards: Sequence[Step]
+) -> list[Step]:
+    """recvs[r] := chunk number my rank, of `nbytes`, of rank r's `inp`."""
+    me = layout.rank
+    place = At(inp.space, inp.index, inp.offset + me * nbytes)
+    steps = [copy(recvs[me], place, nbytes)]
+    steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
+    readable = layout.size * nbytes >= layout.by_kernel
+    return _either(layout, inp, readable, [*steps, *_all_have_read()], boards)
+
+
+def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
+    """User array 0 := the root's."""
+    if layout.rank == root:
+        readable = nbytes >= layout.by_kernel
+        return _either(layout, user(0), readable, _all_have_read(), boards)
+    steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
+    return _ways([enter()], steps, boards)
+
+
+def _all_have_read() -> list[Step]:
+    return [signal(2), wait_all(2), end_round(2, 2)]

@@ -1,0 +1,142 @@
+"""Arrays that peers read where they lie: no copy on a board, and in large pieces.
+
+A rank exposes an array by two words on its board: where it is, and how to get there. Registered
+memory lies in its arena, which every mate has mapped. Other memory the kernel copies from process
+to process (process_vm_readv, "CMA"); between ranks that are threads it can be read as it is.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import (
+    call_kernel,
+    load,
+    move,
+    nc10d_read_process,
+    store,
+)
+from nc10d.backend.cpu.native.layout import (
+    C_BLOCKED_ON,
+    C_RANK,
+    C_REACH,
+    C_ROUND,
+    C_SELF,
+    C_SIZE,
+    DONE,
+    FLAG_BIT,
+    LINE_SLOTS,
+    R_ARENAS,
+    R_BLOCK,
+    R_CMA,
+    R_SPAN,
+    R_SPARE,
+    SLOT_BYTES,
+    UNREADABLE,
+)
+from nc10d.backend.cpu.native.operands import (
+    ARG,
+    DST,
+    EXTRA,
+    KERNEL,
+    LAST,
+    NBYTES,
+    OWN,
+    SRC,
+    TICK,
+    TOTAL,
+    nc10d_place,
+)
+
+EXPOSE, FETCH, FOLD, JUMP, PICK = 20, 21, 22, 23, 24
+# How to get to exposed memory.
+NOT_AT_ALL, BY_ARENA, BY_KERNEL = 0, 1, 2
+
+
+@njit(nogil=True)
+def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int) -> None:
+    """Tell peers where an array is; if they could not read it, ask for the other way."""
+    reach = load(channel + C_REACH)
+    address = nc10d_place(channel, users, step + SRC, parity, segment)
+    board = nc10d_place(channel, users, step + DST, parity, segment)
+    inside = address - load(reach + R_ARENAS + 16 * load(channel + C_RANK))
+    how = NOT_AT_ALL
+    if 0 <= inside < load(reach + R_SPAN):
+        store(board, inside)
+        how = BY_ARENA
+    elif load(reach + R_CMA) != 0 and load(step + ARG) != 0:
+        store(board, address)
+        how = BY_KERNEL
+    elif load(step + TICK) != 0:
+        slot = load(channel + C_SELF) + LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
+        store(slot, load(slot) | (1 << FLAG_BIT))
+    store(board + 8, how)
+
+
+@njit(nogil=True)
+def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nbytes: int) -> int:
+    """Return where some bytes of a peer's exposed array can be read: as they lie, or in `spare`.
+
+    0 if they can't be: the peer has died, or the kernel does not let me.
+    """
+    row = load(channel + C_REACH) + R_ARENAS + 16 * peer
+    place = load(board) + offset
+    if load(board + 8) == BY_ARENA:
+        return load(row) + place
+    pid = load(row + 8)
+    if pid == 0:  # another thread of this process
+        return place
+    if nc10d_read_process(pid, spare, place, nbytes) != DONE:
+        store(channel + C_BLOCKED_ON, peer)
+        return 0
+    return spare
+
+
+@njit(nogil=True)
+def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """Copy from a peer's exposed array."""
+    nbytes = load(step + NBYTES)
+    dst = nc10d_place(channel, users, step + DST, parity, segment)
+    board = nc10d_place(channel, users, step + SRC, parity, segment)
+    found = nc10d_reach(channel, load(step + EXTRA), board, load(step + ARG), dst, nbytes)
+    if found == 0:
+        return UNREADABLE
+    if found != dst:
+        move(dst, found, nbytes)
+    return DONE
+
+
+@njit(nogil=True)
+def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """dst = everyone's exposed bytes, folded in rank order."""
+    size, me = load(channel + C_SIZE), load(channel + C_RANK)
+    dst = nc10d_place(channel, users, step + DST, parity, segment)
+    own = nc10d_place(channel, users, step + OWN, parity, segment)
+    boards = channel - load(step + SRC) + parity
+    offset, nbytes = load(step + TOTAL), load(step + NBYTES)
+    kernel, last = load(step + KERNEL), load(step + LAST)
+    reach = load(channel + C_REACH)
+    block, spare = load(reach + R_BLOCK), load(reach + R_SPARE)
+    done = 0
+    while done < nbytes:
+        count = min(block, nbytes - done)
+        folded = 0
+        for rank in range(size):
+            part = own + done
+            if rank != me:
+                room = spare + block * (1 if rank == 0 else 2)
+                board = load(boards + 8 * rank)
+                part = nc10d_reach(channel, rank, board, offset + done, room, count)
+                if part == 0:
+                    return UNREADABLE
+            if rank == 0:
+                folded = part
+                continue
+            # My own part is read at my turn: the result goes to its place with the last one.
+            target = dst + done if rank == size - 1 else spare
+            call_kernel(kernel, target, folded, part, count)
+            folded = target
+        if last != 0:
+            call_kernel(last, dst + done, dst + done, load(step + ARG), count)
+        done += count
+    return DONE

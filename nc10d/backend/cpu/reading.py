@@ -1,0 +1,63 @@
+"""Whether and how the ranks of a group read each other's memory where it lies.
+
+Ranks that are threads of one process share all of it, and every mate has mapped a rank's arena.
+Whether the kernel copies from one process to another (CMA) depends on users, containers and
+ptrace rules: each rank tries it once with each mate. A group uses it if all of its ranks can.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.arena import Arena
+from nc10d.backend.cpu.mates import Mate
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+
+Words = npt.NDArray[np.int64]
+BLOCK = 32768
+"""Bytes of a peer's array that are folded at a time: small enough to stay in a core's cache."""
+# In the page of a rank's doorbell: the address and the value of a word of its private memory.
+PROBE = 64
+
+
+class Probe:
+    """A word of private memory for mates to try to read; keeps it alive."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._word: Words = np.array([secrets.randbits(62)], np.int64)
+        arena.mapping.words(PROBE, 2)[:] = engine.address(self._word), self._word[0]
+
+
+def can_read(mate: Mate) -> bool:
+    """Say whether a mate's private memory can be read; NC10D_CMA=0 says no without trying."""
+    if mate.pid == os.getpid():
+        return True
+    if os.environ.get("NC10D_CMA") == "0":
+        return False
+    place, value = mate.mapping.words(PROBE, 2).tolist()
+    got: Words = np.zeros(1, np.int64)
+    return bool(engine.read_process(mate.pid, engine.address(got), place, 8) == 0) and (
+        int(got[0]) == value
+    )
+
+
+def reach_block(mates: Sequence[Mate], span: int, cma: bool, *, folding: bool) -> Words:
+    """Return the block that tells the engine how to read what `mates` expose; see layout.py.
+
+    `folding` says whether programs fold what they read, for which the kernel's copies need room.
+    """
+    head = at.R_ARENAS // 8
+    spare = head + 2 * len(mates)
+    room = 3 * BLOCK // 8 + 8 if folding else 0
+    words: Words = np.zeros(spare + room, np.int64)
+    aligned = -(-(engine.address(words) + 8 * spare) // 64) * 64
+    words[:head] = cma, span, BLOCK, aligned
+    for row, mate in zip(words[head:spare].reshape(-1, 2), mates, strict=True):
+        row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid
+    return words

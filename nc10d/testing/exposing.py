@@ -1,0 +1,132 @@
+"""What the simulator makes of steps that read other ranks' arrays where they lie, and of gates.
+
+An exposed array is watched from `expose` to the program's end: its owner's accesses are held
+against its peers', and the end counts as a write, because the caller may do anything then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nc10d.backend.cpu.program import Kind, Space, Step
+from nc10d.testing.watched import PAIR, Bytes, Region, mapped
+
+if TYPE_CHECKING:
+    from nc10d.testing.simulator import Rank
+
+
+def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
+    """Record an access to one of my arrays, if it is exposed."""
+    for region in me.exposed:
+        if region is not None and np.shares_memory(region.data, array):
+            start = low + _address(array) - _address(region.data)
+            if start >= 0:
+                region.touch(start, start + nbytes, me.rank, me.clock, write=write)
+
+
+def withdraw(me: Rank) -> None:
+    """The program has ended: its arrays are their caller's again."""
+    for half, region in enumerate(me.exposed):
+        if region is not None:
+            region.touch(0, region.data.size, me.rank, me.clock, write=True)
+            me.exposed[half] = None
+
+
+def _address(array: Bytes) -> int:
+    return int(array.ctypes.data)
+
+
+def _expose(me: Rank, step: Step) -> bool:
+    half = me.round & 1
+    me.view(step.dst, 16, write=True)
+    _, users = me.queue[0]
+    assert step.src.space is Space.USER, step
+    data = users[step.src.index][step.src.offset :]
+    me.exposed[half] = Region(f"array of rank {me.rank}", data)
+    if me.rank in me.world.unreadable:
+        me.flags[half] = me.flags[half] or bool(step.tick)
+        me.exposed[half] = None
+    return True
+
+
+def _exposed(me: Rank, step: Step, peer: int) -> Region:
+    half = me.round & 1
+    owner = me.world.ranks[peer]
+    owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
+    region = owner.exposed[half]
+    assert region is not None, f"rank {peer} has exposed nothing to {step}"
+    return region
+
+
+def _fetch(me: Rank, step: Step) -> bool:
+    region, low = _exposed(me, step, step.peer), int(step.arg)
+    dst = me.view(step.dst, step.nbytes, write=True)
+    region.touch(low, low + step.nbytes, me.rank, me.clock, write=False)
+    dst[:] = region.data[low : low + step.nbytes]
+    return True
+
+
+def _fold(me: Rank, step: Step) -> bool:
+    assert step.kernel is not None
+    low, nbytes = step.total, step.nbytes
+    total: Any = None
+    for rank in range(me.world.size):
+        if rank == me.rank:
+            part = me.view(step.own, nbytes, write=False)
+        else:
+            region = _exposed(me, step, rank)
+            region.touch(low, low + nbytes, me.rank, me.clock, write=False)
+            part = region.data[low : low + nbytes]
+        values = part.copy().view(step.kernel.dtype)
+        total = values if total is None else PAIR[step.kernel.kind](total, values)
+    folded = np.asarray(total).view(np.uint8)
+    if step.last is not None:
+        folded = mapped(step.last, folded, step.arg)
+    me.view(step.dst, nbytes, write=True)[:] = folded
+    return True
+
+
+def _divert(me: Rank, step: Step) -> bool:
+    if not me.everyone_reached(me.seq + step.tick):
+        return False
+    if me.compare(me.others):
+        me.pc += step.skip
+    return True
+
+
+def _jump(me: Rank, step: Step) -> bool:
+    me.pc += step.skip
+    return True
+
+
+def _pick(me: Rank, step: Step) -> bool:
+    half, owner = me.round & 1, me.world.ranks[step.src.index]
+    owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
+    if owner.exposed[half] is None:
+        me.pc += step.skip
+    return True
+
+
+def _gate(me: Rank, step: Step) -> bool:
+    return bool(me.view(step.dst, 8, write=False).view(np.int64)[0])
+
+
+def _open(me: Rank, step: Step) -> bool:
+    me.view(step.dst, 8, write=True).view(np.int64)[0] = 1
+    me.world.signalled()
+    return True
+
+
+HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
+    Kind.EXPOSE: _expose,
+    Kind.FETCH: _fetch,
+    Kind.FOLD: _fold,
+    Kind.DIVERT: _divert,
+    Kind.JUMP: _jump,
+    Kind.PICK: _pick,
+    Kind.GATE: _gate,
+    Kind.OPEN: _open,
+}

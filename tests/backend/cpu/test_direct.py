@@ -1,0 +1,191 @@
+"""Arrays read where they lie: programs with two ways, in the simulator and in the engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from algorithm_cases import MAKERS, Case, data, fold, layouts, program, reduction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.backend.cpu.algorithms import gather, message
+from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.program import Kind, Program, Step, user
+from nc10d.ops import SUM
+from nc10d.testing.simulator import World
+
+HALF, SMALL = 2048, 256
+WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.DIVERT}
+
+
+def even_reduce_scatter(world: list[Layout], count: int, seed: int, lists: int = -1) -> Case:
+    """Rank `lists`, if any, has its chunks in several arrays."""
+    size = len(world)
+    arrays = [data(seed, r, count * size) for r in range(size)]
+    programs, users = [], []
+    for r, layout in enumerate(world):
+        places = [user(1 + p) if r == lists else user(1, 8 * count * p) for p in range(size)]
+        how = reduction(SUM, size)
+        steps = gather.reduce_scatter(layout, [8 * count] * size, user(0), places, how)
+        mine = [a.copy() for a in np.split(arrays[r], size)] if r == lists else [arrays[r]]
+        programs.append(program("reduce_scatter", steps, 1 + len(mine)))
+        users.append([np.full(count, -1), *mine])
+    chunks = np.split(fold([a.copy() for a in arrays], SUM), size)
+    expected = [[chunks[r], *(a.copy() for a in users[r][1:])] for r in range(size)]
+    return Case("reduce_scatter", programs, users, expected)
+
+
+def even_all_gather(world: list[Layout], count: int, seed: int) -> Case:
+    size = len(world)
+    arrays = [data(seed, r, count) for r in range(size)]
+    places = [user(1, 8 * count * r) for r in range(size)]
+    sizes = [8 * count] * size
+    programs = [
+        program("all_gather", gather.all_gather(w, sizes, user(0), places), 2) for w in world
+    ]
+    users = [[a, np.full(count * size, -1)] for a in arrays]
+    expected = [[a.copy(), np.concatenate(arrays)] for a in arrays]
+    return Case("all_gather", programs, users, expected)
+
+
+MADE: dict[str, Callable[[list[Layout], int, int], Case]] = {
+    "all_reduce": MAKERS["all_reduce"],
+    "all_reduce_avg": MAKERS["all_reduce_avg"],
+    "broadcast": MAKERS["broadcast"],
+    "all_gather": even_all_gather,
+    "all_to_all": MAKERS["even_all_to_all"],
+    "reduce_scatter": even_reduce_scatter,
+}
+OTHERS = {
+    "reduce_scatter of a list": partial(even_reduce_scatter, lists=0),
+    "ragged all_gather": MAKERS["all_gather"],
+}
+NAMES = sorted(MADE)
+
+
+def direct(size: int) -> list[Layout]:
+    return [replace(w, direct=512, by_kernel=0) for w in layouts(size, HALF, SMALL)]
+
+
+def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:
+    """Run cases back to back and hold every array against what it must be."""
+    world = World(size, HALF, unreadable)
+    for case in cases:
+        for rank in range(size):
+            arrays = [a.view(np.uint8) for a in case.arrays[rank]]
+            world.submit(rank, case.programs[rank], arrays)
+    world.run(random.Random(seed).randrange)
+    for case in cases:
+        for got, want in zip(case.arrays, case.expected, strict=True):
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_array_equal(one, other, err_msg=case.name)
+
+
+def test_large_arrays_have_a_direct_way() -> None:
+    for name in NAMES:
+        for program in MADE[name](direct(3), 300, 0).programs:
+            assert Kind.DIVERT in {step.kind for step in program.steps}, name
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    size=st.integers(2, 5),
+    names=st.lists(st.sampled_from([*NAMES, *OTHERS]), min_size=1, max_size=5),
+    counts=st.lists(st.sampled_from([0, 1, 63, 64, 65, 200, 700]), min_size=5, max_size=5),
+    seed=st.integers(0, 2**31),
+    unreadable=st.lists(st.integers(0, 4), max_size=2),
+)
+def test_both_ways_mix_in_any_interleaving(
+    size: int, names: list[str], counts: list[int], seed: int, unreadable: list[int]
+) -> None:
+    world = direct(size)
+    cases = [
+        {**MADE, **OTHERS}[n](world, c, seed % 100 + i)
+        for i, (n, c) in enumerate(zip(names, counts, strict=False))
+    ]
+    play(cases, size, seed, unreadable)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 13])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
+    play([MADE[name](direct(size), 400, 1)], size, 1, [])
+
+
+def without(program: Program, index: int) -> Program:
+    """The program with one wait that no longer waits; nor asks, where it would have to."""
+    steps = list(program.steps)
+    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    return Program(program.call, tuple(steps), program.users)
+
+
+def caught(name: str, size: int, victim: int, index: int, seed: int) -> bool:
+    world = direct(size)
+    # A second call of the same kind with other arrays, and a third that reuses the first's half.
+    cases = [MADE[name](world, 300, seed + i) for i in range(3)]
+    cases[1].programs[victim] = without(cases[1].programs[victim], index)
+    try:
+        play(cases, size, seed, [])
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: int) -> None:
+    programs = MADE[name](direct(size), 300, 0).programs
+    for victim, program in enumerate(programs):
+        way = next(i for i, step in enumerate(program.steps) if step.kind is Kind.JUMP)
+        for index, step in enumerate(program.steps[:way]):
+            if step.kind in WAITS and step.kind is not Kind.FREE:
+                found = any(caught(name, size, victim, index, seed) for seed in range(25))
+                assert found, (victim, index, step)
+
+
+def messages(counts: list[int]) -> list[Case]:
+    """Messages over one link, the larger ones to be read where they lie."""
+    cases = []
+    for number, count in enumerate(counts):
+        sent, n = np.arange(count) + 1000 * number, 8 * count
+        programs = [
+            program("send", message.send(1024, n, 512, 0), 1),
+            program("recv", message.recv(1024, n, 512), 1),
+        ]
+        arrays = [[sent.copy()], [np.full(count, -1)]]
+        cases.append(Case("message", programs, arrays, [[sent], [sent]]))
+    return cases
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 63, 64, 127, 129, 700]), min_size=1, max_size=8),
+    seed=st.integers(0, 2**31),
+    readable=st.booleans(),
+)
+def test_messages_pass_in_order_by_both_ways(counts: list[int], seed: int, readable: bool) -> None:
+    play(messages(counts), 2, seed, [] if readable else [0])
+
+
+@pytest.mark.parametrize("unreadable", [[], [0]])
+def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -> None:
+    def caught_at(rank: int, index: int, seed: int) -> bool:
+        cases = messages([20, 30, 400, 20, 500])
+        cases[2].programs[rank] = without(cases[2].programs[rank], index)
+        try:
+            play(cases, 2, seed, unreadable)
+        except AssertionError:
+            return True
+        return False
+
+    for rank, whole in enumerate(messages([300, 400])[1].programs):
+        way = next(i for i, step in enumerate(whole.steps) if step.kind is Kind.JUMP)
+        steps = range(way, len(whole.steps)) if unreadable else range(way)
+        for index in steps:
+            if whole.steps[index].kind is Kind.WAIT:
+                assert any(caught_at(rank, index, seed) for seed in range(25)), (rank, index)
