@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         is_initialized,
         is_torchelastic_launched,
     )
+    from nc10d.registered import empty, from_numpy, zeros
     from nc10d.rendezvous import rendezvous
     from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
     from nc10d.subgroups import (
@@ -117,6 +118,7 @@ _NAMES = {
     "queries": """get_backend get_backend_config get_global_rank get_group_rank
         get_node_local_rank get_process_group_ranks get_rank get_world_size is_available
         is_initialized is_torchelastic_launched""",
+    "registered": "empty from_numpy zeros",
     "rendezvous": "rendezvous",
     "store": "FileStore HashStore PrefixStore Store TCPStore",
     "subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
@@ -179,6 +181,8 @@ __all__ = [
     "coalescing_manager",
     "collect_all",
     "destroy_process_group",
+    "empty",
+    "from_numpy",
     "gather",
     "get_backend",
     "get_backend_config",
@@ -210,6 +214,7 @@ __all__ = [
     "send",
     "split_group",
     "wait_all",
+    "zeros",
 ]
 
 

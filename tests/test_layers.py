@@ -22,7 +22,7 @@ LAYERS = """
     store launchers rendezvous
     backend
     batch collectives point_to_point members dispatch group world coalesce queries subgroups mesh
-    api p2p objects functional join observe reducer
+    api p2p registered objects functional join observe reducer
     torch optim testing run bench debug warmup
 """
 # The public names are for users: nobody inside goes through the front door.

@@ -6,16 +6,19 @@ out is really allocated first: a full memory file system is an error here, not a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 import threading
+from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 PAGE = 4096
-SPAN = 1 << 30
+SPAN = 1 << 34
 """Address space of an arena; only what is handed out takes memory."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,10 +48,15 @@ class Arena:
         self._lock = threading.Lock()
         self._holes: list[tuple[int, int]] = [(0, span)]
         self._given: dict[int, int] = {}
+        # Loans end in the garbage collector, which may run anywhere: even where the lock is held.
+        self.returned: deque[int] = deque()
 
     def allocate(self, nbytes: int) -> int:
         """Return the offset of `nbytes` zeroed bytes; MemoryError if there is no room."""
         need = max(1, -(-nbytes // PAGE)) * PAGE
+        with contextlib.suppress(IndexError):
+            while True:
+                self.free(self.returned.popleft())
         with self._lock:
             offset = self._take(need)
             try:
@@ -59,6 +67,10 @@ class Arena:
             self._given[offset] = need
         self.mapping.data[offset : offset + need] = 0
         return offset
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Return memory as an array; it comes back when nothing refers to it any more."""
+        return np.asarray(_Loan(self, self.allocate(nbytes), nbytes))
 
     def free(self, offset: int) -> None:
         """Take back what `allocate` returned."""
@@ -93,3 +105,20 @@ class Arena:
             else:
                 merged.append(hole)
         self._holes = merged
+
+
+class _Loan:
+    """A piece of an arena as NumPy asks for it: the base of every array that lies in it."""
+
+    def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
+        self._arena = arena
+        self._offset = offset
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (arena.mapping.base + offset, False),
+            "shape": (nbytes,),
+        }
+
+    def __del__(self) -> None:
+        self._arena.returned.append(self._offset)

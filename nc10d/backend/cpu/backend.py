@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
@@ -391,6 +392,11 @@ class CpuBackend:
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
         self.health.abort(reason)
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return registered memory, which goes back when no array refers to it any more."""
+        self.health.check()
+        return self.host.arena.lend(nbytes)
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -88,8 +88,8 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
 
 def test_large_arrays_have_a_direct_way() -> None:
     for name in NAMES:
-        for program in MADE[name](direct(3), 300, 0).programs:
-            assert Kind.DIVERT in {step.kind for step in program.steps}, name
+        for one in MADE[name](direct(3), 300, 0).programs:
+            assert Kind.DIVERT in {step.kind for step in one.steps}, name
 
 
 @settings(max_examples=80, deadline=None)
@@ -140,9 +140,9 @@ def caught(name: str, size: int, victim: int, index: int, seed: int) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: int) -> None:
     programs = MADE[name](direct(size), 300, 0).programs
-    for victim, program in enumerate(programs):
-        way = next(i for i, step in enumerate(program.steps) if step.kind is Kind.JUMP)
-        for index, step in enumerate(program.steps[:way]):
+    for victim, one in enumerate(programs):
+        way = next(i for i, step in enumerate(one.steps) if step.kind is Kind.JUMP)
+        for index, step in enumerate(one.steps[:way]):
             if step.kind in WAITS and step.kind is not Kind.FREE:
                 found = any(caught(name, size, victim, index, seed) for seed in range(25))
                 assert found, (victim, index, step)

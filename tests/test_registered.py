@@ -1,0 +1,159 @@
+"""Registered arrays: ordinary arrays that collectives read where they lie."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d.group import ProcessGroup
+from nc10d.ops import AVG, MAX, SUM, premul_sum
+from nc10d.testing import Ranks, reference, run_ranks
+from nc10d.testing.reference import same_bits
+from nc10d.world import own_world
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LARGE = 100_003  # float32: over the size from which arrays are read where they lie
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Ranks]:
+    with Ranks(3, "processes", timeout=60) as found:
+        yield found
+
+
+def values(rank: int, count: int) -> Array:
+    return np.random.default_rng(rank).standard_normal(count).astype(np.float32)
+
+
+def made(group: ProcessGroup, x: Array, registered: bool) -> Array:
+    return dist.from_numpy(x, group) if registered else x.copy()
+
+
+def every_collective(group: ProcessGroup, which: list[bool], count: int) -> None:
+    """Registered on some ranks, plain on others: the bits of plain arrays on all."""
+    size, mine = group.size, which[group.rank]
+    inputs = [values(rank, count * size) for rank in range(size)]
+    x = made(group, inputs[group.rank], mine)
+    for op in (SUM, AVG, MAX, premul_sum(0.5)):
+        y = made(group, x, mine)
+        group.all_reduce(y, op)
+        assert same_bits(y, reference.all_reduce(inputs, op)[group.rank])
+    out = made(group, np.zeros(count, np.float32), mine)
+    group.reduce_scatter_tensor(out, x)
+    assert same_bits(out, np.split(reference.all_reduce(inputs)[0], size)[group.rank])
+    group.reduce_scatter(out, [made(group, c, mine) for c in np.split(x, size)])
+    assert same_bits(out, np.split(reference.all_reduce(inputs)[0], size)[group.rank])
+    whole = made(group, np.zeros(count * size * size, np.float32), mine)
+    group.all_gather_into_tensor(whole, x)
+    assert same_bits(whole, np.concatenate(inputs))
+    swapped = made(group, np.zeros_like(x), mine)
+    group.all_to_all_single(swapped, x)
+    assert same_bits(swapped, np.concatenate([np.split(i, size)[group.rank] for i in inputs]))
+    group.broadcast(swapped, 1)
+    assert same_bits(swapped, np.concatenate([np.split(i, size)[1] for i in inputs]))
+    around(group, x, inputs, mine)
+
+
+def around(group: ProcessGroup, x: Array, inputs: list[Array], mine: bool) -> None:
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    got = made(group, np.zeros_like(x), mine)
+    sent = group.isend(x, following)
+    group.recv(got, previous)
+    sent.wait()
+    assert same_bits(got, inputs[previous])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.sampled_from([1, 1000, LARGE, 1_000_000]),
+)
+def test_results_are_those_of_plain_arrays(processes: Ranks, which: list[bool], count: int) -> None:
+    processes.run(every_collective, [which] * 3, [count] * 3)
+
+
+def parts_of_one(group: ProcessGroup) -> None:
+    """Views, reshapes and strided parts of registered memory are arrays like any other."""
+    x = dist.zeros((700, 700), np.float32, group)
+    x[...] = group.rank
+    want = sum(range(group.size))
+    for part in (x, x[100:400], x[:, ::2], x.reshape(-1)[7:-9], x.T):
+        part[...] = group.rank
+        group.all_reduce(part)
+        assert (part == want).all()
+
+
+def test_any_part_of_a_registered_array_will_do(processes: Ranks) -> None:
+    processes.run(parts_of_one)
+
+
+def gives_back(group: ProcessGroup) -> None:
+    arena: Any = group.backend("cpu").host.arena  # type: ignore[attr-defined]
+    dist.zeros(1, group=group)
+    gc.collect()
+    before = arena.used()
+    x = dist.empty(1_000_000, np.uint8, group)
+    part = x[5:10]
+    assert arena.used() >= before + 1_000_000 - 4096
+    del x
+    gc.collect()
+    part[:] = 1
+    dist.zeros(1, group=group)
+    assert arena.used() >= before + 1_000_000 - 4096, "a part of it is still in use"
+    del part
+    gc.collect()
+    dist.zeros(1, group=group)
+    assert arena.used() <= before + 4096
+
+
+def test_memory_comes_back_with_the_last_part() -> None:
+    run_ranks(gives_back, 1)
+
+
+def outlives(group: ProcessGroup) -> Array:
+    x = dist.from_numpy(np.arange(5), group)
+    work = group.all_reduce(dist.from_numpy(np.ones(LARGE), group), async_op=True)
+    assert work is not None
+    work.wait()
+    return x
+
+
+def test_an_array_outlives_its_group() -> None:
+    for x in run_ranks(outlives, 2):
+        assert np.array_equal(x, np.arange(5))
+        x += 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: dist.empty(-1), ValueError, "negative size"),
+        (lambda: dist.empty((2, -3)), ValueError, "negative size"),
+        (lambda: dist.empty(2, object), TypeError, "references"),
+        (lambda: dist.zeros(1 << 50), MemoryError, "no"),
+    ],
+)
+def test_what_can_not_be_made_is_said(
+    call: Callable[[], Array], error: type[Exception], text: str
+) -> None:
+    def check(group: ProcessGroup) -> None:
+        del group
+        with pytest.raises(error, match=text):
+            call()
+
+    run_ranks(check, 1)
+
+
+def test_other_backends_give_plain_arrays() -> None:
+    with own_world():
+        dist.init_process_group("fake", rank=0, world_size=2)
+        assert dist.zeros((2, 3), np.int16).shape == (2, 3)
+        assert dist.from_numpy([1, 2]).tolist() == [1, 2]
+        dist.destroy_process_group()
