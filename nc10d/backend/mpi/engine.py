@@ -146,9 +146,11 @@ class Engine:
 
     def finalize(self) -> None:
         """Leave nothing that MPI's end would wait for."""
+        for lane in tuple(self._lanes):
+            lane.close()
         self.stop()
         with self.lock:
-            for lane in (*self._lanes, *self._leaving):
+            for lane in self._leaving:
                 lane.stop_listening()
 
 

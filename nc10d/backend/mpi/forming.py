@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi.engine import SLICE, YIELDS, engine
-from nc10d.backend.mpi.library import MPI, Comm, Request
+from nc10d.backend.mpi.library import MPI, Comm, Request, keep
 from nc10d.backend.mpi.messages import KEPT, largest_tag
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -24,7 +24,6 @@ from nc10d.errors import RendezvousError
 _LONGEST = 4096  # bytes of what ranks tell each other
 _REFUSED = b"!"
 _never = threading.Event()
-_kept: list[tuple[Request, Any]] = []  # messages that were not taken before this rank went on
 
 
 def come_together(
@@ -88,7 +87,7 @@ def _send(comm: Comm, text: bytes, peer: int, tag: int) -> None:
     with engine.lock:
         request = comm.Isend(data, peer, tag)
         if not request.Test():
-            _kept.append((request, data))
+            keep((request, data))
 
 
 def _receive(comm: Comm, peer: int, tag: int) -> tuple[Any, Request]:

@@ -18,7 +18,7 @@ from nc10d.backend.mpi.agreement import Agreement, describe, mismatch, shown
 from nc10d.backend.mpi.collectives import steps
 from nc10d.backend.mpi.departures import Departures
 from nc10d.backend.mpi.engine import Engine
-from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from
+from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.messages import Mailbox
 from nc10d.backend.mpi.notices import FAILED, LEFT, Notices, decode, encode
 from nc10d.backend.mpi.order import Needs, needs
@@ -32,8 +32,6 @@ from nc10d.work import Work
 _NOTHING: frozenset[int] = frozenset()
 _EVERY = 8
 """One look in so many is for what is rare: notices, departures, deadlines."""
-_abandoned: list[Task] = []
-"""Tasks of failed groups: MPI may still use their memory."""
 
 
 class Lane:
@@ -216,7 +214,7 @@ class Lane:
             message.cancel()
         for task in (*self._calls, *self._messages):
             self._engine.end(task.work, error)
-            _abandoned.append(task)
+            keep(task)
         self._calls.clear()
         self._messages = []
 

@@ -80,6 +80,14 @@ def cuda_aware() -> bool:
     return bool(ask())
 
 
+def keep(thing: object) -> None:
+    """Keep `thing` alive for good, even past the interpreter's end: MPI finalises behind that.
+
+    For what MPI may still read or write because it can't be taken back.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 _LOST = ("ERR_PROC_FAILED", "ERR_PROC_ABORTED", "ERR_REVOKED")
 
 

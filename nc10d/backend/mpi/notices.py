@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from nc10d import errors
-from nc10d.backend.mpi.library import MPI, Request
+from nc10d.backend.mpi.library import MPI, Request, keep
 from nc10d.errors import Aborted, DistError
 
 FAILED, LEFT = 1, 2
 _LONGEST = 8192  # bytes; a longer reason is cut
-_kept: list[tuple[Request, Any]] = []  # sends that were not over when their owner went
 
 
 class Notices:
@@ -51,7 +50,7 @@ class Notices:
             data = np.frombuffer(text, np.uint8)
             request = self._comm.Isend(data, peer, kind)
             if not request.Test():
-                _kept.append((request, data))
+                keep((request, data))
 
     def tell_all(self, kind: int, text: bytes) -> None:
         """Send all other ranks a text; never blocks."""
