@@ -19,6 +19,7 @@ from nc10d.backend.cpu.native import engine
 from nc10d.coalesce import coalescing_manager
 from nc10d.group import ProcessGroup
 from nc10d.ops import AllReduce
+from nc10d.run.quiet import quietly
 from nc10d.testing.ranks import Ranks
 
 ROUNDS = 15
@@ -112,4 +113,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     from nc10d.bench.engine import main as named  # ranks find functions by their module's name
 
-    raise SystemExit(named())
+    raise SystemExit(quietly(named))

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+from nc10d.run.quiet import quietly
+
 ROUNDS = 21
 STATEMENTS = ("import numpy", "import nc10d", "import numpy, nc10d; nc10d.all_reduce")
 
@@ -22,7 +24,7 @@ def milliseconds(statement: str) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print, with the ratio to the first."""
     times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
     for _ in range(ROUNDS):
@@ -32,7 +34,8 @@ def main() -> None:
     for statement, found in times.items():
         median = statistics.median(found)
         print(f"{statement:<40}{median:>8.1f} ms{median / first:>7.2f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(quietly(main))

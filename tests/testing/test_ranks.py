@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from at_terminal import AtTerminal, soon
 
+import nc10d as dist
 from nc10d.outcome import fresh
+from nc10d.testing.local import run_local
 from nc10d.testing.members import portable
 from nc10d.testing.ranks import run_ranks
 
@@ -45,3 +52,93 @@ def test_what_one_rank_raises_is_raised_at_once_and_not_the_others_wait() -> Non
     with pytest.raises(AssertionError, match="mine"):
         run_ranks(only_rank_one_is_wrong, 2, timeout=60.0)
     assert time.monotonic() - start < 30.0
+
+
+def added(group: Any, x: int, y: int) -> tuple[int, int, bool]:
+    total = np.array([x * y])
+    dist.all_reduce(total)
+    return group.rank, int(total[0]), group is dist.get_default_group()
+
+
+def test_run_local_and_run_ranks_have_one_shape() -> None:
+    columns = [1, 2, 3], [10, 20, 30]
+    expected = [(rank, 140, True) for rank in range(3)]
+    assert run_local(added, 3, *columns) == expected
+    assert run_ranks(added, 3, "threads", *columns) == expected
+    assert run_ranks(added, 3, "processes", *columns) == expected
+
+
+def test_a_column_has_an_entry_for_each_rank() -> None:
+    with pytest.raises(ValueError, match="needs 3 entries, one a rank"):
+        run_local(added, 3, [1, 2, 3], [1, 2])
+
+
+@pytest.mark.parametrize("run", [run_local, run_ranks])
+def test_a_rank_that_raises_fails_all_of_its_groups(run: Any) -> None:
+    heard: list[str] = []
+
+    def main(group: Any) -> None:
+        pair = dist.new_group([0, 1])
+        if group.rank == 1:
+            raise AssertionError("mine")
+        try:
+            pair.barrier()
+        except dist.Aborted as error:
+            heard.append(str(error))
+
+    with pytest.raises(AssertionError, match="mine"):
+        run(main, 2, timeout=20.0)
+    assert "rank 1 raised AssertionError: mine" in heard[0]
+
+
+OWNER = """
+import signal, sys
+if __name__ != "__main__":
+    print("a rank starts", flush=True)
+from nc10d.testing import Ranks
+
+def hang(group):
+    print("rank", group.rank, "hangs", flush=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        print("rank", group.rank, "heard", flush=True)
+
+if __name__ == "__main__":
+    with Ranks(2, "processes") as ranks:
+        try:
+            ranks.run(hang)
+        except KeyboardInterrupt:
+            print("owner heard")
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("said", ["a rank starts", "hangs"])
+def test_ctrl_c_is_the_owners_and_ends_its_processes(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "owner.py"
+    path.write_text(OWNER)
+
+    def attempt() -> float:
+        with AtTerminal([sys.executable, str(path)]) as owner:
+            owner.read_until(said, times=2)
+            code, seconds = owner.interrupt()
+        assert code == 3, owner.screen
+        assert "owner heard" in owner.screen
+        assert "rank 0 heard" not in owner.screen
+        assert "Traceback" not in owner.screen
+        return seconds
+
+    assert soon(2.0, attempt)
+
+
+def interrupts_itself(group: Any) -> str:
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return "heard"
+    return "not heard"
+
+
+def test_a_rank_can_still_be_interrupted_by_its_own_test() -> None:
+    assert run_ranks(interrupts_itself, 1, "processes") == ["heard"]

@@ -1,0 +1,142 @@
+"""The table of `python -m nc10d.bench`: reading options, what to measure, and rows as text.
+
+`read`, `sizes`, `jobs` and `line` are pure; `run` measures and prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+
+import nc10d as dist
+from nc10d.bench.calls import COLLECTIVES
+from nc10d.bench.measure import Job, Row, measure
+from nc10d.dtypes import DType
+from nc10d.testing.ranks import Ranks
+
+DESCRIPTION = """
+What collectives cost on this machine, in nccl-tests' columns. Under a launcher (RANK is set) it
+measures that job; otherwise it starts processes of its own. "wrong" counts, over all ranks, the
+elements that differ from what NumPy computes; if there are any, the exit code is 1.
+"""
+DTYPES = {dtype.label: dtype for dtype in DType}
+LIMIT = 300.0
+"""Seconds for one call of a rank: far more than any row takes."""
+HEADER = (
+    f"{'collective':<15}{'bytes':>11}{'count':>11} {'type':<14}{'op':<6}"
+    f"{'time us':>11}{'algbw GB/s':>12}{'busbw GB/s':>12}{'wrong':>7}"
+)
+
+
+def read(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; SystemExit with usage if it makes no sense."""
+    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=DESCRIPTION)
+    parser.add_argument(
+        "collectives", nargs="*", metavar="COLLECTIVE", help=f"of {', '.join(COLLECTIVES)}; or all"
+    )
+    parser.add_argument("--ranks", type=positive, default=2, help="processes to start (default 2)")
+    parser.add_argument("--min-bytes", type=size, default=8, help="smallest size (default 8)")
+    parser.add_argument("--max-bytes", type=size, default=16 << 20, help="largest (default 16M)")
+    parser.add_argument("--factor", type=int, default=8, help="from size to size (default 8)")
+    parser.add_argument(
+        "--dtype", default="float32", metavar="TYPE", help=f"of {', '.join(DTYPES)} (float32)"
+    )
+    parser.add_argument("--repeats", type=positive, default=5, help="rounds per row (default 5)")
+    found = parser.parse_args(arguments)
+    problem = _problem(found)
+    if problem:
+        parser.error(problem)
+    return found
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """Say what is wrong with options that each are well-formed; empty if nothing is."""
+    unknown = sorted(set(options.collectives) - set(COLLECTIVES))
+    if unknown:
+        return f"unknown collective {', '.join(unknown)}; known: {', '.join(COLLECTIVES)}"
+    if options.dtype not in DTYPES:
+        return f"unknown --dtype {options.dtype}; known: {', '.join(DTYPES)}"
+    if options.factor < 2:
+        return "--factor must be at least 2"
+    if options.min_bytes > options.max_bytes:
+        return f"--min-bytes {options.min_bytes} is more than --max-bytes {options.max_bytes}"
+    return ""
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Read a size in bytes: 64, 4K, 16M, 1G."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdecimal() or int(digits) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64, 4K, 16M or 1G")
+    return int(digits) * unit
+
+
+def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
+    """Return the sizes from `smallest`, each `factor` times the last; `largest` is the end."""
+    while smallest < largest:
+        yield smallest
+        smallest *= factor
+    yield largest
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Return what to measure, in order."""
+    whole = list(sizes(options.min_bytes, options.max_bytes, options.factor))
+    for collective in options.collectives or COLLECTIVES:
+        for nbytes in whole if collective != "barrier" else [0]:
+            iterations = max(3, min(2000, (64 << 20) // max(nbytes, 1)))
+            yield Job(collective, nbytes, DTYPES[options.dtype], iterations, options.repeats)
+
+
+def line(row: Row) -> str:
+    """Return a row as text, in the columns of HEADER."""
+    job = row.job
+    return (
+        f"{job.collective:<15}{row.nbytes:>11}{row.count:>11} {job.dtype.label:<14}{row.op:<6}"
+        f"{row.seconds * 1e6:>11.2f}{row.algbw:>12.3f}{row.busbw:>12.3f}{row.wrong:>7}"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print on rank 0; return 1 if any element was wrong. Blocks for all rows."""
+    wrong = _under_launcher(options) if "RANK" in os.environ else _own_ranks(options)
+    return 1 if wrong else 0
+
+
+def _under_launcher(options: argparse.Namespace) -> int:
+    dist.init_process_group()
+    group = dist.get_default_group()
+    try:
+        rows = (measure(group, job) for job in jobs(options))
+        return _show(rows, group.size) if group.rank == 0 else sum(row.wrong for row in rows)
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_ranks(options: argparse.Namespace) -> int:
+    count = options.ranks
+    with Ranks(count, "processes", timeout=LIMIT) as ranks:
+        return _show((ranks.run(measure, [job] * count)[0] for job in jobs(options)), count)
+
+
+def _show(rows: Iterator[Row], ranks: int) -> int:
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0))
+    print(f"# {ranks} ranks on {cores} cores; load average at the start {load:.2f}")
+    print(HEADER, flush=True)
+    wrong = 0
+    for row in rows:
+        print(line(row), flush=True)
+        wrong += row.wrong
+    print(f"# {wrong} wrong elements")
+    return wrong
