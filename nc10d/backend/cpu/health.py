@@ -272,7 +272,8 @@ class Health:
         op = (self._areas.record(me, seq) or "").partition("(")[0]
         return CollectiveMismatch(
             f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
-            f"what rank {peer} sends to rank {me} is not what rank {me} awaits",
+            f"rank {peer} sends {channel.get(at.C_MESSAGE_BYTES)} bytes to rank {me}, which awaits "
+            f"{channel.get(at.C_AWAITED)}",
             rank=peer,
             op=op,
             seq=seq,

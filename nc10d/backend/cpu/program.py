@@ -312,7 +312,10 @@ def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a program is for, in integers: what ranks compare, and what errors tell."""
+    """What a program is for: what ranks compare, and what errors tell.
+
+    `count` is -1 where ranks may differ in it.
+    """
 
     op: str
     dtype: str = "-"
@@ -329,7 +332,9 @@ class Call:
 
     def describe(self) -> str:
         """Return the call as an error message shows it."""
-        parts = [self.op, f"dtype={self.dtype}", f"count={self.count}"]
+        parts = [self.op, f"dtype={self.dtype}"]
+        if self.count >= 0:
+            parts.append(f"count={self.count}")
         if self.reduce != "-":
             parts.append(f"op={self.reduce}")
         if self.root >= 0:

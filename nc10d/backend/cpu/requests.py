@@ -254,7 +254,7 @@ def _announced(name: str, layout: Layout, sends: Pieces, recvs: Pieces, root: in
             pitch,
         )
         steps = exchange.announced(layout, route, 0, 1)
-        call = Call(name, sends.label, root=root, detail="announced sizes")
+        call = Call(name, sends.label, -1, root=root)
         return _program(call, steps, first + len(recvs.buffers))
 
     key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))

@@ -147,6 +147,8 @@ def test_uneven_sizes_that_do_not_fit_are_an_error_on_every_rank() -> None:
     errors = every_rank(call, 2)
     assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
     assert "all_to_all" in str(errors[0])
+    assert "sends 24 bytes" in str(errors[0])
+    assert "awaits 16" in str(errors[0])
 
 
 def test_an_abort_ends_every_wait_with_its_reason() -> None:

@@ -35,10 +35,12 @@ from nc10d.backend.cpu.native.layout import (
     BLOCKED,
     C_AGREED,
     C_AREA,
+    C_AWAITED,
     C_BLOCKED_ON,
     C_DESCRIPTOR,
     C_FLAGS,
     C_FREE,
+    C_MESSAGE_BYTES,
     C_MET,
     C_OPS,
     C_PARITY,
@@ -262,6 +264,8 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
         shown = load(table + 8 * rank)
         if load(shown + 8 * me) != load(expected + 8 * rank):
             store(channel + C_BLOCKED_ON, rank)
+            store(channel + C_MESSAGE_BYTES, load(shown + 8 * me))
+            store(channel + C_AWAITED, load(expected + 8 * rank))
             return SIZES
         for peer in range(size):
             largest = max(largest, load(shown + 8 * peer))

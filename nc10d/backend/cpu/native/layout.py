@@ -77,9 +77,10 @@ LINK_BOARD = 128
     C_SUBMITTING,
     C_SPIN_NOW,  # what is left of the spin after it has been in vain
     C_STREAMS,  # address of the block of its streams, 0 for none
+    C_AWAITED,  # bytes that a rank awaits from one that announces C_MESSAGE_BYTES
     C_REACH,  # address of the block that says how to read peers' memory
-) = range(0, 41 * 8, 8)
-C_OWN_USERS = 41 * 8  # four addresses of a program run in the caller
+) = range(0, 42 * 8, 8)
+C_OWN_USERS = 42 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
