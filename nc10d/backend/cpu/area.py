@@ -32,11 +32,21 @@ def area_bytes(size: int, half: int) -> int:
 
 
 class Areas:
-    """Everyone's area of one group, as mapped here; `members` are ranks of the host."""
+    """The areas of one group on this host, as mapped here; `members` are ranks of the host.
+
+    `numbers` are their ranks in the group; where that spans no hosts, they number them through.
+    """
 
     def __init__(
-        self, host: Host, members: list[int], rank: int, offsets: list[int], half: int
+        self,
+        host: Host,
+        members: list[int],
+        rank: int,
+        offsets: list[int],
+        half: int,
+        numbers: Sequence[int] | None = None,
     ) -> None:
+        self.numbers = list(range(len(members)) if numbers is None else numbers)
         self.host = host
         self.members = members
         self.rank = rank
@@ -52,6 +62,11 @@ class Areas:
     def offset(self) -> int:
         """Where my area starts in my arena."""
         return self._offsets[self.rank]
+
+    @property
+    def number(self) -> int:
+        """My rank in the group."""
+        return self.numbers[self.rank]
 
     def address(self, rank: int) -> int:
         """Return where a rank's area starts."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from nc10d.backend.cpu.links import Links
 from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.outside import Outside, reach
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late, Post
 from nc10d.backend.cpu.requests import Request, request
@@ -60,61 +61,80 @@ def make(setup: BackendSetup) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come."""
     host = Host(setup.store, setup.rank, setup.size, setup.deadline)
     name, members = setup.group_name, range(setup.size)
+
+    def check() -> None:
+        check_alive(host, name, members)
+
     try:
-        return CpuBackend(
-            form(
-                host,
-                name,
-                members,
-                setup.rank,
-                setup.store,
-                WORLD_HALF,
-                setup.deadline,
-                lambda: check_alive(host, name, members),
-            ),
-            name,
+        return _made(
+            host, name, members, setup.rank, setup.store, WORLD_HALF, setup.deadline, check
         )
     except BaseException:
         host.close()
         raise
 
 
+def _made(
+    host: Host,
+    name: str,
+    members: Sequence[int],
+    rank: int,
+    store: Store,
+    half: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> CpuBackend:
+    areas = form(host, name, members, rank, store, half, deadline, check)
+    try:
+        outside = reach(host, name, members, areas, store, deadline, check)
+    except BaseException:
+        withdraw(areas)
+        raise
+    return CpuBackend(areas, name, members, outside)
+
+
 class CpuBackend:
-    """One group on one host. Methods that block say so."""
+    """One group. Methods that block say so."""
 
     name = "cpu"
     device_type = "cpu"
 
-    def __init__(self, areas: Areas, group_name: str) -> None:
+    def __init__(
+        self, areas: Areas, group_name: str, members: Sequence[int], outside: Outside | None
+    ) -> None:
         self.host = host = areas.host
         self.group_name = group_name
+        self.members = list(members)
         self.areas = areas
-        self.rank = rank = areas.rank
-        self.size = areas.size
+        self.outside = outside
+        self.rank = rank = areas.number
+        self.size = len(members)
+        hosts = None if outside is None else outside.hosts
         small = 65536 if self.size <= 2 else 16384
-        self.layout = Layout(self.size, rank, areas.half, small, direct=DIRECT, by_kernel=BY_KERNEL)
+        self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT, BY_KERNEL)
         self.channel = host.channel(self._shared())
-        self.links = Links(self.areas)
+        self.links = Links(self.areas, outside)
         self.post = Post(self)
         self.plans = Plans(self.layout)
         self.batches = Batches()
         self._run_arrays = engine.run_arrays
         self._address = self.channel.address
-        self.health = Health(group_name, self.areas, self.channel, self.links)
+        self.health = Health(group_name, self.areas, self.channel, self.links, outside)
         self.ending = threading.RLock()
         self._watched: set[Work] = set()
         host.join(self)
 
     def _shared(self) -> Shared:
-        ranks = range(self.size)
-        even, odd = ([self.areas.board(r, half) for r in ranks] for half in (0, 1))
+        mates, areas = range(self.areas.size), self.areas
+        even, odd = ([areas.board(mate, half) for mate in mates] for half in (0, 1))
         return Shared(
-            rank=self.rank,
-            size=self.size,
-            area=self.areas.address(self.rank),
-            counters=[self.areas.address(r) for r in ranks],
+            rank=areas.rank,
+            size=areas.size,
+            area=areas.address(areas.rank),
+            counters=[areas.address(mate) for mate in mates],
             boards=(even, odd),
-            reach=self.areas.reach(ranks, folding=True),
+            streams=0 if self.outside is None else self.outside.streams.address,
+            reach=areas.reach(mates, folding=True),
         )
 
     # -- launching -------------------------------------------------------------------------
@@ -233,7 +253,7 @@ class CpuBackend:
 
     def interrupted(self, ops: Sequence[Op]) -> None:
         """This thread's call was interrupted: fail the group."""
-        name, (seq, _) = describe(ops), self.areas.last_record(self.rank)
+        name, (seq, _) = describe(ops), self.areas.last_record(self.areas.rank)
         message = f"rank {self.rank} was interrupted in {name} #{seq}"
         self.abort(Aborted(message, rank=self.rank, op=name, seq=seq))
 
@@ -410,20 +430,13 @@ class CpuBackend:
     ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         self.health.check()
-        members = [self.areas.members[rank] for rank in ranks]
-        return CpuBackend(
-            form(
-                self.host,
-                name,
-                members,
-                list(ranks).index(self.rank),
-                store,
-                GROUP_HALF,
-                deadline,
-                lambda: check_parent(self, name, members),
-            ),
-            name,
-        )
+        members = [self.members[rank] for rank in ranks]
+
+        def check() -> None:
+            check_parent(self, name, members)
+
+        rank = list(ranks).index(self.rank)
+        return _made(self.host, name, members, rank, store, GROUP_HALF, deadline, check)
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
@@ -432,6 +445,8 @@ class CpuBackend:
         self.notify()
         for channel in (self.channel, *self.links.channels()):
             self.host.retire(channel)
+        if self.outside is not None:
+            self.outside.close()
         withdraw(self.areas, self.links.memory())
         self.host.leave(self)
 
@@ -439,6 +454,8 @@ class CpuBackend:
         """Become unusable in a forked child; what the group owns stays the parent's."""
         self.ending = threading.RLock()
         self.health.disown()
+        if self.outside is not None:
+            self.outside.disown()
 
     def __del__(self) -> None:
         health = getattr(self, "health", None)

@@ -74,9 +74,17 @@ def _short(value: Any) -> Any:
 def read(areas: Areas) -> errors.DistError | None:
     """Return the group's cause as an error of this rank, or None."""
     winner = engine.load_word(areas.address(areas.rank) + at.AREA_ABORT)
-    if winner == 0:
-        return None
-    cause = json.loads(areas.read_cause(winner - 1))
+    return decoded(areas.read_cause(winner - 1)) if winner else None
+
+
+def known(areas: Areas) -> bool:
+    """Say whether the group has a cause to fail."""
+    return bool(engine.load_word(areas.address(areas.rank) + at.AREA_ABORT))
+
+
+def decoded(text: str) -> errors.DistError:
+    """Return the error that was `encoded`."""
+    cause = json.loads(text)
     kind = getattr(errors, cause["kind"])
     error: errors.DistError = kind(cause["message"])
     error.__dict__.update(cause["fields"])

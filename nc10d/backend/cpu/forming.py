@@ -39,7 +39,8 @@ def form(
     deadline: Deadline,
     check: Callable[[], None],
 ) -> Areas:
-    """Make this rank's area of a group of `members` (ranks of the host); return everyone's.
+    """Make this rank's area of a group of `members` (ranks of the job); return those of
+    its host.
 
     Blocks until all members have called. `check` is called meanwhile, and raises what makes
     waiting pointless. A DistError, the same on every rank, says why the group was not formed:
@@ -60,11 +61,19 @@ def form(
     if "offsets" not in told:
         host.arena.free(offset)
         raise interrupted or _error(**told) from None
-    areas = Areas(host, list(members), rank, told["offsets"], half)
+    areas = _areas(host, members, rank, told["offsets"], half)
     if interrupted is not None:
         withdraw(areas)
         raise interrupted
     return areas
+
+
+def _areas(
+    host: Host, members: Sequence[int], rank: int, offsets: Sequence[int], half: int
+) -> Areas:
+    near = [number for number, member in enumerate(members) if member in host.near]
+    mates = [host.near[members[number]] for number in near]
+    return Areas(host, mates, near.index(rank), [offsets[n] for n in near], half, near)
 
 
 def withdraw(areas: Areas, links: Sequence[int] = ()) -> None:
@@ -78,12 +87,21 @@ def check_alive(host: Host, name: str, members: Sequence[int]) -> None:
     """Raise PeerLost if one of a forming group's members has died."""
     mate = host.lost(members)
     if mate is not None:
-        rank = members.index(mate.rank)
+        rank = members.index(mate.number)
         message = (
             f"{_who(members, rank)} is lost while the group {name!r} forms: "
             f"{causes.death(mate)} (pid {mate.pid} on {mate.host})"
         )
         raise PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, group=name)
+    for rank, member in enumerate(members):
+        reason = None if host.abroad is None else host.abroad.control.lost(member)
+        if reason is not None:
+            card = host.cards[member]
+            message = (
+                f"{_who(members, rank)} is lost while the group {name!r} forms: "
+                f"{reason} (pid {card.pid} on {card.host})"
+            )
+            raise PeerLost(message, rank=rank, host=card.host, pid=card.pid, group=name)
 
 
 def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
@@ -91,7 +109,7 @@ def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
     check_alive(parent.host, name, members)
     parent.health.check()
     for rank, member in enumerate(members):
-        if parent.areas.state(parent.areas.members.index(member)) == at.CLOSED:
+        if parent.health.has_left(parent.members.index(member)):
             message = (
                 f"{_who(members, rank)} cannot join the group {name!r}: it has left "
                 f"{parent.group_name!r}, from which the group is made"

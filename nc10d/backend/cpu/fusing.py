@@ -61,7 +61,8 @@ def fuse(
         call = _call(requests)
         ordered = concatenate(call, _fenced(requests, fences))
         steps = ordered.steps
-        if len(runs) < len(requests) and layout.size > 1:
+        # Across hosts nobody asks the others' ranks: one after another is right whatever they hold.
+        if len(runs) < len(requests) and layout.size > 1 and layout.hosts is None:
             joined = concatenate(call, [_joined(run, layout) for run in runs]).steps
             steps = _either(joined, steps, flag=not apart)
         return Program(call, steps, len(arrays))

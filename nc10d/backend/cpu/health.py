@@ -15,9 +15,10 @@ from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel
 from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.mates import Mate
+from nc10d.backend.cpu.mates import Card, Mate
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.outside import Outside
 from nc10d.deadline import Deadline
 from nc10d.dtypes import DType
 from nc10d.errors import (
@@ -32,15 +33,25 @@ from nc10d.errors import (
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 from nc10d.outcome import fresh
 
+# How long a broken link waits for the word of a control line, which knows more.
+LAST_WORD = 1.0
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
 class Health:
     """The state of one group on this rank: working, failed or closed."""
 
-    def __init__(self, name: str, areas: Areas, channel: Channel, links: Links) -> None:
+    def __init__(
+        self,
+        name: str,
+        areas: Areas,
+        channel: Channel,
+        links: Links,
+        outside: Outside | None = None,
+    ) -> None:
         self._name = name
         self._areas = areas
+        self._outside = outside
         self._channel = channel
         self._links = links
         self._failure: DistError | None = None
@@ -92,18 +103,34 @@ class Health:
     def _deserter(self, channel: Channel) -> int | None:
         """Return the rank that a channel waits for, if it has left without doing its part."""
         peer = self._blocked_on(channel)
-        if peer is None or self._areas.state(peer) != at.CLOSED:
+        if peer is None or not self.has_left(peer):
             return None
+        if self._away(peer):
+            return None  # what it has sent before may be on its way: the link's end will tell
         arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
         return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
+
+    def has_left(self, rank: int) -> bool:
+        """Say whether a rank has closed the group."""
+        if self._away(rank):
+            assert self._outside is not None
+            return rank in self._outside.council.left
+        return self._areas.state(self._areas.numbers.index(rank)) == at.CLOSED
+
+    def _away(self, rank: int) -> bool:
+        return self._outside is not None and self._outside.has(rank)
 
     def _blocked_on(self, channel: Channel) -> int | None:
         if channel.get(at.C_BLOCKED_AT) == 0:
             return None
         if channel.shared.kind == at.COLLECTIVE:
-            peer = channel.get(at.C_BLOCKED_ON)
-            return None if peer == self._areas.rank else peer  # a gate of my own
+            peer = self._number(channel.get(at.C_BLOCKED_ON))
+            return None if peer == self._areas.number else peer  # a gate of my own
         return self._links.peer_of(channel)
+
+    def _number(self, blocked_on: int) -> int:
+        """Return the rank that the engine means: a mate's number, or ~rank on another host."""
+        return ~blocked_on if blocked_on < 0 else self._areas.numbers[blocked_on]
 
     # -- failing ---------------------------------------------------------------------------
 
@@ -114,6 +141,11 @@ class Health:
         op, seq, _ = self._mine(())
         error.op = error.op or op
         error.seq = seq if error.seq is None else error.seq
+        if self._outside is not None:
+            # Not under the lock: the answer comes through a thread that may want it.
+            self._outside.council.report(error, wait=not self._areas.host.in_control())
+            self.failure()
+            return
         # Once the group is closed, its memory may be another's.
         with self._lock:
             if self.closed:
@@ -128,9 +160,11 @@ class Health:
             if self.closed:
                 return False
             self.closed = True
+            if self._outside is not None:
+                self._outside.council.close()
             if self._failure is None:
                 self._stop()
-                message = f"group {self._name!r} has been closed on rank {self._areas.rank}"
+                message = f"group {self._name!r} has been closed on rank {self._areas.number}"
                 self._failure = GroupClosed(message, group=self._name)
         return True
 
@@ -142,6 +176,8 @@ class Health:
             self.abort(self._mismatch(channel))
         elif answer == at.SIZES:
             self.abort(self._wrong_sizes(channel))
+        elif answer == at.LOST:
+            self._link_failed(channel)
         elif answer == at.UNREADABLE:
             self.abort(self._unreadable(channel.get(at.C_BLOCKED_ON)))
         else:
@@ -162,6 +198,27 @@ class Health:
         if self._areas.state(rank) != at.CLOSED:
             self.abort(self._dead(rank, mate))
 
+    def on_lost(self, rank: int, card: Card, reason: str) -> None:
+        """A rank of another host can't be reached any more."""
+        assert self._outside is not None
+        self._outside.council.notify()
+        if not self.closed and not self.has_left(rank):
+            self.abort(self._gone(rank, card, reason))
+
+    def _link_failed(self, channel: Channel) -> None:
+        """A link has ended under a program: say what has become of the rank behind it."""
+        assert self._outside is not None
+        rank = self._number(channel.get(at.C_BLOCKED_ON))
+        council = self._outside.council
+        council.await_word(rank, LAST_WORD)
+        if self.failure() is not None:
+            return
+        if self.has_left(rank):
+            self.abort(self._left(rank, (), channel))
+            return
+        card = self._areas.host.cards[council.members[rank]]
+        self.abort(self._gone(rank, card, council.lost(rank) or self._outside.error(channel)))
+
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
         with self._lock:  # whoever is closing the group has said so by then
@@ -180,7 +237,7 @@ class Health:
         self._failure = ForkedGroupError(
             f"group {self._name!r} belongs to the process that forked this one",
             group=self._name,
-            rank=self._areas.rank,
+            rank=self._areas.number,
             pid=os.getpid(),
         )
 
@@ -207,7 +264,7 @@ class Health:
         name, seq, text = self._mine(ops, channel)
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
-            f"{text} of group {self._name!r} timed out on rank {self._areas.rank}{whom}"
+            f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
             f"{self._everyone()}"
         )
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
@@ -218,20 +275,21 @@ class Health:
         seq = self._number_of(channel)
         message = (
             f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
-            f"{self._areas.rank}{self._everyone()}"
+            f"{self._areas.number}{self._everyone()}"
         )
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
 
     def _left(self, peer: int, ops: Sequence[Op], channel: Channel) -> PeerLost:
         name, seq, text = self._mine(ops, channel)
         message = (
-            f"rank {peer} has left group {self._name!r}, but rank {self._areas.rank} still waits "
+            f"rank {peer} has left group {self._name!r}, but rank {self._areas.number} still waits "
             f"for it in {text}{self._everyone()}"
         )
         return PeerLost(message, rank=peer, op=name, seq=seq)
 
     def _dead(self, rank: int, mate: Mate) -> PeerLost:
         seq, what = self._areas.last_record(rank)
+        rank = self._areas.numbers[rank]
         message = (
             f"rank {rank} of group {self._name!r} is lost: {causes.death(mate)} "
             f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
@@ -239,6 +297,14 @@ class Health:
         )
         name, mine, _ = self._mine(())
         return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine)
+
+    def _gone(self, rank: int, card: Card, reason: str) -> PeerLost:
+        name, seq, text = self._mine(())
+        message = (
+            f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
+            f"{card.host}); rank {self._areas.number} was last in {text}"
+        )
+        return PeerLost(message, rank=rank, host=card.host, pid=card.pid, op=name, seq=seq)
 
     def _unreadable(self, peer: int) -> PeerLost:
         """A peer's memory can't be read any more: nearly always because it has just died."""
@@ -254,12 +320,16 @@ class Health:
         return PeerLost(message, rank=peer, host=mate.host, pid=mate.pid, op=name, seq=seq)
 
     def _mismatch(self, channel: Channel) -> CollectiveMismatch:
-        peer, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        mate, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
         mine = self._areas.record(self._areas.rank, seq)
-        theirs = self._areas.record(peer, seq) or self._areas.last_record(peer)[1]
+        peer = self._number(mate)
+        if self._outside is not None and mate < 0:
+            theirs = self._outside.streams.seen()
+        else:
+            theirs = self._areas.record(mate, seq) or self._areas.last_record(mate)[1]
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self._name!r}: "
-            f"rank {self._areas.rank} called {mine}, rank {peer} called {theirs}",
+            f"rank {self._areas.number} called {mine}, rank {peer} called {theirs}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,
@@ -268,8 +338,9 @@ class Health:
     def _wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
         if channel.shared.kind == at.RECEIVER:
             return self._wrong_message(channel)
-        me, peer, seq = self._areas.rank, channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
-        op = (self._areas.record(me, seq) or "").partition("(")[0]
+        me, seq = self._areas.number, channel.get(at.C_OPS)
+        peer = self._number(channel.get(at.C_BLOCKED_ON))
+        op = (self._areas.record(self._areas.rank, seq) or "").partition("(")[0]
         return CollectiveMismatch(
             f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
             f"rank {peer} sends {channel.get(at.C_MESSAGE_BYTES)} bytes to rank {me}, which awaits "
@@ -284,7 +355,7 @@ class Health:
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
         peer = self._links.peer_of(channel)
         return CollectiveMismatch(
-            f"the message with tag {tag} from rank {peer} to rank {self._areas.rank} has "
+            f"the message with tag {tag} from rank {peer} to rank {self._areas.number} has "
             f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
             rank=peer,
             op="recv",
@@ -294,7 +365,10 @@ class Health:
         if self._areas.size > 16:
             return ""
         last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
-        told = [f"rank {rank} #{seq} {what}" for rank, (seq, what) in enumerate(last)]
+        told = [
+            f"rank {rank} #{seq} {what}"
+            for rank, (seq, what) in zip(self._areas.numbers, last, strict=True)
+        ]
         return f"; last operations: {', '.join(told)}"
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nc10d.backend.cpu import mates as meeting
+from nc10d.backend.cpu.abroad import Abroad
+from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.arena import PAGE, Arena
 from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
@@ -27,13 +29,11 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.reading import Probe, can_read
 from nc10d.deadline import Deadline
-from nc10d.errors import UnsupportedPlatform
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
     from nc10d.store.base import Store
 
-MAX_RANKS = 64
 CENTURY = 100 * 365.25 * 86400
 MAX_CHANNELS = 16384
 WORKER_SLICE_NS = 50_000_000
@@ -45,22 +45,22 @@ class Host:
     """One rank's place on its host; made once per job, shared by all of its groups."""
 
     def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
-        if size > MAX_RANKS:
-            raise UnsupportedPlatform(f"at most {MAX_RANKS} ranks share a host, not {size}")
-        self.rank = rank
-        self.size = size
+        self.number = rank
         self.pid = os.getpid()
         self.arena = Arena()
         try:
             bell = self.arena.allocate(PAGE)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
             self._probe = Probe(self.arena)
-            self.mates = meeting.meet(store, rank, size, self.arena, deadline)
+            self.mates, self.cards = meeting.gather(store, rank, size, self.arena, deadline)
         except BaseException:
             self.arena.close()
             raise
+        self.topology = grouped([card.host_id for card in self.cards])
+        self.near = {mate.number: mate.rank for mate in self.mates}
+        self.rank, self.size = self.near[rank], len(self.mates)
+        self.waiting: Waiting = waiting_policy(self.size)
         self._readable = mask(mate.rank for mate in self.mates if can_read(mate))
-        self.waiting: Waiting = waiting_policy(size)
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
@@ -83,9 +83,16 @@ class Host:
         self._set(at.P_EVENT_FD, self._events)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
+        self.abroad = Abroad(self) if len(self.topology.hosts) > 1 else None
         self._control = threading.Thread(
             target=self._watch_peers, name="nc10d-control", daemon=True
         )
+        if self.abroad is not None:
+            try:
+                self.abroad.connect(store, deadline)
+            except BaseException:
+                self._close_descriptors()
+                raise
         self._control.start()
         _hosts.add(self)
 
@@ -99,9 +106,11 @@ class Host:
         with self._lock:
             self._users += 1
             self.groups[backend.group_name] = weakref.ref(backend)
-        mate = self.lost(backend.areas.members)
+        mate = self.lost(backend.members)
         if mate is not None:
             backend.health.on_death(mate)
+        if self.abroad is not None:
+            self.abroad.join(backend)
 
     def leave(self, backend: CpuBackend) -> None:
         """Count a group out; the last one closes the host."""
@@ -113,9 +122,9 @@ class Host:
             self.close()
 
     def lost(self, ranks: Sequence[int]) -> meeting.Mate | None:
-        """Return the first of some ranks of the host that has died, if one has."""
-        dead = (self.mates[rank] for rank in ranks if self._dead & mask([rank]))
-        return next(dead, None)
+        """Return the first of some ranks of the job that has died on this host, if one has."""
+        near = (self.mates[self.near[rank]] for rank in ranks if rank in self.near)
+        return next((mate for mate in near if self._dead & mask([mate.rank])), None)
 
     def live_groups(self) -> list[CpuBackend]:
         """Return the groups that have not been closed."""
@@ -235,14 +244,23 @@ class Host:
                 os.eventfd_read(events)
             restless = sum(group.notify() for group in self.live_groups()) > 0
 
+    def in_control(self) -> bool:
+        """Say whether this is the thread that hears from peers: it can't wait for them."""
+        return threading.current_thread() is self._control
+
     def _watch_peers(self) -> None:
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         by_fd = {mate.pidfd: mate for mate in self.mates if mate.pidfd >= 0}
         for fd in by_fd:
             poller.register(fd, select.POLLIN)
+        abroad = self.abroad
+        if abroad is not None:
+            abroad.control.register(poller)
         while not self._closing:
-            for fd, _ in poller.poll():
+            for fd, _ in poller.poll(None if abroad is None else abroad.overdue()):
+                if abroad is not None and abroad.control.ready(fd, poller):
+                    continue
                 if fd in by_fd:
                     poller.unregister(fd)
                     with self._lock:
@@ -267,6 +285,8 @@ class Host:
                 while thread.is_alive():
                     engine.ring(self.process, 0)
                     thread.join(0.05)
+        if self.abroad is not None:
+            self.abroad.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -291,6 +311,8 @@ class Host:
             channel.disown()
         for group in self.live_groups():
             group.disown()
+        if self.abroad is not None:
+            self.abroad.disown()
         self._close_descriptors()
 
     # -- looking ---------------------------------------------------------------------------

@@ -39,6 +39,22 @@ class Linked:
         self.address = self.code.ctypes.data
 
 
+class Scratch:
+    """Memory that the programs of a channel use in turn; it grows with their needs.
+
+    A program keeps what it was linked with alive, also when a later one needs more.
+    """
+
+    def __init__(self) -> None:
+        self._room: Bytes = np.zeros(0, np.uint8)
+
+    def room(self, nbytes: int) -> Bytes:
+        """Return memory for at least `nbytes`."""
+        if nbytes > self._room.size:
+            self._room = np.zeros(max(nbytes, 2 * self._room.size), np.uint8)
+        return self._room
+
+
 def link(
     program: Program,
     size: int,

@@ -24,6 +24,7 @@ from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.linking import link as link_program
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.outside import Outside
 from nc10d.backend.cpu.program import Call, Program, Step, gate, pack, unpack
 from nc10d.errors import GroupClosed
 
@@ -83,12 +84,13 @@ class Inbox:
 class Links:
     """All links of one rank in one group."""
 
-    def __init__(self, areas: Areas) -> None:
+    def __init__(self, areas: Areas, outside: Outside | None = None) -> None:
         self._areas = areas
+        self._outside = outside
         self._lock = threading.RLock()
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
-        self._programs: dict[tuple[bool, int, bool, int], Linked] = {}
+        self._programs: dict[tuple[bool, int, bool, int, bool], Linked] = {}
         self._mine: list[int] = []
         self._stopped = False
 
@@ -97,7 +99,7 @@ class Links:
         with self._lock:
             found = self._out.get(peer)
             if found is None:
-                found = self._out[peer] = self._connect(self._areas.rank, peer)
+                found = self._out[peer] = self._connect(self._areas.number, peer)
             return found
 
     def inbox(self, peer: int) -> Inbox:
@@ -105,21 +107,28 @@ class Links:
         with self._lock:
             found = self._in.get(peer)
             if found is None:
-                found = self._in[peer] = Inbox(self._connect(peer, self._areas.rank))
+                found = self._in[peer] = Inbox(self._connect(peer, self._areas.number))
             return found
 
-    def program(self, sending: bool, nbytes: int, folded: bool = False, gates: int = 0) -> Linked:
+    def program(
+        self,
+        sending: bool,
+        nbytes: int,
+        folded: bool = False,
+        gates: int = 0,
+        away: bool = False,
+    ) -> Linked:
         """Return the program that moves `nbytes` through a link.
 
         Its arrays are the message; if it is `folded`, the strided array that it is a copy of, and
-        that one's shape; and each of the `gates` to wait for.
+        that one's shape; and each of the `gates` to wait for. `away` is for another host.
         """
-        key = (sending, nbytes, folded, gates)
+        key = (sending, nbytes, folded, gates, away)
         found = self._programs.get(key)
         if found is None:
             call = Call("send" if sending else "recv", count=nbytes)
             users = (3 if folded else 1) + gates
-            steps = tuple(_message(sending, nbytes, folded, range(users - gates, users)))
+            steps = tuple(_message(sending, nbytes, folded, range(users - gates, users), away))
             found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
             if len(self._programs) > 1024:
                 self._programs.clear()
@@ -156,6 +165,20 @@ class Links:
     def _connect(self, sender: int, receiver: int) -> Channel:
         if self._stopped:
             raise GroupClosed("the group has failed or been closed: no new links")
+        peer = receiver if sender == self._areas.number else sender
+        if self._outside is not None and self._outside.has(peer):
+            return self._abroad(self._outside, peer, sending=peer == receiver)
+        numbers = self._areas.numbers
+        return self._nearby(numbers.index(sender), numbers.index(receiver))
+
+    def _abroad(self, outside: Outside, peer: int, *, sending: bool) -> Channel:
+        areas = self._areas
+        return areas.host.channel(
+            outside.message_end(peer, areas.address(areas.rank), sending=sending)
+        )
+
+    def _nearby(self, sender: int, receiver: int) -> Channel:
+        """Make my end of a link to a host mate; both are numbers of mates."""
         areas = self._areas
         word = areas.links_word(sender, receiver)
         place = engine.load_word(word) or self._make(word, areas.rank == sender)
@@ -186,11 +209,15 @@ class Links:
         return mine
 
 
-def _message(sending: bool, nbytes: int, folded: bool, gates: Iterable[int]) -> Iterator[Step]:
+def _message(
+    sending: bool, nbytes: int, folded: bool, gates: Iterable[int], away: bool
+) -> Iterator[Step]:
     yield from (gate(number, 0) for number in gates)
     if sending and folded:
         yield pack(0, 1, 2)
-    if sending:
+    if away:
+        yield from (message.send_away if sending else message.recv_away)(nbytes)
+    elif sending:
         yield from message.send(HALF, nbytes, DIRECT, BY_KERNEL)
     else:
         yield from message.recv(HALF, nbytes, DIRECT)

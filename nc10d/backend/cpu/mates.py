@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
+MAX_RANKS = 64
+
+
 @dataclass(slots=True)
 class Mate:
-    """Another rank of this host (or myself): its memory here, and how to know that it lives."""
+    """Another rank of this host (or myself): its memory here, and how to know that it lives.
+
+    `number` is its rank in the job, `rank` its number on the host.
+    """
 
     rank: int
+    number: int
     pid: int
     host: str
     mapping: Mapping
@@ -103,7 +110,17 @@ def _plain(card: Card) -> dict[str, object]:
 
 
 def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[Mate]:
-    """Map every rank's arena; blocks until all ranks have come or the deadline has passed."""
+    """Map the arena of every rank of this host; see `gather`."""
+    return gather(store, rank, size, arena, deadline)[0]
+
+
+def gather(
+    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline
+) -> tuple[list[Mate], list[Card]]:
+    """Map the arena of every rank of this host; return these, and the cards of all ranks.
+
+    Blocks until all ranks have come or the deadline has passed.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"\0nc10d-{secrets.token_hex(16)}"
         listener.bind(name)
@@ -124,8 +141,11 @@ def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -
             found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
         finally:
             os.close(own_pidfd)
-    found.append(Mate(rank, mine.pid, mine.host, arena.mapping, -1))
-    return sorted(found, key=lambda mate: mate.rank)
+    found.append(Mate(0, rank, mine.pid, mine.host, arena.mapping, -1))
+    found.sort(key=lambda mate: mate.number)
+    for number, mate in enumerate(found):
+        mate.rank = number
+    return found, cards
 
 
 def _pidfd() -> int:
@@ -141,11 +161,10 @@ def _fitting(cards: list[Card], mine: Card) -> None:
         raise RendezvousError(
             f"ranks {other} run another version of nc10d than rank {mine.rank}: all must be alike"
         )
-    away = [f"rank {card.rank} on {card.host}" for card in cards if card.host_id != mine.host_id]
-    if away:
+    near = [card for card in cards if card.host_id == mine.host_id]
+    if len(near) > MAX_RANKS:
         raise UnsupportedPlatform(
-            f"the cpu backend serves the ranks of one host so far; rank {mine.rank} is on "
-            f"{mine.host}, but {', '.join(away)}"
+            f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
         )
 
 
@@ -162,19 +181,20 @@ def _exchange_all(
     calls: list[tuple[Card, socket.socket]] = []
     mates: list[Mate] = []
     try:
-        for card in cards[: mine.rank]:
+        near = [card for card in cards if card.host_id == mine.host_id]
+        for card in near[: near.index(mine)]:
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             calls.append((card, link))
             link.settimeout(_timeout(deadline))
             link.connect("\0" + card.socket)
             _send(link, mine, card.secret, arena, pidfd)
-        waiting = set(range(mine.rank + 1, len(cards)))
+        waiting = {card.rank for card in near[near.index(mine) + 1 :]}
         while waiting:
             mate, link = _accept(listener, mine, cards, waiting, deadline)
             with link:
-                _send(link, mine, cards[mate.rank].secret, arena, pidfd)
+                _send(link, mine, cards[mate.number].secret, arena, pidfd)
             mates.append(mate)
-            waiting.discard(mate.rank)
+            waiting.discard(mate.number)
         mates.extend(_receive(link, card, mine.secret, deadline) for card, link in calls)
     except BaseException as error:
         for mate in mates:
@@ -265,4 +285,4 @@ def _mate(card: Card, fds: list[int]) -> Mate:
     memory, pidfd = fds
     mapping = Mapping(memory)
     os.close(memory)
-    return Mate(card.rank, card.pid, card.host, mapping, pidfd)
+    return Mate(0, card.rank, card.pid, card.host, mapping, pidfd)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.linking import Linked, link
+from nc10d.backend.cpu.linking import Linked, Scratch, link
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Kernel
 from nc10d.backend.cpu.requests import Request
@@ -42,6 +42,7 @@ class Plans:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
         self._quick: dict[Any, dict[Any, Linked]] = {}
 
@@ -57,7 +58,8 @@ class Plans:
             if len(self._linked) >= LIMIT:
                 self._linked.clear()
             program = request.build()
-            found = link(program, self._layout.size, at.C_TABLES, _kernel_address)
+            mates = self._layout.near.size
+            found = link(program, mates, at.C_TABLES, _kernel_address, self._scratch.room)
             self._linked[request.key] = found
         return found
 

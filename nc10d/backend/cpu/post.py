@@ -16,7 +16,7 @@ from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.links import Inbox, Unexpected
 from nc10d.backend.cpu.memory import resolve_message
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import engine, net
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.works import AnySource, CpuWork
 from nc10d.buffer import Buffer, as_buffer
@@ -104,7 +104,7 @@ class Post:
     ) -> None:
         if type(op.x) is not np.ndarray or len(self._lanes) >= LANES:
             return
-        linked = self._backend.links.program(inbox is None, buffer.nbytes)
+        linked = self._backend.links.program(inbox is None, buffer.nbytes, away=_away(channel))
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
         submission = Submission(linked, [0], None, 0, head)
         lane = Lane(channel, submission, inbox, threading.Lock())
@@ -126,12 +126,17 @@ class Post:
         return self._receive_any(op, deadline, limit)
 
     def _submission(
-        self, op: Send | Recv, buffer: Buffer, limit: int, passage: Passage
+        self,
+        op: Send | Recv,
+        buffer: Buffer,
+        limit: int,
+        passage: Passage,
+        channel: Channel,
     ) -> Submission:
         resolved = resolve_message(buffer)
         links, sending = self._backend.links, isinstance(op, Send)
         folded = not buffer.contiguous
-        linked = links.program(sending, buffer.nbytes, folded, len(passage.waits))
+        linked = links.program(sending, buffer.nbytes, folded, len(passage.waits), _away(channel))
         addresses = [*resolved.addresses, *passage.waits]
         keep = [*resolved.keep, passage.words]
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
@@ -140,7 +145,7 @@ class Post:
     def _send(self, op: Send, deadline: Deadline, limit: int, passage: Passage) -> Work:
         buffer = as_buffer(op.x)
         channel = self._backend.links.to(op.peer)
-        part = self._backend.enqueue(channel, self._submission(op, buffer, limit, passage))
+        part = self._backend.enqueue(channel, self._submission(op, buffer, limit, passage, channel))
         self._remember(op, op.peer, buffer, channel, None)
         return CpuWork(self._backend, (op,), [part], deadline)
 
@@ -151,7 +156,7 @@ class Post:
         inbox = self._backend.links.inbox(peer)
         channel = inbox.channel
         with inbox.lock:
-            submission = self._submission(op, buffer, limit, passage)
+            submission = self._submission(op, buffer, limit, passage, channel)
             # While there was no room, the message may have come and been taken aside.
             while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
                 self._backend.make_room(channel, submission)
@@ -219,10 +224,7 @@ class Post:
 
     def _await_message(self, inboxes: Sequence[Inbox], seconds: float) -> None:
         self.await_words(
-            [
-                (int(inbox.channel.words[at.C_TABLES // 8 + 8]), inbox.channel.get(at.C_SEQ) + 1)
-                for inbox in inboxes
-            ],
+            [_next_message(inbox.channel) for inbox in inboxes],
             seconds,
         )
 
@@ -251,7 +253,7 @@ class Post:
         """Post a receive of my own for a message; whoever advances the link brings it in."""
         tag, nbytes, dtype = message
         data = np.empty(nbytes, np.uint8)
-        linked = self._backend.links.program(False, nbytes)
+        linked = self._backend.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [engine.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
@@ -269,7 +271,20 @@ class Post:
         )
 
 
+def _away(channel: Channel) -> bool:
+    return channel.shared.streams != 0
+
+
+def _next_message(channel: Channel) -> tuple[int, int]:
+    """Return the word that will tell of a link's next message, and the value that it takes."""
+    if _away(channel) and not _arrived(channel):
+        return channel.get(at.C_BLOCKED_AT), channel.get(at.C_BLOCKED_FOR)
+    return int(channel.words[at.C_TABLES // 8 + 8]), channel.get(at.C_SEQ) + 1
+
+
 def _arrived(channel: Channel) -> bool:
+    if _away(channel):
+        net.peek(channel.address)
     sent = int(channel.words[at.C_TABLES // 8 + 8])
     return bool(engine.load_word(sent) >= channel.get(at.C_SEQ) + 1)
 

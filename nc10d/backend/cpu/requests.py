@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.algorithms import all_reduce, broadcast, exchange, gather
+from nc10d.backend.cpu.algorithms import choose, exchange
+from nc10d.backend.cpu.algorithms.across_exchange import nearest
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
 from nc10d.backend.cpu.program import At, Call, Program, Step, user
@@ -81,7 +82,7 @@ def _all_reduce(op: AllReduce, layout: Layout) -> Request:
     key = (AllReduce, x.dtype, x.count, op.op)
 
     def build() -> Program:
-        return _program(call, all_reduce.all_reduce(layout, x.nbytes, how), 1)
+        return _program(call, choose.all_reduce(layout, x.nbytes, how), 1)
 
     return Request(key, [x], (0,), build, part=(x.nbytes, how))
 
@@ -94,7 +95,7 @@ def _reduce(op: Reduce, layout: Layout) -> Request:
     outs = (0,) if layout.rank == op.root else ()
 
     def build() -> Program:
-        return _program(call, all_reduce.all_reduce(layout, x.nbytes, how, op.root), 1)
+        return _program(call, choose.all_reduce(layout, x.nbytes, how, op.root), 1)
 
     return Request(key, [x], outs, build)
 
@@ -105,16 +106,14 @@ def _broadcast(op: Broadcast, layout: Layout) -> Request:
     outs = () if layout.rank == op.root else (0,)
 
     def build() -> Program:
-        return _program(call, broadcast.broadcast(layout, x.nbytes, op.root), 1)
+        return _program(call, choose.broadcast(layout, x.nbytes, op.root), 1)
 
     return Request((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
 def _barrier(op: Barrier, layout: Layout) -> Request:
     del op
-    return Request(
-        (Barrier,), [], (), lambda: _program(Call("barrier"), broadcast.barrier(layout), 0)
-    )
+    return Request((Barrier,), [], (), lambda: _program(Call("barrier"), choose.barrier(layout), 0))
 
 
 def _all_gather(op: AllGather, layout: Layout) -> Request:
@@ -125,7 +124,7 @@ def _all_gather(op: AllGather, layout: Layout) -> Request:
     key = (AllGather, inp.dtype, len(outs), tuple(sizes))
 
     def build() -> Program:
-        steps = gather.all_gather(layout, sizes, user(0), places)
+        steps = choose.all_gather(layout, sizes, user(0), places)
         return _program(call, steps, 1 + len(outs))
 
     return Request(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
@@ -141,7 +140,7 @@ def _reduce_scatter(op: ReduceScatter, layout: Layout) -> Request:
     key = (ReduceScatter, out.dtype, len(inps), tuple(sizes), op.op)
 
     def build() -> Program:
-        steps = gather.reduce_scatter(layout, sizes, user(0), places, how)
+        steps = choose.reduce_scatter(layout, sizes, user(0), places, how)
         return _program(call, steps, 1 + len(inps))
 
     return Request(key, [out, *inps], (0,), build)
@@ -175,7 +174,7 @@ def _even_all_to_all(op: AllToAll, layout: Layout) -> Request:
     def build() -> Program:
         sends = [user(0, r * nbytes) for r in range(layout.size)]
         recvs = [user(1, r * nbytes) for r in range(layout.size)]
-        return _program(call, exchange.even_all_to_all(layout, nbytes, sends, recvs), 2)
+        return _program(call, choose.even_all_to_all(layout, nbytes, sends, recvs), 2)
 
     return Request((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
 
@@ -253,12 +252,13 @@ def _announced(name: str, layout: Layout, sends: Pieces, recvs: Pieces, root: in
             slot,
             pitch,
         )
-        steps = exchange.announced(layout, route, 0, 1)
+        steps = choose.announced(layout, route, 0, 1)
         call = Call(name, sends.label, -1, root=root)
         return _program(call, steps, first + len(recvs.buffers))
 
     key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
-    sizes = [np.array(send_bytes, np.int64), np.array(recv_bytes, np.int64)]
+    order = nearest(layout)
+    sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
     outs = tuple(range(first, first + len(recvs.buffers)))
     return Request(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
 

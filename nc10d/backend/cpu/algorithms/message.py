@@ -7,6 +7,7 @@ where it lies is not put on the board at all.
 
 from __future__ import annotations
 
+from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
 from nc10d.backend.cpu.algorithms.layout import NEVER
 from nc10d.backend.cpu.program import (
     Step,
@@ -69,3 +70,14 @@ def _takes(half: int, nbytes: int, done: int) -> list[Step]:
 
 def _rounds(body: list[Step], half: int, nbytes: int) -> list[Step]:
     return [*body, end_round(1, 1, -(-nbytes // half), len(body))] if nbytes > 0 else []
+
+
+def send_away(nbytes: int) -> list[Step]:
+    """Send user array 0 to another host, behind its header."""
+    steps = [*flow([head()]), *flow([give(0, user(0), nbytes)])]
+    return [*steps, end_round(1, 1)]
+
+
+def recv_away(nbytes: int) -> list[Step]:
+    """Take user array 0 from another host; its header has been taken to find this receive."""
+    return [*flow([take(0, user(0), nbytes)]), end_round(1, 1)]

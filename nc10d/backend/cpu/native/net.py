@@ -13,29 +13,36 @@ from nc10d.backend.cpu.native.atomics import (
     store,
     store_release,
 )
+from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.layout import (
+    C_BROKEN,
+    C_DESCRIPTOR,
     L_ARMED,
     L_LINE_IN,
     L_LINE_OUT,
     L_LOCK,
+    LINE_SLEEPERS,
     P_STOP,
 )
+from nc10d.backend.cpu.native.progress import nc10d_match
 from nc10d.backend.cpu.native.sockets import (
     EVENT_BYTES,
     PACKED,
+    nc10d_arm,
+    nc10d_control,
     nc10d_lock_link,
-    nc10d_watch,
 )
-from nc10d.backend.cpu.native.waiting import nc10d_wake_own
+from nc10d.backend.cpu.native.waiting import nc10d_try_lock, nc10d_unlock, nc10d_wake_own
 from nc10d.kernels.cache import compiled, entry_point
 
 EVENTS = 64
+CTL_ADD = 1  # linux/eventpoll.h
 _I = types.int32
 _epoll_wait = types.ExternalFunction("epoll_wait", _I(_I, types.int64, _I, _I))
 
 
 @njit(nogil=True)
-def nc10d_ready(link: int) -> None:
+def nc10d_ready(process: int, link: int) -> None:
     """A link that was armed is ready: count up the lines of those who wait for it."""
     nc10d_lock_link(link)
     armed = exchange(link + L_ARMED, 0)  # it fires once, whatever for
@@ -44,10 +51,17 @@ def nc10d_ready(link: int) -> None:
     store(link + L_LINE_OUT, 0)
     store_release(link + L_LOCK, 0)
     if armed != 0:
-        if inward != 0:
-            add(inward, 1)
-        if outward != 0:
-            add(outward, 1)
+        nc10d_count_up(process, inward)
+        nc10d_count_up(process, outward)
+
+
+@njit(nogil=True)
+def nc10d_count_up(process: int, line: int) -> None:
+    """Count a line up and wake who sleeps on it; 0 is nobody's."""
+    if line != 0:
+        add(line, 1)
+        if load_acquire(line + LINE_SLEEPERS) != 0:
+            nc10d_ring(process, exchange(line + LINE_SLEEPERS, 0))
 
 
 @compiled("int64(int64, int64, int64, int64)")
@@ -58,19 +72,31 @@ def _net(process: int, epoll: int, events: int, slice_ms: int) -> int:
             at = events + EVENT_BYTES * i
             link = load(at + (4 if PACKED else 8))
             if link != 0:
-                nc10d_ready(link)
+                nc10d_ready(process, link)
         if count > 0:
             nc10d_wake_own(process)
     return 0
 
 
 @compiled("int64(int64, int64, int64, int64)")
-def _watch(epoll: int, link: int, want: int, line: int) -> int:
-    nc10d_watch(epoll, link, want, line)
+def _add(epoll: int, fd: int, events: int, data: int) -> int:
+    nc10d_control(epoll, CTL_ADD, fd, events, data)
+    return 0
+
+
+@compiled("int64(int64)")
+def _peek(channel: int) -> int:
+    if nc10d_try_lock(channel):
+        if load(channel + C_DESCRIPTOR) == 0 and load(channel + C_BROKEN) == 0:
+            nc10d_match(channel)
+            nc10d_arm(channel)
+        nc10d_unlock(channel)
     return 0
 
 
 net = entry_point(_net)
 """net(process, epoll, events, slice_ms): the net thread; ends when the process stops."""
-watch = entry_point(_watch)
-"""watch(epoll, link, want, line): have `line` counted up once, as soon as the link is ready."""
+add_to_epoll = entry_point(_add)
+"""add_to_epoll(epoll, fd, events, data): have epoll know a descriptor; data is a link's block."""
+peek = entry_point(_peek)
+"""peek(channel): take the header of a link's next message, or have its line counted up for it."""

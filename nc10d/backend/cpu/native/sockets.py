@@ -98,6 +98,19 @@ def nc10d_await_link(streams: int, link: int, want: int) -> None:
 
 
 @njit(nogil=True)
+def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
+    """Tell epoll what to watch a descriptor for."""
+    event = scratch()
+    if PACKED:
+        store(event, events | (data << 32))
+        store(event + 8, data >> 32)
+    else:
+        store(event, events)
+        store(event + 8, data)
+    _epoll_ctl(np.int32(epoll), np.int32(operation), np.int32(fd), event)
+
+
+@njit(nogil=True)
 def nc10d_lock_link(link: int) -> None:
     """Guard a link's arming; held for a few instructions and one system call."""
     while swap_if(link + L_LOCK, 0, 1) != 0:
@@ -113,14 +126,7 @@ def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
     if armed & want == 0:
         armed |= want
         store(link + L_ARMED, armed)
-        event = scratch()
-        if PACKED:
-            store(event, armed | ONESHOT | (link << 32))
-            store(event + 8, link >> 32)
-        else:
-            store(event, armed | ONESHOT)
-            store(event + 8, link)
-        _epoll_ctl(np.int32(epoll), np.int32(CTL_MOD), np.int32(load(link + L_FD)), event)
+        nc10d_control(epoll, CTL_MOD, load(link + L_FD), armed | ONESHOT, link)
     store_release(link + L_LOCK, 0)
 
 

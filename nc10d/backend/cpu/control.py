@@ -1,0 +1,156 @@
+"""Control lines: one quiet connection to every rank of another host, for as long as the job lasts.
+
+Its end is the evidence that a rank has gone: the kernel closes it with the process, and keepalive
+probes find out within seconds that a host has vanished; a stopped process still answers them.
+Besides, ranks tell each other here why a group has failed, and that they have left one. Messages
+are JSON behind their length. One thread reads (the host's control thread); any thread may send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+# A vanished host is found out after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when what was sent
+# has not been acknowledged for USER_TIMEOUT (tcp(7)). No data line has that limit: a stopped
+# process would trip it as soon as its buffers are full.
+_OPTIONS = {
+    socket.TCP_KEEPIDLE: 1,
+    socket.TCP_KEEPINTVL: 1,
+    socket.TCP_KEEPCNT: 2,
+    socket.TCP_USER_TIMEOUT: 2500,
+}
+_LENGTH = struct.Struct("<I")
+_MOST = 1 << 16
+
+Message = dict[str, Any]
+
+
+class Line:
+    """The connection to one rank (its number in the job)."""
+
+    def __init__(self, number: int, wire: socket.socket) -> None:
+        self.number = number
+        self.wire = wire
+        self.over: str | None = None
+        self._lock = threading.Lock()
+        self._out: deque[bytes] = deque()
+        self._in = bytearray()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OPTIONS.items():
+            wire.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def send(self, message: Message) -> None:
+        """Send a message, or keep what does not go until `flush`; never blocks."""
+        data = json.dumps(message).encode()
+        with self._lock:
+            self._out.append(_LENGTH.pack(len(data)) + data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept, as far as it goes."""
+        with self._lock:
+            while self._out and self.over is None:
+                try:
+                    sent = self.wire.send(self._out[0], socket.MSG_NOSIGNAL)
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError:
+                    return  # whoever reads learns why
+                self._out[0] = self._out[0][sent:]
+                if not self._out[0]:
+                    self._out.popleft()
+
+    def events(self) -> int:
+        """Return what to poll for."""
+        return select.POLLIN | (select.POLLOUT if self._out else 0)
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come; `over` says why there will be no more."""
+        while self.over is None:
+            try:
+                data = self.wire.recv(65536)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self.over = error.strerror or str(error)
+                break
+            if not data:
+                self.over = "its connection was closed"
+                break
+            self._in += data
+        return list(self._messages())
+
+    def _messages(self) -> Iterable[Message]:
+        while len(self._in) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._in)
+            if length > _MOST:
+                self.over = "it does not keep to the protocol"
+                return
+            if len(self._in) < _LENGTH.size + length:
+                return
+            data = bytes(self._in[_LENGTH.size : _LENGTH.size + length])
+            del self._in[: _LENGTH.size + length]
+            yield json.loads(data)
+
+
+class Control:
+    """All control lines of a rank."""
+
+    def __init__(
+        self,
+        wires: Mapping[int, socket.socket],
+        on_message: Callable[[int, Message], None],
+        on_end: Callable[[int, str], None],
+    ) -> None:
+        self.lines = {number: Line(number, wire) for number, wire in wires.items()}
+        self._by_fd = {line.wire.fileno(): line for line in self.lines.values()}
+        self._on_message = on_message
+        self._on_end = on_end
+
+    def lost(self, number: int) -> str | None:
+        """Return why a rank of another host can't be reached any more, or None."""
+        line = self.lines.get(number)
+        return None if line is None else line.over
+
+    def send(self, numbers: Iterable[int], message: Message) -> None:
+        """Send a message to some ranks of other hosts; who has gone gets none."""
+        for number in numbers:
+            self.lines[number].send(message)
+
+    def register(self, poller: select.poll) -> None:
+        """Have a poller watch all lines that are not over."""
+        for fd, line in self._by_fd.items():
+            if line.over is None:
+                poller.register(fd, line.events())
+
+    def ready(self, fd: int, poller: select.poll) -> bool:
+        """Do what there is to do on a line; False if `fd` is none."""
+        line = self._by_fd.get(fd)
+        if line is None:
+            return False
+        line.flush()
+        for message in line.receive():
+            self._on_message(line.number, message)
+        if line.over is None:
+            poller.modify(fd, line.events())
+        else:
+            poller.unregister(fd)
+            self._on_end(line.number, line.over)
+        return True
+
+    def close(self, *, shared: bool = False) -> None:
+        """Close all lines; `shared` ones (in a forked child) stay open at the other end."""
+        for line in self.lines.values():
+            if not shared:
+                with contextlib.suppress(OSError):
+                    line.wire.shutdown(socket.SHUT_RDWR)
+            line.wire.close()
+            line.over = line.over or "this rank has closed it"

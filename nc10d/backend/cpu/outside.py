@@ -1,0 +1,106 @@
+"""A group's part beyond this host: its links to the ranks of other hosts, and the agreement on
+why it has failed. A group on a single host has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nc10d.backend.cpu import wires as wiring
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.channel import Channel, Shared
+from nc10d.backend.cpu.council import Council
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.net import Streams, Words
+from nc10d.deadline import Deadline
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.area import Areas
+    from nc10d.backend.cpu.host import Host
+    from nc10d.store.base import Store
+
+COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
+
+
+class Outside:
+    """Links of one rank of one group, by rank: one for collectives, one for messages."""
+
+    def __init__(self, host: Host, wires: wiring.Wires, council: Council, size: int) -> None:
+        self.hosts: Topology = council.hosts
+        self.council = council
+        assert host.abroad is not None, "ranks of several hosts have control lines"
+        self._net = net = host.abroad.net
+        self._wires = wires
+        links = {rank: net.link(rank, pair[COLLECTIVES]) for rank, pair in wires.items()}
+        self._messages = {rank: net.link(rank, pair[MESSAGES]) for rank, pair in wires.items()}
+        self.streams = Streams(net, links, size)
+        self._message_streams: list[tuple[Streams, Words]] = []
+
+    def has(self, rank: int) -> bool:
+        """Say whether a rank is on another host."""
+        return rank in self._messages
+
+    def message_end(self, peer: int, area: int, *, sending: bool) -> Shared:
+        """Return what my end of the messages to, or from, a rank is made of.
+
+        The header of the next message from there is taken to private memory, where a host mate
+        would have put it.
+        """
+        streams = Streams(self._net, {0: self._messages[peer]}, 1)
+        inbox: Words = np.zeros(at.LINK_BOARD // 8, np.int64)
+        self._message_streams.append((streams, inbox))
+        start = engine.address(inbox)
+        return Shared(
+            rank=0 if sending else 1,
+            size=2,
+            area=area,
+            counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
+            boards=((start, start), (start, start)),
+            kind=at.SENDER if sending else at.RECEIVER,
+            streams=streams.address,
+        )
+
+    def error(self, channel: Channel) -> str:
+        """Say how a link of a channel has failed."""
+        streams = (streams for streams, _ in self._message_streams)
+        every = {s.address: s for s in (self.streams, *streams)}
+        return every[channel.shared.streams].error()
+
+    def close(self) -> None:
+        """Leave the other hosts; the channels have been stopped."""
+        self.council.leave()
+        for pair in self._wires.values():
+            for wire in pair:
+                with contextlib.suppress(OSError):
+                    wire.shutdown(socket.SHUT_RDWR)
+        wiring.close(self._wires)
+
+    def disown(self) -> None:
+        """Close a forked child's copies of the sockets."""
+        wiring.close(self._wires)
+
+
+def reach(
+    host: Host,
+    name: str,
+    members: Sequence[int],
+    areas: Areas,
+    store: Store,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> Outside | None:
+    """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
+    hosts = host.topology.restricted(members)
+    if len(hosts.hosts) == 1:
+        return None
+    rank = areas.number
+    wires = wiring.connect(store, name, rank, hosts.away(rank), PURPOSES, deadline, check)
+    assert host.abroad is not None, "ranks of several hosts have control lines"
+    council = Council(name, members, hosts, areas, host.abroad.control)
+    return Outside(host, wires, council, len(members))
