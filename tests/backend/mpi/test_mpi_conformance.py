@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 from mpi_launchers import LIBRARIES
 
+from nc10d.dtypes import DType
 from nc10d.testing import check_backend
 from nc10d.testing.launched import Launcher
+
+# One of each way to reduce: by MPI, by an op of ours, in rank order, or wrapping around.
+FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
 def test_the_mpi_backend_conforms(launcher: Launcher) -> None:
-    assert check_backend("mpi", (2, 3), launcher, seed=5) > 280
+    assert check_backend("mpi", (2, 3), launcher, dtypes=FEW, seed=5) > 140
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", LIBRARIES)
+@pytest.mark.parametrize("seed", range(0, 4000, 1000))
+def test_it_does_so_with_all_types_and_sizes(launcher: Launcher, seed: int) -> None:
+    assert check_backend("mpi", (1, 2, 3, 4, 5), launcher, seed=seed) > 350

@@ -34,7 +34,7 @@ MEETS = """
 dist.init_process_group("mpi", timeout=30)
 world = MPI.COMM_WORLD
 assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size)
-x = np.full(4, world.rank + 1.0)
+x = np.full(4, world.rank + 1)
 dist.all_reduce(x)
 assert (x == sum(range(1, world.size + 1))).all()
 store = dist.get_default_group().store
@@ -128,7 +128,7 @@ def test_an_mpi_for_one_thread_is_refused() -> None:
 
 DIES = """
 dist.init_process_group("mpi", timeout=120)
-x = np.ones(5)
+x = np.ones(5, int)
 dist.all_reduce(x)
 if dist.get_rank() == 1:
     raise LookupError("a bug of the user's")
@@ -151,7 +151,7 @@ def test_who_waits_for_a_rank_that_raised_is_told_at_once(launcher: Launcher) ->
 LEAVES = """
 dist.init_process_group("mpi", timeout=30)
 sub = dist.new_group([0, 1])
-x = np.ones(300_000)
+x = np.ones(300_000, int)
 if dist.get_rank() < 2:
     works = [sub.all_reduce(x, async_op=True)]
 if dist.get_rank() == 0:
