@@ -59,6 +59,7 @@ class FarRank(Rank):
         self.number = world.numbers[rank]
         self.pipes = world.pipes
         self.scratch: Bytes = np.zeros(0, np.uint8)
+        self.rooms: dict[int, int] = {}
         self.calls_begun = 0
         self.progress: dict[tuple[Kind, int], int] = {}
 
@@ -76,6 +77,7 @@ class FarRank(Rank):
         if at.space is not Space.SCRATCH:
             return super().view(at, nbytes, write=write, rank=rank)
         low = at.offset + self.segment * at.stride
+        assert nbytes == 0 or low + nbytes <= self.rooms[id(self.queue[0][0])], (at, low, nbytes)
         return self.scratch[low : low + nbytes]
 
 
@@ -111,7 +113,7 @@ class Cluster:
         """Queue a program on a rank; `users` are its arrays as bytes."""
         me = cast(FarRank, self.ranks[rank])
         me.queue.append((program, users))
-        need = scratch_bytes(program)
+        need = me.rooms[id(program)] = scratch_bytes(program)
         if need > me.scratch.size:
             me.scratch = np.full(need, 0xAA, np.uint8)
 

@@ -57,9 +57,12 @@ SLICE_NS = engine.SLICE_NS
 SLICE = SLICE_NS / 1e9
 
 
-def make(setup: BackendSetup) -> CpuBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have come."""
-    host = Host(setup.store, setup.rank, setup.size, setup.deadline)
+def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
+    """Make the backend of a job's first group; blocks until all of its ranks have come.
+
+    Ranks with the same `host_id` share memory; where it is not given, the kernel tells.
+    """
+    host = Host(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     name, members = setup.group_name, range(setup.size)
 
     def check() -> None:

@@ -44,7 +44,14 @@ RESTLESS_MS = 20
 class Host:
     """One rank's place on its host; made once per job, shared by all of its groups."""
 
-    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        host_id: str | None = None,
+    ) -> None:
         self.number = rank
         self.pid = os.getpid()
         self.arena = Arena()
@@ -52,7 +59,9 @@ class Host:
             bell = self.arena.allocate(PAGE)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
             self._probe = Probe(self.arena)
-            self.mates, self.cards = meeting.gather(store, rank, size, self.arena, deadline)
+            self.mates, self.cards = meeting.gather(
+                store, rank, size, self.arena, deadline, host_id
+            )
         except BaseException:
             self.arena.close()
             raise

@@ -106,7 +106,8 @@ def scratch_bytes(program: Program) -> int:
     """Return how much scratch memory a program needs."""
     return max(
         (
-            at.offset + step.nbytes
+            # A place that advances with the segments goes as far as the step's total.
+            at.offset + (max(step.nbytes, step.total) if at.stride else step.nbytes)
             for step in program.steps
             for at in (step.dst, step.src, step.own)
             if at.space is Space.SCRATCH

@@ -115,7 +115,12 @@ def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -
 
 
 def gather(
-    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline
+    store: Store,
+    rank: int,
+    size: int,
+    arena: Arena,
+    deadline: Deadline,
+    host: str | None = None,
 ) -> tuple[list[Mate], list[Card]]:
     """Map the arena of every rank of this host; return these, and the cards of all ranks.
 
@@ -127,7 +132,7 @@ def gather(
         listener.listen(size)
         mine = Card(
             rank,
-            host_id(),
+            host or host_id(),
             socket.gethostname(),
             os.getpid(),
             name[1:],
