@@ -1,48 +1,138 @@
 """`python -m nc10d.warmup`: compile everything now, so that later first uses only load it.
 
 Compiles the CPU engine and every kernel into the cache folder (see `nc10d.kernels.folder`), by
-two processes side by side where there are two cores. Running it again costs a second or two.
+two processes side by side where there are two cores, and shows how far it is: with a bar on a
+terminal where rich is installed, else in lines. Running it again costs a second or two.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from nc10d.run.quiet import quietly
 
 ENGINE = "nc10d.backend.cpu.native.engine"
+LINES = 5
+"""How many lines tell of the progress where there is no bar."""
 Task = tuple[str, Callable[[], object]]
+Show = Callable[[int, int], None]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Compile all there is; return the number of processes that failed."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile all there is; return the number of processes that failed. Blocks until the end."""
     options = _parse(arguments)
     if options.share is not None:
         _compile(options.share, options.jobs)
         return 0
     started = time.perf_counter()
-    helpers = [_helper(share, options.jobs) for share in range(1, options.jobs)]
-    count = _compile(0, options.jobs)
-    failed = sum(helper.wait() != 0 for helper in helpers)
-    print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
+    with _helpers(options.jobs) as (helpers, words), _progress() as show:
+        count = _follow(words, show)
+        failed = sum(helper.wait() != 0 for helper in helpers)
+    if not failed:
+        print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
     return failed
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nc10d.warmup", description=__doc__)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=min(2, cores), help="processes to use")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
+    return options
 
 
-def _helper(share: int, jobs: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), "--share", str(share)]
-    return subprocess.Popen(command)
+# Here processes are started, and what they say is counted.
+
+
+@contextlib.contextmanager
+def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterable[str]]]:
+    """Start the processes that compile; yield them, and the lines that they write until they end.
+
+    All write to one pipe, a line at a time. They are out of the terminal's foreground, so that
+    Ctrl-C is this process's, which ends them.
+    """
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), "--share"]
+    started = [
+        subprocess.Popen([*command, str(share)], stdout=writing, process_group=0)
+        for share in range(jobs)
+    ]
+    os.close(writing)
+    try:
+        with open(reading) as words:
+            yield started, words
+    finally:
+        for helper in started:
+            helper.kill()
+            helper.wait()
+
+
+def _follow(words: Iterable[str], show: Show) -> int:
+    """Show how many functions are ready of how many, as helpers say so; return how many."""
+    ready = total = 0
+    for word in words:
+        if word.startswith("+"):
+            total += int(word)
+        else:
+            ready += 1
+        show(ready, total)
+    return ready
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Show]:
+    """Yield what shows (ready, total): a bar, or some lines."""
+    rich = _rich() if sys.stdout.isatty() else None
+    if rich is None:
+        yield _in_lines()
+        return
+    with rich.Progress() as progress:
+        bar = progress.add_task("compiling")
+        yield lambda ready, total: progress.update(bar, completed=ready, total=total)
+
+
+def _rich() -> Any:
+    try:
+        return importlib.import_module("rich.progress")
+    except ImportError:
+        return None
+
+
+def _in_lines() -> Show:
+    told = 0
+
+    def show(ready: int, total: int) -> None:
+        nonlocal told
+        if ready * LINES // max(total, 1) > told:
+            told = ready * LINES // total
+            print(f"{ready} of {total} functions", flush=True)
+
+    return show
+
+
+# Here functions are compiled.
+
+
+def _compile(share: int, jobs: int) -> None:
+    """Compile the tasks of this share; write how many there are, then each one's name."""
+    logging.getLogger("nc10d").setLevel(logging.ERROR)  # that it compiles is no news here
+    mine = _deal(_tasks(), share, jobs)
+    print(f"+{len(mine)}", flush=True)
+    for name, make in mine:
+        make()
+        print(name, flush=True)
 
 
 def _tasks() -> list[Task]:
@@ -57,17 +147,6 @@ def _warm_engine() -> None:
     importlib.import_module(ENGINE)
 
 
-def _compile(share: int, jobs: int) -> int:
-    """Compile the tasks of this share; return how many there are in all."""
-    tasks = _tasks()
-    mine = _deal(tasks, share, jobs)
-    for number, (name, make) in enumerate(mine, start=1):
-        if sys.stdout.isatty():
-            print(f"\r{number:4d}/{len(mine)}  {name:30}", end="\r", flush=True)
-        make()
-    return len(tasks)
-
-
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
     """Share 0 takes the engine, which weighs nearly as much as all kernels; others the rest."""
     if jobs == 1:
@@ -76,4 +155,4 @@ def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quietly(main))

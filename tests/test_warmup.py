@@ -1,16 +1,28 @@
-"""`python -m nc10d.warmup` leaves nothing to compile."""
+"""`python -m nc10d.warmup` leaves nothing to compile, and shows how far it is."""
 
+import os
+import re
 import subprocess
 import sys
 
+import pytest
+from at_terminal import AtTerminal, soon
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nc10d import warmup
 from nc10d.kernels import reduce
+
+WARMUP = [sys.executable, "-m", "nc10d.warmup"]
 
 
 def test_after_the_warm_up_everything_is_loaded():
-    done = subprocess.run(
-        [sys.executable, "-m", "nc10d.warmup"], check=True, stdout=subprocess.PIPE, text=True
-    )
-    assert "functions ready" in done.stdout
+    done = subprocess.run(WARMUP, check=True, stdout=subprocess.PIPE, text=True)
+    *lines, last = done.stdout.splitlines()
+    count = len(list(reduce.every_kernel())) + 1
+    assert re.fullmatch(rf"{count} functions ready in \d+\.\d s", last)
+    assert all(re.fullmatch(r"\d+ of \d+ functions", line) for line in lines)
+    assert lines[-1] == f"{count} of {count} functions"
     check = """
 from nc10d.kernels import reduce
 for name, make in reduce.every_kernel():
@@ -23,3 +35,67 @@ assert all(kernel.cache_hits for kernel in reduce._kernels.values())
 def test_every_kernel_has_a_task_of_its_own():
     names = [name for name, _ in reduce.every_kernel()]
     assert len(names) == len(set(names)) > 50
+
+
+@given(st.integers(1, 100), st.integers(1, 12))
+def test_the_shares_of_all_processes_are_all_tasks(count, jobs):
+    tasks = [(str(number), print) for number in range(count)]
+    dealt = [task for share in range(jobs) for task in warmup._deal(tasks, share, jobs)]
+    assert sorted(dealt, key=tasks.index) == tasks
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.randoms())
+def test_the_count_grows_to_all(shares, random):
+    words = [iter([f"+{share}\n", *["name\n"] * share]) for share in shares]
+    turns = [word for word, share in zip(words, shares, strict=True) for _ in range(share + 1)]
+    random.shuffle(turns)
+    shown = []
+    assert warmup._follow(map(next, turns), lambda *pair: shown.append(pair)) == sum(shares)
+    assert shown[-1] == (sum(shares), sum(shares))
+    assert all(ready <= total for ready, total in shown)
+    assert shown == sorted(shown)
+
+
+def test_some_lines_tell_of_many_steps(capsys):
+    show = warmup._in_lines()
+    for ready in range(83):
+        show(ready, 82)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == warmup.LINES
+    assert lines[-1] == "82 of 82 functions"
+
+
+def test_on_a_terminal_a_bar_grows():
+    with AtTerminal([*WARMUP, "--jobs", "1"]) as terminal:
+        terminal.read_until("compiling")
+        terminal.read_until("100%")
+        terminal.read_until("functions ready")
+
+
+def test_ctrl_c_ends_it_quietly():
+    def attempt():
+        with AtTerminal(WARMUP) as terminal:
+            terminal.read_until("compiling")
+            code, seconds = terminal.interrupt()
+        assert code == 130
+        assert "Traceback" not in terminal.screen
+        return seconds
+
+    assert soon(1.0, attempt)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two"])
+def test_a_senseless_number_of_processes_is_refused(jobs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        warmup.main(["--jobs", jobs])
+    assert ended.value.code == 2
+    assert "--jobs" in capsys.readouterr().err
+
+
+def test_a_process_that_fails_is_counted():
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    words = [*WARMUP, "--jobs", "2"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unset NUMBA_DISABLE_JIT" in done.stderr
+    assert "functions ready" not in done.stdout

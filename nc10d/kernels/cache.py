@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import platform
@@ -38,12 +39,19 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
-from nc10d.kernels.folder import KERNEL_SOURCES, SOURCES, code_folder, exclusive
+from nc10d.kernels.folder import (
+    KERNEL_SOURCES,
+    SOURCES,
+    code_folder,
+    exclusive,
+    take_for_life,
+)
 
 Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
 FORMAT = 1
 _names: set[str] = set()
 _compiling = threading.RLock()
+_log = logging.getLogger("nc10d")
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -98,7 +106,19 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
             run()
             return
         with exclusive(cache.path.with_suffix(".lock")):
+            if not (cache.path.exists() or cache.quick):
+                _tell(cache.path.parent)
             run()
+
+
+@functools.cache
+def _tell(folder: Path) -> None:
+    """Say that compiling takes a while: by the program's log or on stderr, one process for all."""
+    if take_for_life(folder / "telling.lock"):
+        _log.warning(
+            "nc10d: compiling its engine for this machine, once; this takes some seconds "
+            "(python -m nc10d.warmup does it ahead)"
+        )
 
 
 class _OneFile:
@@ -118,8 +138,8 @@ class _OneFile:
             module,
         )
         digest = hashlib.sha256(repr(self._key).encode()).hexdigest()[:16]
-        kernel = self.name.startswith(__package__ + ".")
-        folder = _folder(KERNEL_SOURCES if kernel else SOURCES)
+        self.quick = self.name.startswith(__package__ + ".")  # a kernel: a tenth of a second
+        folder = _folder(KERNEL_SOURCES if self.quick else SOURCES)
         self.path = folder / f"{self.name}-{digest}.code"
         self.cache_path = str(folder)  # what Numba's statistics show
 

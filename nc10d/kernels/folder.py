@@ -119,6 +119,22 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
         waiter.close()
 
 
+def take_for_life(path: Path) -> bool:
+    """Take the lock on the file `path` until this process ends; False if another one has it.
+
+    True as well where the file system has no locks. Never blocks.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return False
+    except OSError:
+        pass
+    return True
+
+
 class _Waiter:
     """Waits for a file lock with a time limit, which flock itself does not have.
 

@@ -139,3 +139,59 @@ def test_disabled_jit_is_named_as_the_cause(tmp_path):
     worker = start([("SUM", "int32")], tmp_path, NUMBA_DISABLE_JIT="1")
     _, error = worker.communicate()
     assert "unset NUMBA_DISABLE_JIT" in error
+
+
+TELLER = """
+import logging, sys
+from nc10d.kernels.cache import compiled
+
+def first(x):
+    return x + 1
+
+def second(x):
+    return x + 2
+
+if "silent" in sys.argv:
+    logging.getLogger("nc10d").setLevel(logging.ERROR)
+input()
+for function in (first, second) if "forward" in sys.argv else (second, first):
+    compiled("int64(int64)")(function)
+print("ready", flush=True)
+input()
+"""
+
+
+def told(tmp_path, *processes):
+    """Start processes that need the same code, each with its words; return what they say."""
+    script = tmp_path / "teller.py"
+    script.write_text(TELLER)
+    env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "code")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = [
+        subprocess.Popen([sys.executable, script, words], env=env, text=True, **pipes)
+        for words in processes
+    ]
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    ends = [process.communicate("end\n", timeout=60) for process in started]
+    return [error for _, error in ends if error]
+
+
+def test_one_process_says_that_it_compiles_and_none_where_all_is_ready(tmp_path):
+    (line,) = told(tmp_path, "forward", "backward")
+    assert line.startswith("nc10d: compiling its engine for this machine, once;")
+    assert line.count("\n") == 1
+    assert told(tmp_path, "forward", "backward") == []
+
+
+def test_a_program_can_silence_it_by_its_log(tmp_path):
+    assert told(tmp_path, "silent") == []
+
+
+def test_a_kernel_is_compiled_without_a_word(tmp_path):
+    worker = start([("SUM", "int32")], tmp_path)
+    assert worker.communicate()[1] == ""
+    assert worker.returncode == 0

@@ -135,3 +135,23 @@ def test_a_killed_holder_lets_go(tmp_path):
 def test_without_a_place_for_the_lock_work_goes_on(tmp_path):
     with folder.exclusive(tmp_path / "missing" / "lock") as held:
         assert not held
+
+
+TAKE = """
+import sys
+from pathlib import Path
+from nc10d.kernels.folder import take_for_life
+print(take_for_life(Path(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_for_life_is_free_when_its_process_has_ended(tmp_path):
+    path = tmp_path / "lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", TAKE, str(path)], **pipes) as first:
+        assert first.stdout.readline() == b"True\n"
+        assert not folder.take_for_life(path)
+        first.send_signal(signal.SIGKILL)
+    assert folder.take_for_life(path)
+    assert folder.take_for_life(tmp_path / "missing" / "lock")
