@@ -329,4 +329,4 @@ def makes_and_drops(group: ProcessGroup, count: int) -> None:
 
 def test_groups_that_are_gone_cost_nothing(ranks: Ranks) -> None:
     # MPICH has numbers for 2048 communicators, and a group has two.
-    ranks.run(makes_and_drops, [1100] * SIZE)
+    ranks.run(makes_and_drops, [2100] * SIZE)
