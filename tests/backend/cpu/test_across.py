@@ -18,7 +18,7 @@ HALF, SMALL = 4096, 1024
 
 def play(hosts: Topology, cases: list[Case], half: int, seed: int | None) -> Cluster:
     """Run cases back to back and hold every array against what it must be."""
-    cluster = Cluster(hosts, half)
+    cluster = Cluster(hosts, half, room=half // 4)
     for case in cases:
         for rank in range(hosts.size):
             users = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -45,6 +45,13 @@ def test_every_shape_of_hosts_computes_what_the_oracle_says(name: str, shape: st
     hosts = grouped(shape)
     for seed, count in ((1, 0), (2, 1), (3, 37), (4, 700), (6, 5000)):
         play(hosts, [MAKERS[name](world(hosts), count, seed)], HALF, seed)
+
+
+@pytest.mark.parametrize("shape", ["01", "0011", "0001", "00012"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_arrays_of_many_segments(name: str, shape: str) -> None:
+    hosts = grouped(shape)
+    play(hosts, [MAKERS[name](world(hosts, 65536), 50_000, 4)], 65536, 4)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce", "fused", "broadcast", "barrier"])
