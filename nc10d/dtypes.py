@@ -149,6 +149,15 @@ def check_reduce(dtype: DType, op: ReduceOp) -> None:
         _check_whole(dtype, op.factor)
 
 
+def allows(dtype: DType, op: ReduceOp) -> bool:
+    """Say whether arrays of `dtype` can be reduced by `op`."""
+    try:
+        check_reduce(dtype, op)
+    except TypeError:
+        return False
+    return True
+
+
 def _check_whole(dtype: DType, factor: float) -> None:
     if not (float(factor).is_integer() and abs(factor) <= _LARGEST_FACTOR):
         raise TypeError(

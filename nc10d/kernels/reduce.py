@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.dtypes import DType, Family, allows, check_reduce
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.lanes import (
     DOUBLE,
@@ -29,7 +29,7 @@ from nc10d.kernels.lanes import (
     spread,
 )
 from nc10d.kernels.steps import Prepare, binary_kernel, unary_kernel, wide_bytes
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import AVG, RedOp, ReduceOp
 
 Key = tuple[str, DType]
 
@@ -48,7 +48,7 @@ def kernel_address(kind: RedOp, dtype: DType) -> int:
 
 
 def _resolve(kind: RedOp, dtype: DType) -> int:
-    check_reduce(dtype, ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None))
+    check_reduce(dtype, example(kind))
     same, stored = canonical(kind, dtype)
     key = (same.name.lower(), stored)
     kernel = _kernel(key, lambda name: binary_kernel(name, stored, combine(same, stored)))
@@ -95,22 +95,19 @@ def assembly(address: int) -> str:
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
     """Yield the name of each distinct kernel and the call that makes it: for warming up."""
-    pairs = {canonical(k, d): (k, d) for d in DType for k in RedOp if _allowed(k, d)}
+    pairs = {canonical(k, d): (k, d) for d in DType for k in RedOp if allows(d, example(k))}
     for (kind, dtype), asked in pairs.items():
         yield f"{kind.name.lower()}_{dtype.label}", functools.partial(kernel_address, *asked)
-    for dtype in dict.fromkeys(parts(d) for d in DType if _allowed(RedOp.AVG, d)):
+    for dtype in dict.fromkeys(parts(d) for d in DType if allows(d, AVG)):
         yield f"divide_{dtype.label}", functools.partial(divide_address, dtype)
-    scaled = (unsigned(parts(d)) for d in DType if _allowed(RedOp.PREMUL_SUM, d))
+    scaled = (unsigned(parts(d)) for d in DType if allows(d, example(RedOp.PREMUL_SUM)))
     for dtype in dict.fromkeys(scaled):
         yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)
 
 
-def _allowed(kind: RedOp, dtype: DType) -> bool:
-    try:
-        check_reduce(dtype, ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None))
-    except TypeError:
-        return False
-    return True
+def example(kind: RedOp) -> ReduceOp:
+    """Return an operation of this kind; PREMUL_SUM's factor is 1."""
+    return ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None)
 
 
 # How the maps compute: (prepare the scalar, apply it to a vector, bytes of the wide step)

@@ -19,7 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nc10d import ops as O
-from nc10d.dtypes import DType, Family, check_reduce
+from nc10d.dtypes import DType, Family, allows
 from nc10d.testing.compute import compute
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,15 +41,7 @@ def dtypes() -> st.SearchStrategy[DType]:
 
 def reduce_ops(dtype: DType) -> st.SearchStrategy[O.ReduceOp]:
     """Draw a reduction that `dtype` allows."""
-    return st.sampled_from([op for op in OPS if _allowed(dtype, op)])
-
-
-def _allowed(dtype: DType, op: O.ReduceOp) -> bool:
-    try:
-        check_reduce(dtype, op)
-    except TypeError:
-        return False
-    return True
+    return st.sampled_from([op for op in OPS if allows(dtype, op)])
 
 
 # Arrays

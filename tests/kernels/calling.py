@@ -4,8 +4,9 @@ import ctypes
 
 import numpy as np
 
-from nc10d.dtypes import DType, check_reduce
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.dtypes import DType, allows
+from nc10d.kernels.reduce import example
+from nc10d.ops import RedOp
 
 GUARD = 64
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -13,11 +14,7 @@ DTYPES = list(DType)
 
 
 def allowed(kind, dtype):
-    try:
-        check_reduce(dtype, ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None))
-    except TypeError:
-        return False
-    return True
+    return allows(dtype, example(kind))
 
 
 KINDS = [k for k in RedOp if k not in (RedOp.AVG, RedOp.PREMUL_SUM)]
