@@ -99,6 +99,8 @@ def barrier(world: list[Layout], count: int, seed: int) -> Case:
 
 
 def ragged(size: int, count: int, seed: int) -> list[int]:
+    if seed % 4 == 0:  # some have nothing
+        return [count * ((r + seed // 4) % 2) for r in range(size)]
     return [(count * (r + seed) // 3) % (count + 1) for r in range(size)]
 
 
