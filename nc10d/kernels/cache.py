@@ -33,6 +33,7 @@ from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
@@ -49,6 +50,7 @@ from nc10d.kernels.folder import (
 
 Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
 FORMAT = 1
+_TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code knows where its objects keep things
 _names: set[str] = set()
 _compiling = threading.RLock()
 _log = logging.getLogger("nc10d")
@@ -188,7 +190,7 @@ def _file_digest(name: str) -> str:
 @functools.cache
 def _folder(sources: tuple[str, ...]) -> Path:
     """Return the folder for these sources, compilers and settings, and this CPU."""
-    versions = (FORMAT, platform.python_version(), numba.__version__, llvmlite.__version__)
+    versions = FORMAT, platform.python_version(), *(x.__version__ for x in _TOOLS)
     settings = (config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT, config.LOOP_VECTORIZE)
     machine = cpu_target.target_context.codegen().magic_tuple()
     return code_folder(sources, (*versions, *map(str, settings), *machine))

@@ -7,7 +7,6 @@ resolves, so that compiled code can be kept on disk.
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from typing import Any
 
@@ -17,6 +16,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
+
+from nc10d.backend.cpu.native.objects import DATA_OFFSET, LIST_ITEMS_OFFSET
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
@@ -243,26 +244,6 @@ array_address = ArrayAddressType()
 class _ArrayAddressModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, I64)
-
-
-def _offsets() -> tuple[int, int, int, int]:
-    """Find where an ndarray object keeps its data, its dimensions, its dtype and its flags."""
-    probe = np.zeros((3, 5, 7))
-    words = list((ctypes.c_int64 * 12).from_address(id(probe)))
-    data, dtype = words.index(probe.ctypes.data), words.index(id(probe.dtype))
-    # The number of dimensions follows the data, then their sizes; flags follow the dtype.
-    sizes, flags = words[data + 2], words[dtype + 1] & 0xFFFFFFFF
-    assert words[data + 1] & 0xFFFFFFFF == 3, "this NumPy lays arrays out in another way"
-    assert list((ctypes.c_int64 * 3).from_address(sizes)) == [3, 5, 7]
-    assert flags == probe.flags.num
-    return 8 * data, 8 * data + 8, 8 * dtype, 8 * dtype + 8
-
-
-DATA_OFFSET, DIMS_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = _offsets()
-PLAIN_FLAGS = 0x0501
-"""C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
-LIST_ITEMS_OFFSET = 24
-"""Where a list object keeps the address of its items (CPython: count, type, size, items)."""
 
 
 class ArrayListType(types.Type):

@@ -10,11 +10,6 @@ from __future__ import annotations
 from numba import njit, types
 
 from nc10d.backend.cpu.native.atomics import (
-    DATA_OFFSET,
-    DIMS_OFFSET,
-    DTYPE_OFFSET,
-    FLAGS_OFFSET,
-    PLAIN_FLAGS,
     add,
     array_address,
     array_list,
@@ -56,6 +51,14 @@ from nc10d.backend.cpu.native.layout import (
     P_SLEEPING,
     P_STOP,
     RING_SLOTS,
+)
+from nc10d.backend.cpu.native.objects import (
+    DATA_OFFSET,
+    DIMS_OFFSET,
+    DTYPE_OFFSET,
+    FLAGS_OFFSET,
+    PLAIN_FLAGS,
+    TYPE_OFFSET,
 )
 from nc10d.backend.cpu.native.progress import (
     nc10d_attend,
@@ -239,7 +242,10 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     items = as_int(arrays)
     for i in range(count):
         array = load(items + 8 * i)
-        if load(array + 8) != kind or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS:
+        if (
+            load(array + TYPE_OFFSET) != kind
+            or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS
+        ):
             return i
         row = table + 8 * i
         store(row, load(array + DATA_OFFSET))
@@ -255,7 +261,7 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
         array = load(items + 8 * i)
         row = table + 8 * i
         if (
-            load(array + 8) != kind
+            load(array + TYPE_OFFSET) != kind
             or load(row) != load(array + DATA_OFFSET)
             or load(row + 8 * count) != load(array + DTYPE_OFFSET)
             or load(row + 16 * count) != nc10d_count(array)
