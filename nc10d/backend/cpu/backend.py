@@ -169,14 +169,28 @@ class CpuBackend:
             if batch is not None:
                 return self._launch_batch(ops, batch, timeout, async_op)
         if async_op:
-            work = self._launch(ops, timeout)
             self.host.need_worker()
-            return work
+            return self._launch_plain(ops, timeout) or self._launch(ops, timeout)
         if any(isinstance(op, (Send, Recv)) for op in ops):
             self.wait_work(self._launch(ops, timeout))
         else:
             self._run(ops, timeout)
         return None
+
+    def _launch_plain(self, ops: Sequence[Op], timeout: float) -> Work | None:
+        """Submit a known program on plain arrays; None if there is none, or no room."""
+        found = self.plans.quick(ops[0]) if len(ops) == 1 else None
+        if found is None:
+            return None
+        deadline = Deadline.after(timeout)
+        linked, x, y = found
+        channel = self.channel
+        answer, submission = channel.submit_arrays(linked, x, y, ops, deadline_ns(timeout))
+        if answer == at.BUSY:
+            return None
+        if answer < 0 and answer != at.ABORTED:
+            self.health.engine_failed(channel, answer)
+        return CpuWork(self, ops, [(channel, submission)], deadline)
 
     def _run(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives here and now, or in their turn if the channel is busy."""
@@ -309,6 +323,8 @@ class CpuBackend:
         mine = [ops[number] for number in numbers]
         wanted = self._joined(mine, gates, numbers)
         linked = self.plans.linked(wanted)
+        if len(ops) == 1:
+            self.plans.remember(ops[0], linked)
         resolved = resolve(wanted)
         submission = Submission(linked, resolved.addresses, resolved.keep, limit)
         return CpuWork(self, mine, [self.enqueue(self.channel, submission)], deadline)

@@ -105,6 +105,26 @@ class Channel:
         del self.flying[submission.address]
         return False
 
+    def submit_arrays(
+        self, linked: Linked, x: Any, y: Any, keep: Any, deadline_ns: int
+    ) -> tuple[int, Submission]:
+        """Submit a program on two plain arrays; a short one is advanced here and now.
+
+        The engine's answer, and the submission: DONE, BUSY if it was not taken, or a failure.
+        """
+        self._forget_ended()
+        submission = Submission.__new__(Submission)
+        submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + 2, np.int64)
+        submission.address = address = engine.address(words)
+        submission.keep = (linked, keep)
+        self.flying[address] = submission
+        answer = engine.submit_arrays(
+            self.address, words, linked.address, deadline_ns, linked.short, x, y
+        )
+        if answer == at.BUSY:
+            del self.flying[address]
+        return answer, submission
+
     def _forget_ended(self) -> None:
         # A Work that was dropped forgets nothing, and its arrays would stay for ever.
         # Other threads submit meanwhile: look at a copy. Receives end in another order than

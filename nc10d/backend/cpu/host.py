@@ -236,7 +236,10 @@ class Host:
     def _work(self) -> None:
         policy = self.waiting
         while True:
-            answer = engine.work(self.process, policy.spin, policy.yields, WORKER_SLICE_NS)
+            # It looks on for a moment only: the cores belong to those who compute.
+            answer = engine.work(
+                self.process, policy.spin // 4, policy.yields // 20, WORKER_SLICE_NS
+            )
             if answer == at.DONE:
                 return
             address = int(self._process[at.P_LATE // 8])

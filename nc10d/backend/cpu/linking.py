@@ -22,6 +22,9 @@ OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
+LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FOLD)
+SHORT = 256 * 1024
+"""Bytes up to which a program is short: some tens of microseconds."""
 
 
 @dataclass(slots=True)
@@ -34,9 +37,14 @@ class Linked:
     factor: npt.NDArray[np.float64]
     scratch: Bytes
     address: int = field(init=False)
+    short: int = field(init=False)
+    """1 if who launches it should advance it at once: it moves little, and waits are short."""
 
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
+        steps = self.program.steps
+        looping = any(step.repeat > 1 or step.kind in LOOPS for step in steps)
+        self.short = int(not looping and sum(step.nbytes for step in steps) <= SHORT)
 
 
 class Scratch:

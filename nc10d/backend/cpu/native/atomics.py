@@ -97,6 +97,7 @@ exchange = _rmw("xchg", types.int64, 64)
 add = _rmw("add", types.int64, 64)
 add_32 = _rmw("add", types.int32, 32)
 set_bits = _rmw("or", types.int64, 64)
+keep_bits = _rmw("and", types.int64, 64)
 
 
 @intrinsic

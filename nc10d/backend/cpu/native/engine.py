@@ -37,9 +37,12 @@ from nc10d.backend.cpu.native.layout import (
     C_PROCESS,
     C_SPIN,
     C_YIELD,
+    D_DEADLINE,
+    D_PROGRAM,
     D_STATUS,
     D_TAG,
     D_USERS,
+    DESCRIPTOR_WORDS,
     DONE,
     FINISHED,
     LINE_SLEEPERS,
@@ -65,6 +68,7 @@ from nc10d.backend.cpu.native.progress import (
     nc10d_help,
     nc10d_run,
     nc10d_submit,
+    nc10d_submit_here,
 )
 from nc10d.backend.cpu.native.waiting import (
     nc10d_drive,
@@ -99,6 +103,34 @@ def _drive(channel: int, slice_ns: int) -> int:
 @compiled("int64(int64, int64, int64)")
 def _submit(channel: int, descriptor: int, room: int) -> int:
     return nc10d_submit(channel, descriptor, room)
+
+
+@compiled(
+    types.int64(
+        types.int64,
+        array_address,
+        types.int64,
+        types.int64,
+        types.int64,
+        array_address,
+        array_address,
+    )
+)
+def _submit_arrays(
+    channel: int, words: object, program: int, deadline: int, here: int, x: object, y: object
+) -> int:
+    descriptor = as_int(words)
+    users = descriptor + 8 * DESCRIPTOR_WORDS
+    store(descriptor + D_PROGRAM, program)
+    store(descriptor + D_USERS, users)
+    store(descriptor + D_DEADLINE, deadline)
+    store(users, as_int(x))
+    store(users + 8, as_int(y))
+    if here != 0:
+        return nc10d_submit_here(channel, descriptor)
+    if load_acquire(channel + C_BROKEN) != 0:
+        return BUSY
+    return nc10d_submit(channel, descriptor, RING_SLOTS)
 
 
 @compiled(types.int64(types.int64, types.int64, array_address, types.int64))
@@ -306,6 +338,12 @@ drive = entry_point(_drive)
 """drive(channel, slice_ns): go on with what `run` began."""
 submit = entry_point(_submit)
 """submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` descriptors."""
+submit_arrays = entry_point(_submit_arrays)
+"""submit_arrays(channel, words, program, deadline_ns, here, x, y): fill in a descriptor, submit it.
+
+`words` is zeroed and has room for two addresses. With `here` it is advanced in this thread first.
+DONE; BUSY if the channel is stopped or its ring full; or a failure of what was advanced.
+"""
 submit_message = entry_point(_submit_message)
 """submit_message(channel, descriptor, array, tag): use a descriptor again for another message."""
 wait = entry_point(_wait)

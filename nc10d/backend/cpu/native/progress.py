@@ -13,6 +13,7 @@ from nc10d.backend.cpu.native.atomics import (
     add,
     call_engine,
     exchange,
+    keep_bits,
     load,
     load_acquire,
     nc10d_now,
@@ -104,6 +105,9 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_wake_own,
 )
 
+# How often a launching thread looks again before it leaves the rest to the worker.
+LOOKS = 4
+
 
 @njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
@@ -153,8 +157,8 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them."""
+def nc10d_append(channel: int, descriptor: int, room: int) -> int:
+    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them; wakes nobody."""
     while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
         yield_core()
     tail = load(channel + C_TAIL)
@@ -163,17 +167,14 @@ def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
         store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
         store_release(channel + C_TAIL, tail + 1)
     swap_if(channel + C_SUBMITTING, 1, 0)
-    nc10d_wake_own(load(channel + C_PROCESS))
     return BUSY if full else DONE
 
 
 @njit(nogil=True)
-def nc10d_pull(channel: int, sent: int, target: int) -> int:
-    """Take the next message's header from another host, as if its sender had put it here."""
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
-    answer = nc10d_pull_header(channel, header)
-    if answer == DONE:
-        store_release(sent, target)
+def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
+    """Append a descriptor to the ring, and have the worker look at it."""
+    answer = nc10d_append(channel, descriptor, room)
+    nc10d_wake_own(load(channel + C_PROCESS))
     return answer
 
 
@@ -273,6 +274,19 @@ def nc10d_progress(channel: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_awake(channel: int) -> None:
+    """Take my bit away from the counter that is waited for: I am looking, nobody need ring.
+
+    Only who holds a group's channel waits for its counters; a link's may have other waiters too.
+    """
+    if load(channel + C_KIND) == COLLECTIVE:
+        sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
+        bit = load(channel + C_BELL_BIT)
+        if load_acquire(sleepers) & bit != 0:
+            keep_bits(sleepers, ~bit)
+
+
+@njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
     """Advance the channel, whose lock is held, until a submission of it has ended."""
     moved, tries = 0, 0
@@ -282,6 +296,7 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
             return FINISHED
         if answer != BLOCKED:
             return answer
+        nc10d_awake(channel)
         if nc10d_streaming(channel):
             now_moved = nc10d_moved(channel)
             tries = tries + 1 if now_moved == moved else 0
@@ -344,3 +359,34 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
     if answer < 0:
         return answer
     return DONE if moved else BLOCKED
+
+
+@njit(nogil=True)
+def nc10d_submit_here(channel: int, descriptor: int) -> int:
+    """Append a descriptor, and advance the channel in this thread as far as it goes.
+
+    Where it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which
+    so need not wake up only to find that there is nothing to do yet.
+    """
+    if load_acquire(channel + C_BROKEN) != 0:
+        return BUSY
+    if nc10d_append(channel, descriptor, RING_SLOTS) != DONE:
+        return BUSY
+    answer = DONE
+    tries = 0
+    while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
+        answer = nc10d_attend(channel, True)
+        tries += 1
+    if answer == DONE and nc10d_waiting(channel):
+        nc10d_wake_own(load(channel + C_PROCESS))
+    return min(answer, DONE)
+
+
+@njit(nogil=True)
+def nc10d_pull(channel: int, sent: int, target: int) -> int:
+    """Take the next message's header from another host, as if its sender had put it here."""
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    answer = nc10d_pull_header(channel, header)
+    if answer == DONE:
+        store_release(sent, target)
+    return answer
