@@ -273,7 +273,8 @@ def test_survivors_asleep_and_spinning_hear_of_a_death() -> None:
 
 
 STOPPED = """
-group = join(1.0)
+group = join()
+group.timeout = 1.0
 x = np.ones(300)
 group.all_reduce(x)
 say("ready")
