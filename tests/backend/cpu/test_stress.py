@@ -132,6 +132,12 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
             steps.append(Step(Kind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
         back = len(steps) - places[len(places) - 1 - step.back] if step.back else 0
         steps.append(replace(step, back=back))
+    places.append(len(steps))
+    for number, step in enumerate(program.steps):
+        if step.skip:
+            here = places[number + 1] - 1
+            skip = places[number + 1 + step.skip] - here - 1
+            steps[here] = replace(steps[here], skip=skip)
     return replace(program, steps=tuple(steps))
 
 
@@ -141,6 +147,12 @@ def guards(program: Program) -> list[int]:
     if (program.call.op, program.call.root) != ("broadcast", VICTIM):
         kinds.add(Kind.MEETALL)  # a broadcasting root only waits there to compare
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
+    ways = [index for index, step in enumerate(program.steps) if step.kind is Kind.JUMP]
+    if ways:
+        # These arrays are not registered: they go over the boards, which are free, as all ranks
+        # have met in this program.
+        later = [i for i in found if i > ways[0] and program.steps[i].kind is not Kind.FREE]
+        found = [0, *later]
     if program.call.op == "scatter":
         # Who receives needs the root; what the others say is of no use to it, and harmless.
         steps = program.steps
