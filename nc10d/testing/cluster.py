@@ -129,15 +129,16 @@ def _flow(rank: Rank, step: Step) -> bool:
     done = [_row(me, row) for row in rows]  # each moves, whether or not another has to wait
     if not all(done):
         return False
-    me.progress.clear()
+    for row in rows:
+        if row.kind is not Kind.PUSH:
+            me.progress.pop(_way(row))
     me.pc += step.repeat
     return True
 
 
 def _row(me: FarRank, row: Step) -> bool:
-    taking = row.kind is Kind.TAKE
-    key = (Kind.TAKE if taking else Kind.GIVE, row.peer)
-    done = me.progress.get(key, 0)
+    taking, key = row.kind is Kind.TAKE, _way(row)
+    done = me.progress.setdefault(key, 0)
     if done == me.length(row):
         return True
     data = me.place(row, dst=taking)
@@ -146,7 +147,12 @@ def _row(me: FarRank, row: Step) -> bool:
     else:
         done += me.pipes.push(me.number, row.peer, data[done:])
     me.progress[key] = done
-    return done == data.size
+    return done == data.size or row.kind is Kind.PUSH
+
+
+def _way(row: Step) -> tuple[Kind, int]:
+    """Return what a transfer's progress belongs to: a direction, and the rank at the other end."""
+    return (Kind.TAKE if row.kind is Kind.TAKE else Kind.GIVE), row.peer
 
 
 def _enter(rank: Rank, step: Step) -> bool:

@@ -20,7 +20,7 @@ FIELDS = 20
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and five more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
-ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT)
+ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
 LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FOLD)
 SHORT = 256 * 1024

@@ -42,6 +42,7 @@ class Streams:
         for rank, link in links.items():
             self._table[rank] = link.address
         self._waiting: Words = np.zeros(4 * size, np.int64)
+        self._poll: Words = np.zeros(2 * size, np.int64)
         self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
         self.address: int = engine.address(self._words)
         fields = {
@@ -49,6 +50,7 @@ class Streams:
             at.S_EPOLL: net.epoll.fileno(),
             at.S_LINKS: engine.address(self._table),
             at.S_WAITING: engine.address(self._waiting),
+            at.S_POLL: engine.address(self._poll),
         }
         for offset, value in fields.items():
             self._words[offset // 8] = value

@@ -57,6 +57,7 @@ class Kind(enum.IntEnum):
     SHOW = 44
     CHECK = 45
     EXPECT = 46
+    PUSH = 47
 
 
 class Space(enum.IntEnum):

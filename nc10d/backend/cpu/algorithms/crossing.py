@@ -30,6 +30,11 @@ def take(peer: int, dst: At, nbytes: int) -> Step:
     return Step(Kind.TAKE, nbytes, dst=dst, peer=peer)
 
 
+def push(peer: int, src: At, nbytes: int) -> Step:
+    """Send as much as goes, without waiting; a later push or give of the same bytes goes on."""
+    return Step(Kind.PUSH, nbytes, src=src, peer=peer)
+
+
 def head() -> Step:
     """Send a message's tag, size and dtype, from its descriptor; a row of a `flow`."""
     return Step(Kind.HEAD, 24)
@@ -38,7 +43,7 @@ def head() -> Step:
 def flow(rows: Iterable[Step]) -> list[Step]:
     """Carry out transfers, all at once; at most one from, and one to, each rank."""
     rows = [row for row in rows if row.nbytes]
-    for kind in ((Kind.TAKE,), (Kind.GIVE, Kind.HEAD)):
+    for kind in ((Kind.TAKE,), (Kind.GIVE, Kind.HEAD, Kind.PUSH)):
         peers = [row.peer for row in rows if row.kind in kind]
         assert len(set(peers)) == len(peers), rows
     return [Step(Kind.FLOW, repeat=len(rows)), *rows] if rows else []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, scratch, take
+from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, push, scratch, take
 from nc10d.backend.cpu.algorithms.layout import line_down, line_up
 from nc10d.backend.cpu.algorithms.meeting import Span
 from nc10d.backend.cpu.program import At, Step, apply
@@ -61,28 +61,20 @@ def reduce_across(
 
     `sources` says which rank of each other host sends its part. Scratch from `base` on is used.
     """
-    slot = line_down(SEGMENTS_BYTES // len(span.hosts))
-    slot = min(slot, line_up(max([nbytes, *(out.nbytes for out in outgoing), 1])))
-    places = {host: base + turn * slot for turn, host in enumerate(span.away)}
-    rows = [
-        replace(give(out.peer, strided(out.place, slot), slot), total=out.nbytes)
-        for out in outgoing
-        if out.nbytes
+    gives = [give(out.peer, out.place, out.nbytes) for out in outgoing if out.nbytes]
+    if nbytes == 0:
+        return flow(gives)
+    slot = min(line_down(SEGMENTS_BYTES // len(span.hosts)), line_up(nbytes))
+    places = {host: scratch(base + turn * slot) for turn, host in enumerate(span.away)}
+    # What leaves need not keep step with what comes.
+    rows = [push(row.peer, row.src, row.nbytes) for row in gives]
+    rows += [replace(take(sources[host], places[host], slot), total=nbytes) for host in span.away]
+    parts = [
+        strided(own, slot) if host == span.host else places[host] for host in range(len(span.hosts))
     ]
-    body: list[Step] = []
-    if nbytes:
-        rows += [
-            replace(take(sources[host], scratch(places[host]), slot), total=nbytes)
-            for host in span.away
-        ]
-        parts = [
-            strided(own, slot) if host == span.host else scratch(places[host])
-            for host in range(len(span.hosts))
-        ]
-        room = scratch(base + len(span.away) * slot)
-        body = fold(strided(dst, slot), parts, slot, reduction, nbytes, room)
-    longest = max([nbytes, *(out.nbytes for out in outgoing)])
-    return loop([*flow(rows), *body], -(-longest // slot))
+    room = scratch(base + len(span.away) * slot)
+    body = fold(strided(dst, slot), parts, slot, reduction, nbytes, room)
+    return [*loop([*flow(rows), *body], -(-nbytes // slot)), *flow(gives)]
 
 
 def strided(at: At, stride: int) -> At:

@@ -143,8 +143,12 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_ERROR,  # errno of the link that failed, 0 for an orderly end
     S_COUNT,  # how many links are waited for
     S_WAITING,  # address of a table of them: link, and for what
-) = range(0, 7 * 8, 8)
-S_SEEN = 7 * 8  # the header of a rank that called something else
+    S_PATIENCE,  # how often to look again before sleeping
+    S_TRIES,  # how often that has been since something moved
+    S_LAST,  # S_MOVED then
+    S_POLL,  # address of a table for poll(2)
+) = range(0, 11 * 8, 8)
+S_SEEN = 11 * 8  # the header of a rank that called something else
 HEADER_BYTES = 128  # sequence number, fingerprint, text: what ranks of other hosts compare
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

@@ -289,7 +289,6 @@ def nc10d_awake(channel: int) -> None:
 @njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
     """Advance the channel, whose lock is held, until a submission of it has ended."""
-    moved, tries = 0, 0
     while True:
         answer = nc10d_progress(channel)
         if load_acquire(descriptor + D_STATUS) & FINISHED:
@@ -298,12 +297,8 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
             return answer
         nc10d_awake(channel)
         if nc10d_streaming(channel):
-            now_moved = nc10d_moved(channel)
-            tries = tries + 1 if now_moved == moved else 0
-            moved = now_moved
-            if nc10d_linger(channel, tries) and nc10d_now() < until:
+            if nc10d_linger(channel) and nc10d_now() < until:
                 continue
-            tries = 0
         elif nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
             continue
         answer = nc10d_await_flag(channel, until)

@@ -38,6 +38,7 @@ from nc10d.backend.cpu.native.layout import (
     S_COUNT,
     S_EPOLL,
     S_LINE,
+    S_POLL,
     S_WAITING,
     WANT_IN,
 )
@@ -55,6 +56,7 @@ _L, _I = types.int64, types.int32
 _send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
 _recv = types.ExternalFunction("recv", _L(_I, _L, _L, _I))
 _epoll_ctl = types.ExternalFunction("epoll_ctl", _I(_I, _I, _I, _L))
+_poll = types.ExternalFunction("poll", _I(_L, _L, _I))
 _errno = types.ExternalFunction("__errno_location", _L())
 
 
@@ -135,6 +137,22 @@ def nc10d_streaming(channel: int) -> bool:
     """Say whether what a blocked channel waits for is a socket."""
     streams = load(channel + C_STREAMS)
     return streams != 0 and load(channel + C_BLOCKED_AT) == load(streams + S_LINE)
+
+
+@njit(nogil=True)
+def nc10d_poll(channel: int, timeout_ms: int) -> bool:
+    """Sleep until a link that a channel waits for is ready; False after the timeout.
+
+    For a thread that has nothing else to wait for: it is woken at once, and by nobody else.
+    """
+    streams = load(channel + C_STREAMS)
+    waiting, table = load(streams + S_WAITING), load(streams + S_POLL)
+    count = load(streams + S_COUNT)
+    for i in range(count):
+        # struct pollfd: int fd, short events, short revents
+        link, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
+        store(table + 8 * i, load(link + L_FD) | (want << 32))
+    return _poll(table, count, np.int32(timeout_ms)) > 0
 
 
 @njit(nogil=True)

@@ -2,7 +2,8 @@
 
 A `FLOW` step drives the rows behind it (GIVE to a link, TAKE from one) all at once, as far as
 their sockets go; it is done when all of them are, so no order of ranks can deadlock on full
-sockets. A link does what programs ask for in their order: it is the FIFO and the flow control.
+sockets. Only a PUSH need not be: it goes as far as it can, and a later row goes on with it. A
+link does what programs ask for in their order: it is the FIFO and the flow control.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from nc10d.backend.cpu.native.operands import (
 )
 from nc10d.backend.cpu.native.sockets import nc10d_await_link, nc10d_transfer
 
-FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT = 40, 41, 42, 43, 44, 45, 46
+FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47
 
 
 @njit(nogil=True)
@@ -99,7 +100,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
         # Read before looking: whatever gets ready after the look counts it up.
         target = load_acquire(load(streams + S_LINE)) + 1
         store(streams + S_COUNT, 0)
-        moved, peer = 0, 0
+        moved, left, peer = 0, 0, 0
         row = step
         while row < last:
             row += STEP
@@ -109,10 +110,12 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
                 return answer
             moved += answer
             if nc10d_left(row, segment, link) > 0:
-                peer = load(link + L_RANK)
+                if load(row) != PUSH:
+                    left += 1
+                    peer = load(link + L_RANK)
                 want = WANT_IN if load(row) == TAKE else WANT_OUT
                 nc10d_await_link(streams, link, want)
-        if load(streams + S_COUNT) == 0:
+        if left == 0:
             nc10d_rewind(links, step, last)
             return DONE
         if moved == 0:
@@ -156,6 +159,8 @@ def nc10d_rewind(links: int, step: int, last: int) -> None:
     row = step
     while row < last:
         row += STEP
+        if load(row) == PUSH:
+            continue
         link = load(links + 8 * load(row + EXTRA))
         store(link + (L_TAKEN if load(row) == TAKE else L_SENT), 0)
 

@@ -49,11 +49,16 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     P_BELL,
     P_SLEEPING,
+    S_LAST,
     S_MOVED,
+    S_PATIENCE,
+    S_TRIES,
 )
-from nc10d.backend.cpu.native.sockets import nc10d_arm, nc10d_streaming
+from nc10d.backend.cpu.native.sockets import nc10d_poll, nc10d_streaming
 
 SHORTEST_SPIN = 8
+SHORTEST_LINGER = 8
+POLL_MS = 10
 
 
 @njit(nogil=True)
@@ -105,14 +110,29 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_await_socket(channel: int, until: int) -> int:
+    """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED.
+
+    Nothing but the socket ends this sleep: it is short, to look about.
+    """
+    abort = load(channel + C_AREA) + AREA_ABORT
+    while True:
+        if load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
+            return ABORTED
+        if nc10d_poll(channel, POLL_MS):
+            return DONE
+        if nc10d_now() >= until:
+            return BLOCKED
+
+
+@njit(nogil=True)
 def nc10d_await_flag(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
     flag = load(channel + C_BLOCKED_AT)
     target = load(channel + C_BLOCKED_FOR)
-    streaming = nc10d_streaming(channel)
-    if streaming:
-        nc10d_arm(channel)  # whoever comes here has looked at the sockets long enough
-    for _ in range(0 if streaming else load(channel + C_YIELD)):
+    if nc10d_streaming(channel):
+        return nc10d_await_socket(channel, until)
+    for _ in range(load(channel + C_YIELD)):
         if load_acquire(flag) >= target:
             return DONE
         yield_core()
@@ -136,15 +156,30 @@ def nc10d_await_flag(channel: int, until: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_linger(channel: int, tries: int) -> bool:
-    """Say whether to look at sockets once more, after a pause or a yield, rather than sleep."""
+def nc10d_linger(channel: int) -> bool:
+    """Look after the time between two looks at sockets; False: it has been in vain, sleep now.
+
+    Patience that was in vain halves, and doubles when something moved: where ranks share a core,
+    looking again only keeps somebody else from running.
+    """
+    streams = load(channel + C_STREAMS)
+    moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
+    tries = load(streams + S_TRIES) + 1
+    if moved != load(streams + S_LAST):
+        store(streams + S_LAST, moved)
+        longest = load(channel + C_SPIN) + load(channel + C_YIELD)
+        store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
+        tries = 0
+    elif tries > patience:
+        store(streams + S_TRIES, 0)
+        store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
+        return False
+    store(streams + S_TRIES, tries)
     if tries < load(channel + C_SPIN):
         pause()
-        return True
-    if tries < load(channel + C_SPIN) + load(channel + C_YIELD):
+    else:
         yield_core()
-        return True
-    return False
+    return True
 
 
 @njit(nogil=True)
@@ -159,7 +194,6 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
     """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
     waits = 0
-    moved, tries = 0, 0
     while True:
         answer = call_engine(load(channel + C_ADVANCE), channel)
         if answer != BLOCKED:
@@ -174,12 +208,8 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
             elif now >= until:
                 return BLOCKED
         if nc10d_streaming(channel):
-            now_moved = nc10d_moved(channel)
-            tries = tries + 1 if now_moved == moved else 0
-            moved = now_moved
-            if nc10d_linger(channel, tries):
+            if nc10d_linger(channel):
                 continue
-            tries = 0
             if until == 0:
                 until = nc10d_now() + slice_ns
             answer = nc10d_await_flag(channel, until)
