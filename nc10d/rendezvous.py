@@ -42,8 +42,9 @@ def rendezvous(
 
     `rank` and `world_size` may be None (or negative) where the method knows them. `timeout` is
     the whole call's, and then the store's. Blocks until all ranks have come. RendezvousError
-    says which variable is missing or which ranks did not come, StoreError that the address is
-    taken or unreachable; a malformed method is a ValueError. Closing the store lets go of it.
+    says which variable is missing, which ranks did not come, or who disagrees on their number;
+    StoreError that the address is taken or unreachable; a malformed method is a ValueError.
+    Closing the store lets go of it.
     """
     url = urlsplit(init_method)
     meet = _METHODS.get(url.scheme)
@@ -75,17 +76,36 @@ def _prefix(point: str, rank: int) -> str:
 
 
 def _gather(store: Store, rank: int, size: int, end: float, limit: float) -> None:
-    """Block until all ranks have come."""
+    """Block until all ranks have come; they must agree on their number.
+
+    `complete` tells all ranks that the meeting is over: well, or else why not.
+    """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is outside a world of {size}")
     if store.add(f"rank/{rank}", 1) != 1:
         raise RendezvousError(f"rank {rank} of {size} has come twice", rank=rank)
-    if store.add("ranks", 1) == size:
-        store.set("complete", b"")
+    dispute = _dispute(store, rank, size)
+    if dispute or store.add("ranks", 1) == size:
+        store.compare_set("complete", "", dispute)  # the first dispute is everybody's
     try:
         store.wait(["complete"], max(0.0, end - time.monotonic()))
     except StoreTimeout as error:
         raise RendezvousError(_who_is_missing(store, size, limit)) from error
+    verdict = store.get("complete").decode()
+    if verdict:
+        raise RendezvousError(verdict)
+
+
+def _dispute(store: Store, rank: int, size: int) -> str:
+    """Say how this rank and the first that came differ in the size of the world; or nothing."""
+    first = store.compare_set("size", "", f"{rank} {size}").decode()
+    other, other_size = map(int, first.split())
+    if other_size == size:
+        return ""
+    return (
+        f"the ranks don't agree on their number: rank {rank} was started with a world size of "
+        f"{size}, rank {other} with {other_size} (WORLD_SIZE, or the argument world_size)"
+    )
 
 
 def _who_is_missing(store: Store, size: int, limit: float) -> str:
@@ -94,7 +114,7 @@ def _who_is_missing(store: Store, size: int, limit: float) -> str:
     more = "" if len(absent) <= _MOST_NAMED else f" and {len(absent) - _MOST_NAMED} more"
     return (
         f"{size - len(absent)} of {size} ranks came within {limit:g} s; missing: {named}{more} "
-        f"(their output says why they did not start, or they use another address or world size)"
+        f"(their output says why they did not start, or they use another address)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,26 @@ def test_a_rank_that_comes_twice_is_told(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(rendezvous, method, 0, 2, 0.5) for _ in range(2)]
         assert all(isinstance(call.exception(20), RendezvousError) for call in calls)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_ranks_that_disagree_on_their_number_all_hear_who_said_what(
+    kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = method_of(kind, port, tmp_path, monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(rendezvous, method, rank, 3 + rank // 2, 60) for rank in range(3)]
+        errors = [call.exception(30) for call in calls]  # long before its time is over
+    assert all(isinstance(error, RendezvousError) for error in errors)
+    (text,) = {str(error) for error in errors}
+    late, early = r"rank 2 .* size of 4, rank [01] with 3", r"rank [01] .* size of 3, rank 2 with 4"
+    assert re.search(f"{late}|{early}", text)
+
+
+def test_one_that_comes_late_to_a_smaller_world_is_told(tmp_path: Path) -> None:
+    method = f"file://{tmp_path / 'meet'}"
+    with met(2, method), pytest.raises(RendezvousError, match=r"rank 2 .* of 3, rank . with 2"):
+        rendezvous(method, 2, 3, 20)
 
 
 @pytest.mark.parametrize(
