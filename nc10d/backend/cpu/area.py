@@ -76,9 +76,13 @@ class Areas:
         """Return where a board half starts."""
         return self._addresses[rank] + header_bytes(self.size) + half * self.half
 
+    def show_closed(self) -> None:
+        """Show that this rank has ended its operations: peers no longer read its arrays."""
+        self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
+
     def leave(self) -> None:
         """Show that this rank has closed the group and touches nobody's area or links again."""
-        self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
+        self.show_closed()
         mine = mask([self.members[self.rank]])
         for address in self._addresses:
             word = address + at.AREA_LEFT
@@ -105,7 +109,8 @@ class Areas:
     def reach(self, ranks: Sequence[int], *, folding: bool) -> Words:
         """Return the block that tells the engine how to read what some ranks expose."""
         mates = [self.host.mates[self.members[rank]] for rank in ranks]
-        return reach_block(mates, SPAN, self.readable(), folding=folding)
+        areas = [self._addresses[rank] for rank in ranks]
+        return reach_block(mates, areas, SPAN, self.readable(), folding=folding)
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""

@@ -160,6 +160,8 @@ class Health:
             if self.closed:
                 return False
             self.closed = True
+            # First of all: nobody may read arrays that their owners are about to get back.
+            self._areas.show_closed()
             if self._outside is not None:
                 self._outside.council.close()
             if self._failure is None:

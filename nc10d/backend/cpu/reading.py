@@ -47,17 +47,21 @@ def can_read(mate: Mate) -> bool:
     )
 
 
-def reach_block(mates: Sequence[Mate], span: int, cma: bool, *, folding: bool) -> Words:
+def reach_block(
+    mates: Sequence[Mate], areas: Sequence[int], span: int, cma: bool, *, folding: bool
+) -> Words:
     """Return the block that tells the engine how to read what `mates` expose; see layout.py.
 
-    `folding` says whether programs fold what they read, for which the kernel's copies need room.
+    `areas` are the addresses of their areas in the group. `folding` says whether programs fold
+    what they read, for which the kernel's copies need room.
     """
     head = at.R_ARENAS // 8
-    spare = head + 2 * len(mates)
+    spare = head + at.R_ROW // 8 * len(mates)
     room = 3 * BLOCK // 8 + 8 if folding else 0
     words: Words = np.zeros(spare + room, np.int64)
     aligned = -(-(engine.address(words) + 8 * spare) // 64) * 64
     words[:head] = cma, span, BLOCK, aligned
-    for row, mate in zip(words[head:spare].reshape(-1, 2), mates, strict=True):
-        row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid
+    rows = words[head:spare].reshape(len(mates), -1)
+    for row, mate, area in zip(rows, mates, areas, strict=True):
+        row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid, area
     return words

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,10 +15,18 @@ from algorithm_cases import MAKERS, Case, data, fold, layouts, program, reductio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import Kind, Program, Step, user
+from nc10d.backend.cpu.linking import Linked, link
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.plans import Plans, _kernel_address
+from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board, user
+from nc10d.backend.cpu.requests import Request
+from nc10d.errors import CollectiveTimeout
+from nc10d.group import ProcessGroup
 from nc10d.ops import SUM
+from nc10d.testing import run_ranks
 from nc10d.testing.simulator import World
 
 HALF, SMALL = 2048, 256
@@ -189,3 +199,67 @@ def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -
         for index in steps:
             if whole.steps[index].kind is Kind.WAIT:
                 assert any(caught_at(rank, index, seed) for seed in range(25)), (rank, index)
+
+
+def slow_reader(kind: str) -> Callable[[Plans, Request], Linked]:
+    """Plans that let rank 1 rest, before each step of `kind`, until `released` is set."""
+
+    def linked(plans: Plans, request: Request) -> Linked:
+        program = request.build()
+        if plans._layout.rank == 1:
+            steps: list[Step] = []
+            for step in program.steps:
+                if step.kind.name == kind:
+                    steps.append(Step(Kind.MAP, dst=board(1), src=board(1), kernel=REST))
+                steps.append(step)
+            program = replace(program, steps=tuple(steps))
+        return link(program, plans._layout.size, at.C_TABLES, address_of)
+
+    return linked
+
+
+REST = Kernel("REST", "-")
+released = threading.Event()
+reading = threading.Event()
+
+
+@ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+def rest(*_: int) -> None:
+    reading.set()
+    assert released.wait(30)
+
+
+def address_of(kernel: Kernel) -> int:
+    if kernel is REST:
+        return int(ctypes.cast(rest, ctypes.c_void_p).value or 0)
+    return _kernel_address(kernel)
+
+
+def gives_up_while_read(group: ProcessGroup, call: str) -> None:
+    x = nc10d.from_numpy(np.full(200_000, 1.0 + group.rank), group)
+
+    def run() -> None:
+        group.broadcast(x, 0) if call == "broadcast" else group.all_reduce(x)
+
+    if group.rank == 0:
+        group.timeout = 0.3
+        try:
+            with pytest.raises(CollectiveTimeout):
+                run()
+            assert reading.is_set(), "the reader has not come to what is tested"
+            x[...] = 666  # the caller's again
+        finally:
+            released.set()
+    else:
+        with pytest.raises(CollectiveTimeout):
+            run()
+
+
+@pytest.mark.parametrize(("call", "kind"), [("broadcast", "FETCH"), ("all_reduce", "FOLD")])
+def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
+    monkeypatch: pytest.MonkeyPatch, call: str, kind: str
+) -> None:
+    released.clear()
+    reading.clear()
+    monkeypatch.setattr(Plans, "linked", slow_reader(kind))
+    run_ranks(partial(gives_up_while_read, call=call), 2)

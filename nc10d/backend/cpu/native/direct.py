@@ -12,23 +12,31 @@ from numba import njit
 from nc10d.backend.cpu.native.atomics import (
     call_kernel,
     load,
+    load_acquire,
     move,
     nc10d_read_process,
     store,
 )
 from nc10d.backend.cpu.native.layout import (
+    AREA_ABORT,
+    AREA_STATE,
+    BLOCKED,
+    C_AREA,
     C_BLOCKED_ON,
+    C_FLAGS,
     C_RANK,
     C_REACH,
     C_ROUND,
     C_SELF,
     C_SIZE,
+    CLOSED,
     DONE,
     FLAG_BIT,
     LINE_SLOTS,
     R_ARENAS,
     R_BLOCK,
     R_CMA,
+    R_ROW,
     R_SPAN,
     R_SPARE,
     SLOT_BYTES,
@@ -45,12 +53,14 @@ from nc10d.backend.cpu.native.operands import (
     SRC,
     TICK,
     TOTAL,
+    nc10d_block,
     nc10d_place,
 )
 
 EXPOSE, FETCH, FOLD, JUMP, PICK = 20, 21, 22, 23, 24
 # How to get to exposed memory.
 NOT_AT_ALL, BY_ARENA, BY_KERNEL = 0, 1, 2
+NEVER = 1 << 62
 
 
 @njit(nogil=True)
@@ -59,7 +69,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     reach = load(channel + C_REACH)
     address = nc10d_place(channel, users, step + SRC, parity, segment)
     board = nc10d_place(channel, users, step + DST, parity, segment)
-    inside = address - load(reach + R_ARENAS + 16 * load(channel + C_RANK))
+    inside = address - load(reach + R_ARENAS + R_ROW * load(channel + C_RANK))
     how = NOT_AT_ALL
     if 0 <= inside < load(reach + R_SPAN):
         store(board, inside)
@@ -79,7 +89,7 @@ def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nb
 
     0 if they can't be: the peer has died, or the kernel does not let me.
     """
-    row = load(channel + C_REACH) + R_ARENAS + 16 * peer
+    row = load(channel + C_REACH) + R_ARENAS + R_ROW * peer
     place = load(board) + offset
     if load(board + 8) == BY_ARENA:
         return load(row) + place
@@ -93,6 +103,20 @@ def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nb
 
 
 @njit(nogil=True)
+def nc10d_hold(channel: int, step: int, segment: int, peer: int) -> int:
+    """DONE if what has been read of a peer was still its operation's; else wait for the failure.
+
+    A peer that has given up (or closed the group) may have handed the memory to somebody else.
+    """
+    area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * peer + 16)
+    failed = load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0
+    if not failed and load_acquire(area + AREA_STATE) != CLOSED:
+        return DONE
+    flag = load(load(channel + C_FLAGS) + 8 * peer)
+    return nc10d_block(channel, step, segment, flag, NEVER, peer)
+
+
+@njit(nogil=True)
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Copy from a peer's exposed array."""
     nbytes = load(step + NBYTES)
@@ -103,7 +127,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         return UNREADABLE
     if found != dst:
         move(dst, found, nbytes)
-    return DONE
+    return nc10d_hold(channel, step, segment, load(step + EXTRA))
 
 
 @njit(nogil=True)
@@ -139,4 +163,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         if last != 0:
             call_kernel(last, dst + done, dst + done, load(step + ARG), count)
         done += count
+    for rank in range(size):
+        if rank != me and nc10d_hold(channel, step, segment, rank) != DONE:
+            return BLOCKED
     return DONE

@@ -68,7 +68,6 @@ from nc10d.backend.cpu.native.layout import (
     RECORD_RING,
     SIZES,
     SLOT_BYTES,
-    UNREADABLE,
 )
 from nc10d.backend.cpu.native.operands import (
     ALSO,
@@ -345,11 +344,13 @@ def advance(channel: int) -> int:
         elif kind == EXPOSE:
             nc10d_expose(channel, users, step, parity, segment)
         elif kind == FETCH:
-            if nc10d_fetch(channel, users, step, parity, segment) != DONE:
-                return UNREADABLE
+            answer = nc10d_fetch(channel, users, step, parity, segment)
+            if answer != DONE:
+                return answer
         elif kind == FOLD:
-            if nc10d_fold_exposed(channel, users, step, parity, segment) != DONE:
-                return UNREADABLE
+            answer = nc10d_fold_exposed(channel, users, step, parity, segment)
+            if answer != DONE:
+                return answer
         elif kind == JUMP:
             step += STEP * load(step + EXTRA)
         elif kind == PICK:
