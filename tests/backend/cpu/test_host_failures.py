@@ -1,0 +1,157 @@
+"""What goes wrong on one host reaches the ranks of all hosts: one cause, the same everywhere."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import Job
+from test_failures import CALLS, caught, stand_aside
+from test_hosts import on_hosts
+
+from nc10d.backend.registry import register_backend, unregister_backend
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistError,
+    PeerLost,
+)
+from nc10d.testing.ranks import Ranks
+
+
+@contextmanager
+def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
+    """Ranks as threads, each on the host that its letter names."""
+    register_backend("hosts", functools.partial(on_hosts, names))
+    try:
+        with Ranks(len(names), backend="hosts", timeout=timeout) as ranks:
+            yield ranks
+    finally:
+        unregister_backend("hosts")
+
+
+def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:
+    assert all(isinstance(error, kind) for error in errors), errors
+    assert len({str(error) for error in errors}) == 1, errors
+    return errors[0]
+
+
+SHAPES = ["ab", "aab", "aabb", "abc", "abca"]
+
+
+@pytest.mark.parametrize("names", SHAPES)
+@pytest.mark.parametrize("other", ["dtype", "count", "root", "large", "gather", "barrier"])
+def test_calls_that_disagree_are_an_error_on_every_rank(other: str, names: str) -> None:
+    def call(group: Any) -> None:
+        CALLS[other if group.rank == group.size - 1 else "all_reduce"](group)
+
+    with ranks_on(names) as ranks:
+        errors = ranks.run(lambda group: caught(group, call))
+    error = same_on_all(errors, CollectiveMismatch)
+    assert "all_reduce(dtype=float64, count=4, op=SUM)" in str(error)
+
+
+@pytest.mark.parametrize("names", SHAPES)
+def test_a_timeout_names_the_missing_rank_on_every_rank(names: str) -> None:
+    def call(group: Any) -> DistError:
+        if group.rank == group.size - 1:
+            return stand_aside(group)
+        return caught(group, lambda g: g.all_reduce(np.ones(4)))
+
+    with ranks_on(names, timeout=1.0) as ranks:
+        errors = ranks.run(call)
+    error = same_on_all(errors, CollectiveTimeout)
+    assert error.op == "all_reduce"
+    assert "timed out on rank" in str(error)
+
+
+@pytest.mark.parametrize("names", SHAPES)
+@pytest.mark.parametrize("who", [0, -1])
+def test_an_abort_ends_everyones_wait_at_once(names: str, who: int) -> None:
+    def call(group: Any) -> tuple[DistError, float]:
+        start = time.monotonic()
+        if group.rank == who % group.size:
+            group.abort("enough of this")
+            return caught(group, lambda g: g.barrier()), 0.0
+        return caught(group, lambda g: g.barrier()), time.monotonic() - start
+
+    with ranks_on(names) as ranks:
+        outcomes = ranks.run(call)
+    error = same_on_all([error for error, _ in outcomes], Aborted)
+    assert "enough of this" in str(error)
+    assert max(seconds for _, seconds in outcomes) < 2.0
+
+
+def test_the_first_of_many_causes_wins_on_all_hosts() -> None:
+    def call(group: Any) -> DistError:
+        group.backend("cpu").abort(Aborted(f"rank {group.rank} says so"))
+        return caught(group, lambda g: g.barrier())
+
+    with ranks_on("aabbcc") as ranks:
+        same_on_all(ranks.run(call), Aborted)
+
+
+def test_a_rank_that_leaves_early_is_named() -> None:
+    def call(group: Any) -> DistError | None:
+        group.barrier()
+        if group.rank == 1:
+            group.backend("cpu").close()
+            return None
+        return caught(group, lambda g: g.all_reduce(np.ones(4)))
+
+    with ranks_on("abc") as ranks:
+        errors = [error for error in ranks.run(call) if error is not None]
+    assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
+
+
+APART = """
+os.environ["NC10D_HOST_ID"] = {names!r}[rank]
+group = join(timeout={timeout})
+x = np.ones({count})
+group.all_reduce(x)
+say("ready")
+start = time.monotonic()
+try:
+    while True:
+        group.all_reduce(x)
+except dist.DistError as error:
+    say(type(error).__name__, error.rank, str(error))
+"""
+
+
+def job(names: str, count: int = 1 << 16, timeout: float = 60.0) -> Job:
+    return Job(APART.format(names=names, count=count, timeout=timeout), len(names))
+
+
+@pytest.mark.parametrize("names", ["ab", "aab", "abc", "aabb"])
+def test_a_killed_rank_is_named_on_every_host_at_once(names: str) -> None:
+    with job(names) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        start = time.monotonic()
+        ranks[-1].kill()
+        told = {rank.line(10.0) for rank in ranks[:-1]}
+        assert time.monotonic() - start < 5.0
+    (text,) = told
+    assert text.startswith(f"PeerLost {len(names) - 1} "), text
+    assert f"pid {ranks[-1].pid}" in text
+
+
+def test_a_stopped_rank_is_only_slow() -> None:
+    with job("ab", count=1 << 20) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        ranks[1].kill(signal.SIGSTOP)
+        with pytest.raises(queue.Empty):  # longer than a vanished host would last
+            ranks[0].line(5.0)
+        ranks[1].kill(signal.SIGCONT)
+        ranks[1].kill(signal.SIGTERM)
+        assert ranks[0].line(10.0).startswith("PeerLost 1 ")
