@@ -1,0 +1,247 @@
+"""Which gradient lies in which bucket, and where: computed from sizes alone, the same everywhere.
+
+Contract: pure functions. A spec is an array, a Spec, or a tuple (shape or count, dtype, device).
+Ranks that pass equal arguments get equal plans, so no rank has to tell another one its plan, only
+the order in which its gradients arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from nc10d.buffer import as_buffer
+from nc10d.dtypes import DType, dtype_of
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""The cap of the first bucket: a small one, so that communication begins early (c10d's value)."""
+BUCKET_BYTES = 25 << 20
+"""The cap of all others (c10d's value)."""
+_NO_LIMIT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a plan has to know of a parameter."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    device: str
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its gradient takes in a bucket."""
+        return self.count * self.dtype.itemsize
+
+
+def spec_of(x: Any) -> Spec:
+    """Return the Spec of an array, or of a tuple (shape or count, dtype, device="cpu").
+
+    TypeError for what is neither, and for a dtype that can't be communicated.
+    """
+    if isinstance(x, Spec):
+        return x
+    if isinstance(x, tuple):
+        return _spec(*x)
+    buffer = as_buffer(x)
+    return Spec(tuple(buffer.shape), buffer.dtype, buffer.device)
+
+
+def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
+    sides = (shape,) if isinstance(shape, int) else tuple(shape)
+    return Spec(
+        sides, dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype)), str(device)
+    )
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The bucket of one (dtype, device) that takes gradients now."""
+
+    limits: Sequence[int]
+    turn: int = 0
+    indices: list[int] = field(default_factory=list)
+    nbytes: int = 0
+
+    @property
+    def limit(self) -> int:
+        return self.limits[min(self.turn, len(self.limits) - 1)]
+
+    def add(self, index: int, nbytes: int) -> bool:
+        """Take one more; say whether the bucket is full now."""
+        self.indices.append(index)
+        self.nbytes += nbytes
+        return self.nbytes >= self.limit
+
+    def take(self) -> tuple[list[int], int]:
+        """Return the bucket with its limit; the next one begins, with the next limit."""
+        taken = self.indices, self.limit
+        self.indices, self.nbytes, self.turn = [], 0, self.turn + 1
+        return taken
+
+
+def compute_bucket_assignment_by_size(
+    specs: Sequence[Any],
+    size_limits: Sequence[int],
+    expect_sparse: Sequence[bool] | None = None,
+    indices: Sequence[int] | None = None,
+) -> tuple[list[list[int]], list[int]]:
+    """Return buckets (lists of parameters' indices) and the limit in bytes that each was given.
+
+    A bucket holds one (dtype, device), takes parameters in the order of `specs`, and is full when
+    it has reached its limit; the limits of a key come in turn and the last one stays. A parameter
+    with `expect_sparse[index]` has a bucket of its own, with limit 0. `indices[i]` is the
+    parameter that `specs[i]` describes (without it, i).
+
+    Without `indices` the buckets are sorted by their smallest index; with them they come in the
+    order in which they got full, then those that did not, the latest new key first. (c10d walks a
+    hash map there: the same order for two keys, as a rule also for more.)
+
+    ValueError for no specs, no limits, or lengths and indices that don't fit.
+    Source: c10d's function of this name, observed from outside.
+    """
+    order = range(len(specs)) if indices is None else indices
+    _check(len(specs), size_limits, expect_sparse, order)
+    found: list[tuple[list[int], int]] = []
+    filling: dict[tuple[DType, str], _Filling] = {}
+    for index, spec in zip(order, map(spec_of, specs), strict=True):
+        if expect_sparse and expect_sparse[index]:
+            found.append(([index], _NO_LIMIT))
+            continue
+        bucket = filling.setdefault((spec.dtype, spec.device), _Filling(size_limits))
+        if bucket.add(index, spec.nbytes):
+            found.append(bucket.take())
+    found.extend(bucket.take() for bucket in reversed(filling.values()) if bucket.indices)
+    if not indices:
+        found.sort(key=lambda bucket: min(bucket[0]))
+    return [bucket for bucket, _ in found], [limit for _, limit in found]
+
+
+def _check(
+    count: int, limits: Sequence[int], sparse: Sequence[bool] | None, order: Sequence[int]
+) -> None:
+    if not count:
+        raise ValueError("there are no parameters to put into buckets")
+    if not limits or min(limits) < 0:
+        raise ValueError(f"size limits must be one or more numbers of bytes, got {list(limits)}")
+    if sparse and len(sparse) != count:
+        raise ValueError(f"expect_sparse has {len(sparse)} entries for {count} parameters")
+    if order and len(order) != count:
+        raise ValueError(f"indices has {len(order)} entries for {count} parameters")
+    if sparse and not all(0 <= index < count for index in order):
+        raise ValueError(f"indices must be from 0 to {count - 1} where expect_sparse is given")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter's place in its bucket: `count` elements from `offset` on."""
+
+    param: int
+    offset: int
+    count: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """One bucket: its slots lie side by side, without gaps."""
+
+    slots: tuple[Slot, ...]
+    dtype: DType
+    device: str
+    sparse: bool
+
+    @property
+    def count(self) -> int:
+        """The number of elements of all slots."""
+        return sum(slot.count for slot in self.slots)
+
+    @property
+    def params(self) -> list[int]:
+        """The parameters in it, in the order of their slots."""
+        return [slot.param for slot in self.slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All buckets, in the order in which they leave; `place[param]` is (bucket, slot)."""
+
+    buckets: tuple[BucketPlan, ...]
+    place: tuple[tuple[int, int], ...]
+
+
+def plan_buckets(
+    specs: Sequence[Any],
+    cap_bytes: int = BUCKET_BYTES,
+    first_bytes: int = FIRST_BUCKET_BYTES,
+    expect_sparse: Sequence[bool] | None = None,
+    order: Sequence[int] | None = None,
+) -> Plan:
+    """Plan buckets of at most about `cap_bytes` (the first `first_bytes`) for all parameters.
+
+    Without `order`, the last parameters leave first: a backward pass ends with the first layer.
+    With `order` (each parameter once, see `arrival_order`), buckets leave as gradients arrive.
+    """
+    known = [spec_of(x) for x in specs]
+    limits = [first_bytes, cap_bytes]
+    if order is None:
+        buckets, _ = compute_bucket_assignment_by_size(known, limits, expect_sparse)
+        buckets.reverse()
+    else:
+        if sorted(order) != list(range(len(known))):
+            raise ValueError(f"order must have each of the {len(known)} parameters once")
+        ordered = [known[param] for param in order]
+        buckets, _ = compute_bucket_assignment_by_size(ordered, limits, expect_sparse, order)
+    return lay_out(known, buckets, expect_sparse)
+
+
+def lay_out(
+    specs: Sequence[Spec], buckets: Sequence[Sequence[int]], expect_sparse: Sequence[bool] | None
+) -> Plan:
+    """Give every parameter of every bucket its slot; ValueError unless each is in one bucket."""
+    params = [param for bucket in buckets for param in bucket]
+    if sorted(params) != list(range(len(specs))):
+        raise ValueError(f"buckets must have each of the {len(specs)} parameters once")
+    place = {
+        param: (index, slot)
+        for index, bucket in enumerate(buckets)
+        for slot, param in enumerate(bucket)
+    }
+    planned = tuple(_bucket(specs, bucket, expect_sparse) for bucket in buckets)
+    return Plan(planned, tuple(place[param] for param in range(len(specs))))
+
+
+def _bucket(
+    specs: Sequence[Spec], params: Sequence[int], expect_sparse: Sequence[bool] | None
+) -> BucketPlan:
+    members = [specs[param] for param in params]
+    keys = {(spec.dtype, spec.device) for spec in members}
+    if len(keys) != 1:
+        raise ValueError(f"the parameters {list(params)} differ in dtype or device")
+    ends = accumulate(spec.count for spec in members)
+    slots = tuple(
+        Slot(param, end - spec.count, spec.count, spec.shape)
+        for param, spec, end in zip(params, members, ends, strict=True)
+    )
+    ((dtype, device),) = keys
+    return BucketPlan(slots, dtype, device, bool(expect_sparse and expect_sparse[params[0]]))
+
+
+def arrival_order(arrived: Iterable[int], count: int) -> list[int]:
+    """Return all `count` parameters: as they first arrived, then the others, the last ones first.
+
+    The order is one rank's own; a group must take one rank's for all.
+    """
+    first = dict.fromkeys(arrived)
+    first.update(dict.fromkeys(range(count - 1, -1, -1)))
+    return list(first)
