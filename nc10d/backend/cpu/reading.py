@@ -20,8 +20,6 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 
 Words = npt.NDArray[np.int64]
-BLOCK = 32768
-"""Bytes of a peer's array that are folded at a time: small enough to stay in a core's cache."""
 # In the page of a rank's doorbell: the address and the value of a word of its private memory.
 PROBE = 64
 
@@ -53,14 +51,14 @@ def reach_block(
     """Return the block that tells the engine how to read what `mates` expose; see layout.py.
 
     `areas` are the addresses of their areas in the group. `folding` says whether programs fold
-    what they read, for which the kernel's copies need room.
+    what they read: with more than two ranks, what is folded so far needs room.
     """
     head = at.R_ARENAS // 8
     spare = head + at.R_ROW // 8 * len(mates)
-    room = 3 * BLOCK // 8 + 8 if folding else 0
+    room = (at.FOLD_BLOCK + 64) // 8 if folding and len(mates) > 2 else 0
     words: Words = np.zeros(spare + room, np.int64)
     aligned = -(-(engine.address(words) + 8 * spare) // 64) * 64
-    words[:head] = cma, span, BLOCK, aligned
+    words[:head] = cma, span, aligned
     rows = words[head:spare].reshape(len(mates), -1)
     for row, mate, area in zip(rows, mates, areas, strict=True):
         row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid, area

@@ -32,9 +32,9 @@ from nc10d.backend.cpu.native.layout import (
     CLOSED,
     DONE,
     FLAG_BIT,
+    FOLD_BLOCK,
     LINE_SLOTS,
     R_ARENAS,
-    R_BLOCK,
     R_CMA,
     R_ROW,
     R_SPAN,
@@ -132,27 +132,22 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 @njit(nogil=True)
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """dst = everyone's exposed bytes, folded in rank order."""
+    """dst = everyone's exposed bytes, folded in rank order; all of them can be read as they lie."""
     size, me = load(channel + C_SIZE), load(channel + C_RANK)
     dst = nc10d_place(channel, users, step + DST, parity, segment)
     own = nc10d_place(channel, users, step + OWN, parity, segment)
     boards = channel - load(step + SRC) + parity
     offset, nbytes = load(step + TOTAL), load(step + NBYTES)
     kernel, last = load(step + KERNEL), load(step + LAST)
-    reach = load(channel + C_REACH)
-    block, spare = load(reach + R_BLOCK), load(reach + R_SPARE)
+    spare = load(load(channel + C_REACH) + R_SPARE)
     done = 0
     while done < nbytes:
-        count = min(block, nbytes - done)
+        count = min(FOLD_BLOCK, nbytes - done)
         folded = 0
         for rank in range(size):
             part = own + done
             if rank != me:
-                room = spare + block * (1 if rank == 0 else 2)
-                board = load(boards + 8 * rank)
-                part = nc10d_reach(channel, rank, board, offset + done, room, count)
-                if part == 0:
-                    return UNREADABLE
+                part = nc10d_reach(channel, rank, load(boards + 8 * rank), offset + done, 0, count)
             if rank == 0:
                 folded = part
                 continue

@@ -58,6 +58,7 @@ from nc10d.backend.cpu.native.layout import (
     D_TAG,
     DONE,
     FLAG_BIT,
+    FOLD_BLOCK,
     LINE_SLEEPERS,
     LINE_SLOTS,
     LINK_HEADER_BYTES,
@@ -92,8 +93,6 @@ END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
 PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
 PAIR, LOOP = 38, 39  # and from FLOW on, those of streams.py
-# Folding in blocks keeps the result in the first cache while every rank's part is added.
-FOLD_BLOCK = 8192
 
 
 @njit(nogil=True)
