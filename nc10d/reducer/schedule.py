@@ -1,0 +1,106 @@
+"""When buckets leave: ready in any order, gone in plan order.
+
+Contract: a state machine without I/O, locks or arrays. `mark` and `begin` return the buckets that
+leave now; who calls them sends exactly those, in that order. Every rank then sends the same
+sequence, whatever the order in which its gradients arrived: collectives that two ranks start in
+different orders would never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHOWN = 10
+
+
+class Schedule:
+    """The marks of one backward pass after another, for buckets given as lists of parameters.
+
+    `names` are the parameters' names for errors; without them they are their numbers.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Sequence[int]], names: Sequence[str] | None = None
+    ) -> None:
+        self._buckets = [list(bucket) for bucket in buckets]
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
+        self._names = names
+        self._left = [0] * len(self._bucket_of)
+        self._expected = [0] * len(self._bucket_of)
+        self._pending = [0] * len(self._buckets)
+        self._next = len(self._buckets)
+
+    def begin(self, marks: Sequence[int] | None = None) -> range:
+        """Start a pass in which parameter p is marked `marks[p]` times (without it, once).
+
+        Return the buckets that leave at once: the first ones, while nothing in them is expected.
+        A pass that has not ended is forgotten.
+        """
+        expected = [1] * len(self._bucket_of) if marks is None else list(marks)
+        if len(expected) != len(self._bucket_of) or min(expected, default=0) < 0:
+            raise ValueError(f"marks must be {len(self._bucket_of)} counts, got {expected}")
+        self._expected, self._left = expected, list(expected)
+        self._pending = [sum(expected[p] > 0 for p in bucket) for bucket in self._buckets]
+        self._next = 0
+        return self._advance()
+
+    def mark(self, param: int) -> range:
+        """Take note that a gradient has arrived; return the buckets that leave now.
+
+        RuntimeError if it was not expected any more, or in this pass at all.
+        """
+        if self._left[param] == 0:
+            raise RuntimeError(self._too_often(param))
+        self._left[param] -= 1
+        if self._left[param]:
+            return range(0)
+        bucket = self._bucket_of[param]
+        self._pending[bucket] -= 1
+        return self._advance() if bucket == self._next else range(0)
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all buckets have left."""
+        return self._next == len(self._buckets)
+
+    def missing(self) -> list[int]:
+        """Return the parameters whose gradients are still to come."""
+        return [param for param, left in enumerate(self._left) if left]
+
+    def require_complete(self) -> None:
+        """Raise the RuntimeError that names the parameters still to come, if there are any."""
+        missing = self.missing()
+        if missing:
+            raise RuntimeError(self._never(missing))
+
+    def _advance(self) -> range:
+        start = self._next
+        while not self.complete and self._pending[self._next] == 0:
+            self._next += 1
+        return range(start, self._next)
+
+    def name(self, param: int) -> str:
+        """Return how errors call a parameter."""
+        return f"parameter {param}" if self._names is None else self._names[param]
+
+    def _too_often(self, param: int) -> str:
+        expected = self._expected[param]
+        if expected == 0:
+            return (
+                f"the gradient of {self.name(param)} is ready, but it was declared unused in this "
+                "pass (or no pass has begun): leave it out of `unused`"
+            )
+        times = "twice" if expected == 1 else f"more than {expected} times"
+        return (
+            f"the gradient of {self.name(param)} was marked ready {times} in one backward pass. "
+            "Mark a parameter once, when its gradient is final; if it takes part several times and "
+            "always as often, a static graph learns the count"
+        )
+
+    def _never(self, missing: Sequence[int]) -> str:
+        shown = ", ".join(self.name(param) for param in missing[:SHOWN])
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        return (
+            f"the backward pass ended without the gradients of {shown}{more}. Declare what takes "
+            "no part as unused when the pass begins; other ranks wait for these buckets"
+        )
