@@ -76,6 +76,9 @@ class Batch:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.ops: list[Op] = []
+        self.append = self.ops.append
+        self.plain = False
+        """Whether operations on NumPy arrays, with the group's timeout, need no more than `append`."""
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf
@@ -88,6 +91,7 @@ class Batch:
         limit = self.group.timeout if timeout is None else seconds(timeout)
         self.timeout = min(self.timeout, limit)
         self.device = device
+        self.plain = device == "cpu" and self.timeout <= self.group.timeout
         self.ops.append(op)
         if not async_op:
             return None

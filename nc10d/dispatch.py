@@ -64,10 +64,16 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         backend = self._hot
-        if backend is None or type(array) is not np.ndarray or timeout is not None:
+        if type(array) is not np.ndarray or timeout is not None:
             return self._run_any(op, array, async_op, timeout)
-        next(self._launches)
-        return backend.launch((op,), self.timeout, async_op)
+        if backend is not None:
+            next(self._launches)
+            return backend.launch((op,), self.timeout, async_op)
+        batch = self._batches.get(get_ident())
+        if batch is None or async_op or not batch.plain:
+            return self._run_any(op, array, async_op, timeout)
+        batch.append(op)
+        return None
 
     def _run_any(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         device = self.config.first if type(op) is Barrier else device_type(array)
