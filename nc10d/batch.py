@@ -78,7 +78,6 @@ class Batch:
         self.ops: list[Op] = []
         self.append = self.ops.append
         self.plain = False
-        """Whether operations on NumPy arrays, with the group's timeout, need no more than `append`."""
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf

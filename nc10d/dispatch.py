@@ -33,7 +33,13 @@ Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
 
 
 class OpenBatch(Protocol):
-    """What a group knows of a coalescing block: it takes operations."""
+    """What a group knows of a coalescing block: it takes operations.
+
+    While it is `plain`, an operation on NumPy arrays with the group's timeout may be appended.
+    """
+
+    plain: bool
+    append: Callable[[Op], None]
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
         """Take one operation; return its pending Work if `async_op`."""
