@@ -1,0 +1,122 @@
+"""Hosts that are apart: bytes go over the wire, and nothing else holds a group together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from namespaces import Net, network, why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Net]:
+    with network(3) as made:
+        yield made
+
+
+REDUCE = """
+group = join()
+x = np.full({count}, rank + 1.0, np.float32)
+group.barrier()
+say("ready")
+hear()
+group.all_reduce(x)
+assert (x == size * (size + 1) / 2).all()
+say("right")
+hear()
+"""
+MESSAGES = """
+group = join()
+x = np.full(300_000, rank + 1.0)
+y = np.zeros_like(x)
+sent = group.isend(x, (rank + 1) % size)
+group.recv(y, (rank - 1) % size)
+sent.wait()
+group.recv(y, None) if rank == 0 else group.send(x, 0) if rank == 1 else None
+say("right" if rank or (y == 2.0).all() else y)
+hear()
+"""
+
+
+def everyone(ranks: list, word: str) -> None:
+    assert [rank.line() for rank in ranks] == [word] * len(ranks)
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 1, 1], [0, 1, 2], [0, 0, 1], [0, 0, 0, 1, 2]])
+@pytest.mark.parametrize("family", [4, 6])
+def test_the_bytes_of_an_all_reduce_go_over_the_wire(
+    net: Net, hosts: list[int], family: int
+) -> None:
+    count = 1 << 20
+    with net.job(REDUCE.format(count=count), hosts, family) as ranks:
+        everyone(ranks, "ready")
+        before = [net.sent(host) for host in set(hosts)]
+        for rank in ranks:
+            rank.tell("go")
+        everyone(ranks, "right")
+        sent = [net.sent(host) - old for host, old in zip(set(hosts), before, strict=True)]
+    # Each host sends its part of every other host's piece, and its own piece to every other one.
+    others = len(set(hosts)) - 1
+    needed = 2 * others * 4 * count // len(set(hosts))
+    assert all(needed <= some < 1.1 * needed for some in sent), (sent, needed)
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 2], [0, 0, 1]])
+def test_messages_go_over_the_wire(net: Net, hosts: list[int]) -> None:
+    with net.job(MESSAGES, hosts) as ranks:
+        everyone(ranks, "right")
+
+
+def test_nobody_listens_once_the_group_has_formed(net: Net) -> None:
+    code = """
+group = join()
+tables = [open(f"/proc/net/{name}").read().splitlines()[1:] for name in ("tcp", "tcp6")]
+listening = {int(line.split()[1].rpartition(":")[2], 16)
+             for table in tables for line in table if line.split()[3] == "0A"}
+say(*sorted(listening - {29500}), "is all")
+hear()
+"""
+    with net.job(code, [0, 1, 2]) as ranks:
+        everyone(ranks, "is all")
+
+
+def test_an_interface_can_be_named(net: Net) -> None:
+    with net.job(REDUCE.format(count=8), [0, 1], NC10D_SOCKET_IFNAME="eth0") as ranks:
+        everyone(ranks, "ready")
+
+
+def test_an_interface_that_is_not_there_is_an_error_that_tells_what_is(net: Net) -> None:
+    code = """
+try:
+    join(timeout=5.0)
+except dist.DistError as error:
+    say(error)
+hear()
+"""
+    with net.job(code, [0, 1], NC10D_SOCKET_IFNAME="ib7") as ranks:
+        assert all("'ib7' has no address here (there are" in rank.line() for rank in ranks)
+
+
+def test_a_vanished_host_is_found_out_within_seconds() -> None:
+    code = """
+group = join()
+x = np.ones(1 << 18)
+group.all_reduce(x)
+say("ready")
+try:
+    while True:
+        group.all_reduce(x)
+except dist.DistError as error:
+    say(type(error).__name__, error.rank)
+hear()
+"""
+    with network(3) as net, net.job(code, [0, 1, 2]) as ranks:
+        everyone(ranks, "ready")
+        start = time.monotonic()
+        net.cut(2)
+        assert [rank.line() for rank in ranks[:2]] == ["PeerLost 2"] * 2
+        assert time.monotonic() - start < 10.0
