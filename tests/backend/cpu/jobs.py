@@ -95,7 +95,7 @@ class Rank:
             reader.join(5.0)
         return code
 
-    def asleep(self, name: str = "futex", timeout: float = 10.0) -> bool:
+    def asleep(self, name: str = "futex", timeout: float = 60.0) -> bool:
         """Wait until its main thread sleeps in a system call of that name (see wchan)."""
         limit = time.monotonic() + timeout
         while time.monotonic() < limit:

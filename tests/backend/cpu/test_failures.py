@@ -49,7 +49,7 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
         size,
         timeout=1.0,
     )
-    assert 1.0 <= time.monotonic() - start < 10
+    assert 1.0 <= time.monotonic() - start < 60
     for error in errors:
         assert isinstance(error, CollectiveTimeout), error
         assert error.rank == 1
@@ -229,7 +229,7 @@ def test_a_killed_rank_is_named_by_every_survivor(victim: int) -> None:
             assert error.rank == victim
             assert error.pid == processes[victim].pid
             assert "signal 9" in str(error)
-            assert when - killed < 5.0
+            assert when - killed < 20.0  # and not after the group's 30 seconds
 
 
 def nothing(group: Any) -> None:

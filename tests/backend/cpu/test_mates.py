@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_terminal import soon
 
 from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.arena import Arena
@@ -129,21 +130,28 @@ def test_a_rank_that_never_puts_its_card_is_named() -> None:
 
 
 def test_a_rank_that_dies_after_its_card_is_an_error_within_the_timeout() -> None:
-    store = HashStore()
-    pretend(store, 1)
-    start = time.monotonic()
-    with pytest.raises(RendezvousError, match=r"ranks \[1\] came, but did not introduce"):
-        join(store, 0, 2, timeout=0.5)
-    assert 0.4 < time.monotonic() - start < 2.0
+    def attempt() -> float:
+        store = HashStore()
+        pretend(store, 1)
+        start = time.monotonic()
+        with pytest.raises(RendezvousError, match=r"ranks \[1\] came, but did not introduce"):
+            join(store, 0, 2, timeout=0.5)
+        assert time.monotonic() - start > 0.4
+        return time.monotonic() - start
+
+    assert soon(2.0, attempt)
 
 
 def test_a_lower_rank_that_is_gone_is_an_error_at_once() -> None:
-    store = HashStore()
-    pretend(store, 0)
-    start = time.monotonic()
-    with pytest.raises(RendezvousError, match="rank 1 could not reach"):
-        join(store, 1, 2, timeout=10.0)
-    assert time.monotonic() - start < 2.0
+    def attempt() -> float:
+        store = HashStore()
+        pretend(store, 0)
+        start = time.monotonic()
+        with pytest.raises(RendezvousError, match="rank 1 could not reach"):
+            join(store, 1, 2, timeout=10.0)
+        return time.monotonic() - start
+
+    assert soon(2.0, attempt)
 
 
 def test_a_rank_that_fails_halfway_leaves_no_descriptors_of_those_it_met() -> None:

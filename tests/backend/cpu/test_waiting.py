@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_terminal import soon
 from jobs import Job, Rank
 
 import nc10d as dist
@@ -20,7 +21,10 @@ from nc10d.errors import Aborted, CollectiveTimeout, DistError
 from nc10d.testing.ranks import Ranks
 
 PROMPT = 0.5
-"""Seconds after Ctrl-C by which a call must have ended; a wait's slice is a tenth of that."""
+"""Seconds after Ctrl-C by which a call must have ended; a wait's slice is a tenth of that.
+
+Bounds of time are asked for with `soon`: what other work on the machine delays may be tried again.
+"""
 
 INTERRUPTED = """
 world = join()
@@ -122,7 +126,7 @@ def jobs() -> Iterator[list[Job]]:
     for job in shared:
         for rank in job.ranks:
             rank.tell("end")
-        assert [rank.ended(10.0) for rank in job.ranks] == [0, 0]
+        assert [rank.ended() for rank in job.ranks] == [0, 0]
         assert [rank.errors for rank in job.ranks] == [[], []]
         job.close()
 
@@ -147,30 +151,36 @@ def peer_says(pair: list[Rank]) -> str:
     return pair[1].line()
 
 
-@pytest.mark.parametrize("name", SYNC)
-def test_ctrl_c_ends_a_blocking_call_and_the_group(pair: list[Rank], name: str) -> None:
+def interrupted_asleep(pair: list[Rank], name: str) -> tuple[float, str]:
+    """Interrupt rank 0 in a call; return how long its end or its closing took, and the failure."""
     begin(pair, name, 0)
     assert pair[0].asleep()
     sent = time.monotonic()
     pair[0].kill(signal.SIGINT)
     ended, closing, _, failure = pair[0].line().split(" ", 3)
-    assert float(ended) - sent < PROMPT
-    assert float(closing) < PROMPT
-    assert "rank 0 was interrupted in" in failure
-    assert "Aborted rank 0 was interrupted in" in peer_says(pair)
+    return max(float(ended) - sent, float(closing)), failure
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_ctrl_c_ends_a_blocking_call_and_the_group(pair: list[Rank], name: str) -> None:
+    def attempt() -> float:
+        seconds, failure = interrupted_asleep(pair, name)
+        assert "rank 0 was interrupted in" in failure
+        assert "Aborted rank 0 was interrupted in" in peer_says(pair)
+        return seconds
+
+    assert soon(PROMPT, attempt)
 
 
 @pytest.mark.parametrize("name", LATER)
 def test_ctrl_c_ends_a_wait_and_the_operation_goes_on(pair: list[Rank], name: str) -> None:
-    begin(pair, name, 0)
-    assert pair[0].asleep()
-    sent = time.monotonic()
-    pair[0].kill(signal.SIGINT)
-    ended, closing, _, failure = pair[0].line().split(" ", 3)
-    assert float(ended) - sent < PROMPT
-    assert float(closing) < PROMPT
-    assert failure == "None"
-    assert "enough" in peer_says(pair)
+    def attempt() -> float:
+        seconds, failure = interrupted_asleep(pair, name)
+        assert failure == "None"
+        assert "enough" in peer_says(pair)
+        return seconds
+
+    assert soon(PROMPT, attempt)
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.004, 0.02])
@@ -178,11 +188,14 @@ def test_ctrl_c_ends_a_wait_and_the_operation_goes_on(pair: list[Rank], name: st
 def test_ctrl_c_at_any_point_leaves_no_lock_and_no_wait_behind(
     pair: list[Rank], name: str, delay: float
 ) -> None:
-    begin(pair, name, delay)
-    _, closing, held, _ = pair[0].line(10.0).split(" ", 3)
-    assert float(closing) < PROMPT
-    assert held == "False"
-    assert "Aborted" in peer_says(pair)
+    def attempt() -> float:
+        begin(pair, name, delay)
+        _, closing, held, _ = pair[0].line().split(" ", 3)
+        assert held == "False"
+        assert "Aborted" in peer_says(pair)
+        return float(closing)
+
+    assert soon(PROMPT, attempt)
 
 
 ALONE = """
@@ -212,17 +225,21 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_waiting_for_others_and_waiting_for_a_callback() -> None:
-    with Job(ALONE, 2) as (alone, absent):
-        absent.kill(signal.SIGSTOP)
-        assert alone.line() == "ready"
-        time_of = interrupt(alone, "poll")
-        assert float(alone.line()) - time_of < PROMPT
-        assert alone.line() == "[]"
-        assert alone.line() == "ready"
-        time_of = interrupt(alone, "futex")
-        assert float(alone.line()) - time_of < PROMPT
-        assert alone.ended() == 0
-        assert alone.errors == []
+    def attempt() -> float:
+        with Job(ALONE, 2) as (alone, absent):
+            absent.kill(signal.SIGSTOP)
+            assert alone.line() == "ready"
+            sent = interrupt(alone, "poll")
+            for_others = float(alone.line()) - sent
+            assert alone.line() == "[]"
+            assert alone.line() == "ready"
+            sent = interrupt(alone, "futex")
+            for_a_callback = float(alone.line()) - sent
+            assert alone.ended() == 0
+            assert alone.errors == []
+            return max(for_others, for_a_callback)
+
+    assert soon(PROMPT, attempt)
 
 
 def interrupt(rank: Rank, wchan: str) -> float:
@@ -258,18 +275,22 @@ except dist.PeerLost as error:
 
 
 def test_survivors_asleep_and_spinning_hear_of_a_death() -> None:
-    with Job(LOST, 4) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
-        assert ranks[0].asleep()
-        killed = time.monotonic()
-        ranks[1].kill()
-        ranks[1].ended()
-        for survivor in (ranks[0], ranks[2], ranks[3]):
-            when, rank, pid, text = survivor.line().split(" ", 3)
-            assert float(when) - killed < 1.0
-            assert (int(rank), int(pid)) == (1, ranks[1].pid)
-            assert "signal 9" in text
+    def attempt() -> float:
+        with Job(LOST, 4) as ranks:
+            for rank in ranks:
+                assert rank.line() == "ready"
+            assert ranks[0].asleep()
+            killed = last = time.monotonic()
+            ranks[1].kill()
+            ranks[1].ended()
+            for survivor in (ranks[0], ranks[2], ranks[3]):
+                when, lost, pid, text = survivor.line().split(" ", 3)
+                assert (int(lost), int(pid)) == (1, ranks[1].pid)
+                assert "signal 9" in text
+                last = max(last, float(when))
+            return last - killed
+
+    assert soon(1.0, attempt)
 
 
 STOPPED = """
@@ -290,22 +311,27 @@ except dist.CollectiveTimeout as error:
 
 
 def test_a_stopped_peer_is_named_when_the_time_is_over() -> None:
-    with Job(STOPPED, 3) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
-        ranks[1].kill(signal.SIGSTOP)
-        for rank in ranks:
-            rank.tell("go")
-        texts = set()
-        for waiting in (ranks[0], ranks[2]):
-            took, rank, text = waiting.line().split(" ", 2)
-            assert 0.98 <= float(took) < 1.3
-            assert rank == "1"
-            texts.add(text)
-        ranks[1].kill(signal.SIGCONT)
-        texts.add(ranks[1].line().split(" ", 2)[2])
-        assert len(texts) == 1, "one cause for all"
-        assert "waiting for rank 1" in texts.pop()
+    def attempt() -> float:
+        with Job(STOPPED, 3) as ranks:
+            for rank in ranks:
+                assert rank.line() == "ready"
+            ranks[1].kill(signal.SIGSTOP)
+            for rank in ranks:
+                rank.tell("go")
+            texts, times = set(), []
+            for waiting in (ranks[0], ranks[2]):
+                took, named, text = waiting.line().split(" ", 2)
+                assert named == "1"
+                texts.add(text)
+                times.append(float(took))
+            ranks[1].kill(signal.SIGCONT)
+            texts.add(ranks[1].line().split(" ", 2)[2])
+            assert len(texts) == 1, "one cause for all"
+            assert "waiting for rank 1" in texts.pop()
+            assert min(times) >= 0.98
+            return max(times)
+
+    assert soon(1.3, attempt)
 
 
 HOLDING = """
@@ -329,10 +355,13 @@ group.barrier()
 
 
 def test_a_peer_that_holds_the_gil_still_does_its_part() -> None:
-    with Job(HOLDING) as ranks:
-        assert ranks[1].line() == "holding"
-        ranks[0].tell("go")
-        assert float(ranks[0].line()) < 0.5
+    def attempt() -> float:
+        with Job(HOLDING) as ranks:
+            assert ranks[1].line() == "holding"
+            ranks[0].tell("go")
+            return float(ranks[0].line())
+
+    assert soon(0.5, attempt)
 
 
 HANDLED = """
@@ -471,7 +500,7 @@ def crowded(group: Any) -> None:
     with pytest.raises(CollectiveTimeout), dist.coalescing_manager(group):  # noqa: PT012
         for tag in range(700):
             group.isend(np.ones(3), 1, tag=tag)
-    assert 0.9 < time.monotonic() - begun < 5.0
+    assert 0.9 < time.monotonic() - begun < 30.0  # each message alone could wait for its second
 
 
 def test_a_full_ring_does_not_outlast_the_timeout() -> None:
