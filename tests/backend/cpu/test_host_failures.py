@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import queue
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from jobs import Job
 from test_failures import CALLS, caught, stand_aside
-from test_hosts import on_hosts
+from test_hosts import ranks_on
 
-from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,
@@ -24,18 +20,6 @@ from nc10d.errors import (
     DistError,
     PeerLost,
 )
-from nc10d.testing.ranks import Ranks
-
-
-@contextmanager
-def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
-    """Ranks as threads, each on the host that its letter names."""
-    register_backend("hosts", functools.partial(on_hosts, names))
-    try:
-        with Ranks(len(names), backend="hosts", timeout=timeout) as ranks:
-            yield ranks
-    finally:
-        unregister_backend("hosts")
 
 
 def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import functools
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
+from nc10d.backend.registry import register_backend, unregister_backend
+from nc10d.coalesce import coalescing_manager
 from nc10d.dtypes import DType
-from nc10d.testing import check_backend
+from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
+from nc10d.testing import check_backend, reference
+from nc10d.testing.ranks import Ranks
 
 EXACT = (DType.INT32, DType.UINT8, DType.BOOL)
 
@@ -17,6 +28,17 @@ EXACT = (DType.INT32, DType.UINT8, DType.BOOL)
 def on_hosts(names: str, setup: BackendSetup) -> CpuBackend:
     """Make the backend of a rank whose host is a letter of `names`."""
     return make(setup, names[setup.rank % len(names)])
+
+
+@contextmanager
+def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
+    """Ranks as threads, each on the host that its letter names."""
+    register_backend("hosts", functools.partial(on_hosts, names))
+    try:
+        with Ranks(len(names), backend="hosts", timeout=timeout) as ranks:
+            yield ranks
+    finally:
+        unregister_backend("hosts")
 
 
 def test_ranks_on_hosts_of_their_own_do_what_any_backend_must() -> None:
@@ -27,3 +49,65 @@ def test_ranks_on_hosts_of_their_own_do_what_any_backend_must() -> None:
 def test_hosts_with_several_ranks_do_too(names: str) -> None:
     make_on = functools.partial(on_hosts, names)
     assert check_backend(make_on, (len(names),), dtypes=EXACT, seed=6) > 60
+
+
+@pytest.mark.parametrize("names", ["ab", "aab", "abab", "abc", "aabbc"])
+@pytest.mark.parametrize("op", [SUM, AVG, premul_sum(0.3), MAX], ids=str)
+def test_every_hosts_fold_is_folded_in_the_order_of_hosts(names: str, op: ReduceOp) -> None:
+    rng = np.random.default_rng(7)
+    hosts = [[r for r, name in enumerate(names) if name == host] for host in dict.fromkeys(names)]
+    for dtype, count in ((np.float32, 3), (np.float32, 5000), (np.float16, 90_000)):
+        arrays = [rng.standard_normal(count).astype(dtype) for _ in names]
+        want = across(arrays, hosts, op)
+        with ranks_on(names) as ranks:
+            for reduced in (in_place, asynchronous, in_a_block):
+                for got in ranks.run(reduced, arrays, [op] * len(names)):
+                    assert reference.same_bits(got, want), (dtype, count, reduced)
+
+
+def across(arrays: list[Any], hosts: list[list[int]], op: ReduceOp) -> Any:
+    """Fold each host's arrays in the order of ranks, then the hosts' results."""
+    pair = MAX if op == MAX else SUM
+    scaled = [reference.fold([x], op) if op.factor is not None else x for x in arrays]
+    total = reference.fold(
+        [reference.fold([scaled[r] for r in host], pair) for host in hosts], pair
+    )
+    return (total / len(arrays)).astype(total.dtype) if op == AVG else total
+
+
+def in_place(group: Any, x: Any, op: ReduceOp) -> Any:
+    x = x.copy()
+    group.all_reduce(x, op)
+    return x
+
+
+def asynchronous(group: Any, x: Any, op: ReduceOp) -> Any:
+    x = x.copy()
+    group.all_reduce(x, op, async_op=True).wait()
+    return x
+
+
+def in_a_block(group: Any, x: Any, op: ReduceOp) -> Any:
+    x, more = x.copy(), np.ones(7)
+    with coalescing_manager(group):
+        group.all_reduce(more)
+        group.all_reduce(x, op)
+    return x
+
+
+def test_nothing_stays_open() -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def sub_group(group: Any) -> None:
+        group.barrier()
+
+    with ranks_on("aab") as ranks:
+        ranks.run(sub_group)
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(3):
+        with ranks_on("aab") as ranks:
+            ranks.run(sub_group)
+    assert descriptors() <= before
+    assert threading.active_count() <= threads
