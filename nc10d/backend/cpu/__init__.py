@@ -1,1 +1,1 @@
-"""The built-in engine for one host: collectives in shared memory."""
+"""The built-in engine: collectives in shared memory, and over TCP between hosts."""
