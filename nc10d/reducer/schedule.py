@@ -54,9 +54,8 @@ class Schedule:
         self._left[param] -= 1
         if self._left[param]:
             return range(0)
-        bucket = self._bucket_of[param]
-        self._pending[bucket] -= 1
-        return self._advance() if bucket == self._next else range(0)
+        self._pending[self._bucket_of[param]] -= 1
+        return self._advance()
 
     @property
     def complete(self) -> bool:

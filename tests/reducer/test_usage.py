@@ -1,0 +1,50 @@
+"""A parameter counts as used if any rank used it since the last agreement."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.reducer.usage import Usage
+from nc10d.testing import run_local
+
+COUNT = 6
+PASSES = st.lists(st.sets(st.integers(0, COUNT - 1)), min_size=1, max_size=3)
+
+
+def agree(group, sessions):
+    usage = Usage(COUNT)
+    found = []
+    for passes in sessions:
+        for params in passes:
+            usage.mark(params)
+        usage.agree(group)
+        found.append(usage.settle())
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), size=st.integers(1, 3), sessions=st.integers(1, 2))
+def test_ranks_agree_on_the_union_of_what_they_used(data, size, sessions):
+    drawn = [[data.draw(PASSES) for _ in range(sessions)] for _ in range(size)]
+    used = [set().union(*(p for rank in drawn for p in rank[s])) for s in range(sessions)]
+    expected = [[param in session for param in range(COUNT)] for session in used]
+    assert run_local(agree, size, drawn) == [expected] * size
+
+
+def mark_while_under_way(group):
+    usage = Usage(2)
+    usage.mark([group.rank])
+    usage.agree(group)
+    usage.mark([0])
+    first = usage.settle()
+    usage.agree(group)
+    return first, usage.settle()
+
+
+def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
+    assert run_local(mark_while_under_way, 2) == [([True, True], [True, False])] * 2
+
+
+def test_nothing_is_settled_that_was_not_begun():
+    with pytest.raises(RuntimeError, match="call agree"):
+        Usage(1).settle()
