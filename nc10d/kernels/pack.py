@@ -1,0 +1,199 @@
+"""Kernels that carry elements from array to array: copy, and cast with a factor; many at a time.
+
+Contract: as in `reduce`, a kernel is void(dst, src, arg, nbytes), all int64, called by address;
+nbytes are those of src. `arg` is the address of a float64, the factor. `move_all` calls one kernel
+for every row (dst, src, nbytes) of a table, without the GIL. Addresses need no alignment; src and
+dst share no byte, or are the same. `arg` lives until the call is over.
+
+A cast multiplies in the wider of the two types (float32 at least) and rounds once, to the nearest
+even, as `nc10d.dtypes` has it; from float64 to the narrow floats it goes by way of float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from nc10d.dtypes import DType, Family
+from nc10d.kernels.cache import compiled, compiled_callback, entry_point
+from nc10d.kernels.lanes import (
+    DOUBLE,
+    FLOAT,
+    I8,
+    I64,
+    NARROW,
+    STORED,
+    WIDEN,
+    Builder,
+    Value,
+    load,
+    spread,
+    store,
+    vector,
+)
+from nc10d.kernels.steps import SIGNATURE
+
+STEP = 32
+"""The elements of one step of a cast: two AVX-512 registers of float32."""
+
+Key = tuple[str, ...]
+
+_entries: dict[Key, Any] = {}
+_alive: list[Any] = []
+_building = threading.Lock()
+
+
+def copy_address() -> int:
+    """Return the address of dst = src, by the C library; arg is not looked at."""
+    return _once(("copy",), lambda: _address(_copy_kernel()))
+
+
+def cast_address(src: DType, dst: DType) -> int:
+    """Return the address of dst = src * factor, for two different real floating types.
+
+    TypeError for other types. May block to compile.
+    """
+    if src is dst or not {src.family, dst.family} == {Family.FLOAT}:
+        raise TypeError(f"arrays of {src.label} can't be cast to {dst.label}")
+    return _once((src.label, dst.label), lambda: _address(_cast_kernel(src, dst)))
+
+
+def move_all(table: int, rows: int, kernel: int, factor: int) -> None:
+    """Run `kernel` for each of `rows` rows of three int64 (dst, src, nbytes) at `table`."""
+    mover = _once(("move",), lambda: entry_point(compiled(SIGNATURE)(_move_rows)))
+    mover(table, rows, kernel, factor)
+
+
+def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
+    """Yield the name of each kernel and the call that makes it: for warming up."""
+    floats = [dtype for dtype in DType if dtype.family is Family.FLOAT]
+    yield "copy_bytes", copy_address
+    for src, dst in itertools.permutations(floats, 2):
+        name = f"cast_{src.label}_to_{dst.label}"
+        yield name, functools.partial(cast_address, src, dst)
+
+
+def _once(key: Key, make: Callable[[], Any]) -> Any:
+    found = _entries.get(key)
+    if found is None:
+        with _building:
+            found = _entries.get(key) or _entries.setdefault(key, make())
+    return found
+
+
+def _address(callback: Any) -> int:
+    _alive.append(callback)
+    address: int = callback.address
+    return address
+
+
+def _move_rows(table, rows, kernel, factor):  # type: ignore[no-untyped-def]
+    """for dst, src, nbytes in table: kernel(dst, src, factor, nbytes)"""
+    for row in range(rows):
+        at = table + 24 * row
+        _call(kernel, _read(at), _read(at + 8), factor, _read(at + 16))
+
+
+def _copy_kernel() -> Any:
+    def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src"""
+        _copy(dst, src, nbytes)
+
+    return _named(kernel, "copy_bytes")
+
+
+def _cast_kernel(src: DType, dst: DType) -> Any:
+    wide_step, single_step = _cast_step(src, dst, STEP), _cast_step(src, dst, 1)
+    read, write = src.itemsize, dst.itemsize
+
+    def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src * factor"""
+        count = nbytes // read
+        wide_end = count & -STEP
+        factor = _read_double(arg)
+        for at in range(0, wide_end, STEP):
+            wide_step(dst + at * write, src + at * read, factor)
+        for at in range(wide_end, count):
+            single_step(dst + at * write, src + at * read, factor)
+
+    return _named(kernel, f"cast_{src.label}_to_{dst.label}")
+
+
+def _named(kernel: Any, name: str) -> Any:
+    # The name is the key in the cache and the symbol in memory: one for each kernel.
+    kernel.__name__ = kernel.__qualname__ = name
+    return compiled_callback(SIGNATURE)(kernel)
+
+
+def _cast_step(src: DType, dst: DType, lanes: int) -> Any:
+    middle = DOUBLE if DType.FLOAT64 in (src, dst) else FLOAT
+
+    @intrinsic
+    def step(_typing: Any, to: Any, at: Any, factor: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at, factor = arguments
+            x = _widened(b, load(b, at, STORED[src], lanes), src, middle)
+            scale = factor if middle is DOUBLE else b.fptrunc(factor, FLOAT)
+            store(b, _narrowed(b, b.fmul(x, spread(b, scale, lanes)), dst), to)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float64), emit
+
+    return step
+
+
+def _widened(b: Builder, x: Value, dtype: DType, middle: ir.Type) -> Value:
+    wide = WIDEN[dtype](b, x) if dtype in WIDEN else x
+    return wide if wide.type.element == middle else b.fpext(wide, vector(middle, wide.type.count))
+
+
+def _narrowed(b: Builder, x: Value, dtype: DType) -> Value:
+    if dtype is DType.FLOAT64:
+        return x
+    single = x if x.type.element == FLOAT else b.fptrunc(x, vector(FLOAT, x.type.count))
+    return NARROW[dtype](b, single) if dtype in NARROW else single
+
+
+@intrinsic
+def _call(_typing: Any, kernel: Any, dst: Any, src: Any, arg: Any, nbytes: Any) -> Any:
+    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        function = ir.FunctionType(ir.VoidType(), [I64] * 4).as_pointer()
+        b.call(b.inttoptr(arguments[0], function), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), emit
+
+
+@intrinsic
+def _copy(_typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        pointer = I8.as_pointer()
+        copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
+        to, at = (b.inttoptr(address, pointer) for address in arguments[:2])
+        b.call(copy, [to, at, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def _read(_typing: Any, address: Any) -> Any:
+    def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        return b.load(b.inttoptr(arguments[0], I64.as_pointer()), align=8)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def _read_double(_typing: Any, address: Any) -> Any:
+    def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        return b.load(b.inttoptr(arguments[0], DOUBLE.as_pointer()), align=8)
+
+    return types.float64(types.int64), emit
