@@ -1,0 +1,170 @@
+"""Comm hooks: what becomes of a bucket when it leaves.
+
+Contract: a hook is called as hook(state, bucket), bucket by bucket in plan order, while the
+backward pass goes on. It starts communication and returns at once, with a Work or a Future that
+ends when the bucket is reduced. The value is the reduced array (or a list with it alone), as long
+as the bucket's buffer; a Work without a value means the buffer itself. Every rank must issue the
+same operations. For the hooks here the state is the group.
+
+Names and signatures are c10d's, so that hooks can be carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from nc10d.dtypes import DType
+from nc10d.ops import AVG, Array
+from nc10d.reducer.packing import cast
+from nc10d.reducer.plan import Slot
+from nc10d.work import Future, Work
+
+if TYPE_CHECKING:
+    from nc10d.group import ProcessGroup
+
+CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
+
+
+class GradBucket:
+    """What a hook sees of a bucket; answers are methods, as in c10d."""
+
+    __slots__ = ("_buffer", "_index", "_last", "_parameters", "_slots")
+
+    def __init__(
+        self,
+        index: int,
+        buffer: Array,
+        slots: Sequence[Slot],
+        parameters: Sequence[Array],
+        is_last: bool,
+    ) -> None:
+        self._index = index
+        self._buffer = buffer
+        self._slots = slots
+        self._parameters = parameters
+        self._last = is_last
+
+    def index(self) -> int:
+        """Return the bucket's place in the order of leaving, from 0."""
+        return self._index
+
+    def buffer(self) -> Array:
+        """Return the flat array of all gradients of the bucket."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Array) -> None:
+        """Put another flat array, of the same length, in the place of the buffer."""
+        if buffer.shape != self._buffer.shape:
+            wanted, got = self._buffer.shape, buffer.shape
+            raise ValueError(f"the bucket's buffer has shape {wanted}, the new one has {got}")
+        self._buffer = buffer
+
+    def gradients(self) -> list[Array]:
+        """Return the gradients, as views of the buffer with the parameters' shapes."""
+        return [
+            self._buffer[slot.offset : slot.offset + slot.count].reshape(slot.shape)
+            for slot in self._slots
+        ]
+
+    def parameters(self) -> list[Array]:
+        """Return the parameters, in the order of their gradients in the buffer."""
+        return list(self._parameters)
+
+    def is_last(self) -> bool:
+        """Say whether this is the last bucket to leave."""
+        return self._last
+
+
+def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
+    """Wait for what a hook has returned; return the array that it reduced.
+
+    Raises what made it fail; TypeError or ValueError if the value is no array like the buffer.
+    """
+    value = outcome.result() if isinstance(outcome, Work) else outcome.wait()
+    if isinstance(value, (list, tuple)):
+        value = value[0] if len(value) == 1 else value or None  # an empty list is no value
+    found = bucket.buffer() if value is None else value
+    if not hasattr(found, "shape"):
+        raise TypeError(f"a comm hook must end with an array or a list of one, not {value!r:.80}")
+    if found.shape != bucket.buffer().shape:
+        wanted = bucket.buffer().shape
+        raise ValueError(f"a comm hook must keep the shape {wanted}, it ended with {found.shape}")
+    return found
+
+
+def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work:
+    """Average the bucket over the ranks."""
+    return _started(group.all_reduce(bucket.buffer(), AVG, async_op=True))
+
+
+def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
+    """Leave the bucket as it is: for measuring what communication costs."""
+    done: Future[Array] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def fp16_compress_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
+    """Average the bucket as float16: half the bytes of float32, and its range.
+
+    Gradients are divided by the number of ranks before they are rounded, so that the sum is not
+    larger than the largest of them.
+    """
+    return _compressed(group, bucket, DType.FLOAT16)
+
+
+def bf16_compress_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
+    """Average the bucket as bfloat16: half the bytes of float32, its range, 8 bits of precision."""
+    return _compressed(group, bucket, DType.BFLOAT16)
+
+
+def fp16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return `hook` as one that sees float16 buckets; its result is widened again."""
+    return _wrapped(hook, DType.FLOAT16)
+
+
+def bf16_compress_wrapper(hook: CommHook) -> CommHook:
+    """Return `hook` as one that sees bfloat16 buckets; its result is widened again."""
+    return _wrapped(hook, DType.BFLOAT16)
+
+
+def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future[Array]:
+    whole = bucket.buffer()
+    small = np.empty(whole.shape, dtype.numpy)
+    cast(whole, small, 1 / group.size)
+    work = _started(group.all_reduce(small, async_op=True))
+    return work.get_future().then(lambda done: _widen(done, whole))
+
+
+def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
+    def compressing(state: Any, bucket: GradBucket) -> Future[Array]:
+        whole = bucket.buffer()
+        small = np.empty(whole.shape, dtype.numpy)
+        cast(whole, small)
+        bucket.set_buffer(small)
+        outcome = hook(state, bucket)
+        future = outcome.get_future() if isinstance(outcome, Work) else outcome
+
+        def restore(done: Future[Any]) -> Array:
+            bucket.set_buffer(whole)
+            return _widen(done, whole)
+
+        return future.then(restore)
+
+    return compressing
+
+
+def _widen(done: Future[Any], whole: Array) -> Array:
+    value = done.value()
+    (small,) = value if isinstance(value, (list, tuple)) else (value,)
+    cast(small, whole)
+    return whole
+
+
+def _started(work: Work | None) -> Work:
+    if work is None:
+        raise ValueError("a comm hook's group has an open coalescing block: close it first")
+    return work
