@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, push, scratch, take
-from nc10d.backend.cpu.algorithms.layout import line_down, line_up
+from nc10d.backend.cpu.algorithms.layout import LINE, line_down, line_up
 from nc10d.backend.cpu.algorithms.meeting import Span
 from nc10d.backend.cpu.program import At, Step, apply
 from nc10d.ops import SUM, RedOp
@@ -64,7 +64,7 @@ def reduce_across(
     gives = [give(out.peer, out.place, out.nbytes) for out in outgoing if out.nbytes]
     if nbytes == 0:
         return flow(gives)
-    slot = min(line_down(SEGMENTS_BYTES // len(span.hosts)), line_up(nbytes))
+    slot = min(max(LINE, line_down(SEGMENTS_BYTES // len(span.hosts))), line_up(nbytes))
     places = {host: scratch(base + turn * slot) for turn, host in enumerate(span.away)}
     # What leaves need not keep step with what comes.
     rows = [push(row.peer, row.src, row.nbytes) for row in gives]
