@@ -1,0 +1,134 @@
+"""What things cost on a machine: the constants of the cost model, and the price of a step.
+
+Latencies are seconds, rates are seconds a byte. A rate depends on how much memory the call goes
+through (`reach`, bytes of a rank's arrays): what fits in a cache is moved several times as fast.
+`measure_machine` in calibrate.py finds the constants; `DEVELOPMENT` has those of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nc10d.backend.cpu.program import Kind, Space, Step
+
+Curve = tuple[tuple[int, float], ...]
+"""(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
+
+
+def at_reach(curve: Curve, reach: float) -> float:
+    """Return a rate for calls that go through `reach` bytes a rank."""
+    if len(curve) == 1 or reach <= curve[0][0]:
+        return curve[0][1]
+    if reach >= curve[-1][0]:
+        return curve[-1][1]
+    above = bisect_left(curve, (math.ceil(reach), 0.0))
+    (low, slow), (high, fast) = curve[above - 1], curve[above]
+    share = math.log(reach / low) / math.log(high / low)
+    return slow + share * (fast - slow)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Constants of one kind of machine and network; every rank has a core of its own.
+
+    `calls` is what a call costs a rank alone, by operation: the way through Python. `wait` is from
+    a signal to the moment when a waiting mate goes on, `hop` from the last byte's leaving to its
+    arrival on another host, `stream` a byte through a host's network, both ways at once. The
+    curves are for bytes put on one's own board, got from a mate's, folded from a mate's, copied
+    between one's own arrays, and copied by the kernel from a mate's array (empty: it does not).
+    """
+
+    calls: Mapping[str, float]
+    step: float
+    wait: float
+    hop: float
+    stream: float
+    put: Curve
+    get: Curve
+    fold: Curve
+    copy: Curve
+    kernel: Curve = ()
+
+    @property
+    def readable(self) -> bool:
+        """Say whether the kernel copies from process to process."""
+        return bool(self.kernel)
+
+    def call(self, op: str) -> float:
+        """Return the seconds that a call takes before and after its program."""
+        return self.calls.get(op) or max(self.calls.values(), default=0.0)
+
+    def price(self, step: Step, nbytes: int, rank: int, size: int, reach: float) -> float:
+        """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
+
+        Waits and transfers between hosts cost nothing by themselves: see clocks.py.
+        """
+        return self.step + nbytes * self._rate(step, rank, size, reach)
+
+    def _rate(self, step: Step, rank: int, size: int, reach: float) -> float:
+        if step.kind in (Kind.COPY, Kind.MAP):
+            return at_reach(self._copying(step, rank), reach)
+        if step.kind is Kind.REDN:
+            twice = at_reach(self.copy, 0) if step.also.space is not Space.NONE else 0.0
+            return (size - 1) * at_reach(self.fold, reach) + twice
+        if step.kind is Kind.PAIR:
+            return at_reach(self.copy, reach)
+        if step.kind is Kind.FETCH:
+            return at_reach(self.kernel or self.get, reach)
+        return 0.0
+
+    def _copying(self, step: Step, rank: int) -> Curve:
+        if step.src.space in (Space.BOARD, Space.INLINE) and step.src.index != rank:
+            return self.get
+        return self.put if step.dst.space in (Space.BOARD, Space.INLINE) else self.copy
+
+
+def save(machine: Machine, path: Path) -> None:
+    """Write constants as JSON."""
+    path.write_text(json.dumps(asdict(machine), indent=1) + "\n")
+
+
+def load(path: Path) -> Machine:
+    """Read constants that `save` has written; ValueError if the file holds something else."""
+    try:
+        found = json.loads(path.read_text())
+        curves = {name: _curve(found[name]) for name in CURVES}
+        return Machine(**{**found, **curves})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not hold the constants of a machine: {error!r}") from error
+
+
+def _curve(knots: list[list[float]]) -> Curve:
+    return tuple((int(reach), float(rate)) for reach, rate in knots)
+
+
+CURVES = ("put", "get", "fold", "copy", "kernel")
+LATENCIES = ("step", "wait", "hop", "stream")
+
+
+def changed(machine: Machine, setting: str) -> Machine:
+    """Return a machine with one constant given as NAME=SECONDS; a rate then is flat.
+
+    ValueError if there is no such constant or it is not a number of at least 0.
+    """
+    name, _, text = setting.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    known = [field.name for field in fields(Machine) if field.name != "calls"]
+    if name not in (*known, "call") or not 0 <= value < math.inf:
+        raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(known)}")
+    if name == "call":
+        return replace(machine, calls={"": value})
+    given: Any = ((1, value),) if name in CURVES else value
+    return replace(machine, **{name: given})
+
+
+DEVELOPMENT = Machine({"": 1e-6}, 4e-9, 2e-7, 3e-5, 4e-10, *[((1, 1e-10),)] * 4)

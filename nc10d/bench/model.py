@@ -1,0 +1,100 @@
+"""What collectives should cost: predictions from programs and a machine's constants.
+
+A prediction walks the programs of a few ranks that stand for all (clocks.py): those of one host
+where all hosts do alike, and those from the root to the leaf that hears last in a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.program import Kind, Space
+from nc10d.bench.cases import Collective, layout_of
+from nc10d.bench.clocks import Walk
+from nc10d.bench.machine import Machine
+
+TURNS = 3
+"""Calls in a row that are walked: ranks run ahead of each other, so the first is no measure."""
+ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """From `nbytes` on choose.py takes another algorithm: seconds just below, and from there on."""
+
+    nbytes: int
+    before: str
+    after: str
+    below: float
+    above: float
+
+
+def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
+    """Return the seconds of one of many calls in a row, on ranks of these hosts."""
+    return steady(machine, Collective(op, nbytes, layout_of(hosts)), standing_for(op, hosts))
+
+
+def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
+    """Return the seconds from call to call if some ranks stand for all."""
+    programs = {rank: collective.program(rank) for rank in ranks}
+    walk = Walk(machine, collective.hosts, programs, collective.arrays, TURNS)
+    walk.run()
+    return max((ends[-1] - ends[0]) / (TURNS - 1) for ends in walk.ends.values())
+
+
+def standing_for(op: str, hosts: Topology) -> list[int]:
+    """Return the ranks to walk: all of the hosts that matter.
+
+    A broadcast goes down a binomial tree of hosts: the leaf that hears last is the one whose
+    number has most ones, and its parents follow when the lowest one is taken away.
+    """
+    if op not in ROOTED or len(hosts.hosts) == 1:
+        return list(hosts.hosts[0])
+    leaf = (1 << len(hosts.hosts).bit_length() - 1) - 1
+    path = [leaf]
+    while path[-1]:
+        path.append(path[-1] & (path[-1] - 1))
+    return [rank for host in path for rank in hosts.hosts[host]]
+
+
+def algorithm(op: str, nbytes: int, hosts: Topology, *, readable: bool) -> str:
+    """Say which algorithm choose.py takes; `readable` if the kernel reads mates' arrays."""
+    steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
+    kinds = {step.kind for step in steps}
+    if len(hosts.hosts) > 1:
+        return _across(op, kinds)
+    if any(step.kind is Kind.EXPOSE and step.arg and readable for step in steps):
+        return "mates' arrays, by the kernel"
+    if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
+        return "beside the counter"
+    chunks = any(step.kind is Kind.REDN and step.dst.space is Space.BOARD for step in steps)
+    way = "boards, a chunk a rank" if chunks else "boards"
+    return f"{way}, after asking for arrays" if Kind.DIVERT in kinds else way
+
+
+def _across(op: str, kinds: set[Kind]) -> str:
+    if op == "broadcast":
+        return "tree of hosts"
+    if op in ("all_reduce", "reduce"):
+        return "rails between hosts" if Kind.PUSH in kinds else "leaders, in one shot"
+    return "from rank to rank"
+
+
+def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -> Iterator[Switch]:
+    """Find where choose.py changes the algorithm between the first and the last of some sizes."""
+
+    def name(nbytes: int) -> str:
+        return algorithm(op, nbytes, hosts, readable=machine.readable)
+
+    for low, high in pairwise(sizes):
+        before, after = name(low), name(high)
+        if before == after:
+            continue
+        while high - low > 4:
+            middle = (low + high) // 8 * 4
+            low, high = (middle, high) if name(middle) == before else (low, middle)
+        below, above = (seconds(machine, op, nbytes, hosts) for nbytes in (low, high))
+        yield Switch(high, before, name(high), below, above)
