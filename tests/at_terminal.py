@@ -1,7 +1,6 @@
 """A command on a terminal of its own, and a keyboard to it: what a user sees and types.
 
-Waits have deadlines of tens of seconds, because the law is that something happens at all; how
-soon is asked with `soon`, which other work on the machine can't fail.
+Waits have deadlines of tens of seconds, because the law is that something happens at all.
 """
 
 from __future__ import annotations
@@ -11,19 +10,11 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PATIENCE = 60.0
 CTRL_C = b"\x03"
-
-
-def soon(bound: float, attempt: Callable[[], float], tries: int = 5) -> bool:
-    """Say whether one of a few attempts took less than `bound` seconds.
-
-    A busy machine can slow some of them; where the law is broken, all are slow.
-    """
-    return any(attempt() < bound for _ in range(tries))
 
 
 class AtTerminal:

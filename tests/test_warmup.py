@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from at_terminal import AtTerminal, soon
+from at_terminal import AtTerminal
+from clocks import soon
 from hypothesis import given
 from hypothesis import strategies as st
 

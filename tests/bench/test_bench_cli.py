@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from at_terminal import AtTerminal, soon
+from at_terminal import AtTerminal
+from clocks import soon
 from hypothesis import given
 from hypothesis import strategies as st
 

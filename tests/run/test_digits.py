@@ -12,7 +12,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from at_terminal import AtTerminal, soon
+from at_terminal import AtTerminal
+from clocks import soon
 from hypothesis import given
 from hypothesis import strategies as st
 

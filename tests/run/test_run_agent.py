@@ -16,11 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clocks import soon, takes
+
+from nc10d.run.cli import DEFAULT_GRACE
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Script = Callable[[str], str]
 
+PATIENCE = 60.0
+"""Seconds to wait for what must happen, where the law does not say how soon."""
 LAUNCHER = [sys.executable, "-m", "nc10d.run"]
 
 # Rank 1 fails as it is told to; the others wait for ever. A child of each rank waits with it.
@@ -57,9 +62,9 @@ def _full(pipe: int) -> bool:
     return int.from_bytes(held, sys.byteorder) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 8192
 
 
-def wait_gone(pids: list[int], timeout: float) -> bool:
-    """Wait for the end of processes that are not our children; say whether all came in time."""
-    deadline = time.monotonic() + timeout
+def wait_gone(pids: list[int]) -> bool:
+    """Wait for the end of processes that are not our children; say whether all came."""
+    deadline = time.monotonic() + PATIENCE
     for pid in pids:
         try:
             fd = os.pidfd_open(pid)
@@ -127,10 +132,12 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(
             sys.exit(3)
         signal.pause()
     """)
-    began = time.monotonic()
-    done = launch("--nproc-per-node", "2", "--grace-period", "0.3", path)
-    assert done.returncode == 3
-    assert time.monotonic() - began < 5
+
+    def ask() -> None:
+        done = launch("--nproc-per-node", "2", "--grace-period", "0.3", path)
+        assert done.returncode == 3
+
+    assert takes(ask, 0.3, DEFAULT_GRACE)
 
 
 def test_a_failed_job_is_restarted_with_a_new_count(launch: Launch, script: Script) -> None:
@@ -212,13 +219,16 @@ def test_the_first_rank_inherits_input_from_a_pipe(
 
 @pytest.mark.parametrize("before", ["", IGNORE_SIGINT])
 def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, before: str) -> None:
-    launcher = start("--nproc-per-node", "4", script(WAIT.format(before=before)))
-    pids = pids_of(launcher, 4)
-    began = time.monotonic()
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=5) == 130
-    assert wait_gone(pids, timeout=0.1)
-    assert time.monotonic() - began < 1.0
+    def attempt() -> float:
+        launcher = start("--nproc-per-node", "4", script(WAIT.format(before=before)))
+        pids = pids_of(launcher, 4)
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(PATIENCE) == 130
+        assert wait_gone(pids)
+        return time.monotonic() - began
+
+    assert soon(1.0, attempt)
 
 
 def test_ctrl_c_reaches_ranks_though_nobody_reads_their_output(
@@ -237,23 +247,23 @@ def test_ctrl_c_reaches_ranks_though_nobody_reads_their_output(
     while select.select([launcher.stdout], [], [], 0.2)[0] and not _full(launcher.stdout.fileno()):
         pass
     launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=5) == 130
-    assert wait_gone([pid], timeout=0.1)
+    assert launcher.wait(PATIENCE) == 130
+    assert wait_gone([pid])
 
 
 def test_sigterm_is_passed_on_and_ends_the_job(start: Start, script: Script) -> None:
     launcher = start("--nproc-per-node", "2", script(WAIT.format(before="")))
     pids = pids_of(launcher, 2)
     launcher.terminate()
-    assert launcher.wait(timeout=5) == 143
-    assert wait_gone(pids, timeout=0.1)
+    assert launcher.wait(PATIENCE) == 143
+    assert wait_gone(pids)
 
 
 def test_a_killed_launcher_leaves_nothing(start: Start, script: Script) -> None:
     launcher = start("--nproc-per-node", "2", script(WAIT.format(before=IGNORE_SIGTERM)))
     pids = pids_of(launcher, 2)
     launcher.kill()
-    assert wait_gone(pids, timeout=5)
+    assert wait_gone(pids)
 
 
 def test_a_reader_that_leaves_ends_the_job(start: Start, script: Script) -> None:
@@ -261,7 +271,7 @@ def test_a_reader_that_leaves_ends_the_job(start: Start, script: Script) -> None
     assert launcher.stdout is not None
     launcher.stdout.readline()
     launcher.stdout.close()
-    assert launcher.wait(timeout=5) == 141
+    assert launcher.wait(PATIENCE) == 141
 
 
 def test_two_launchers_make_one_job(
@@ -271,6 +281,6 @@ def test_two_launchers_make_one_job(
     words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
     first = start(*words, "--node-rank", "0", path)
     second = launch(*words, "--node-rank", "1", path)
-    out, _ = first.communicate(timeout=30)
+    out, _ = first.communicate(timeout=PATIENCE)
     assert sorted(out.splitlines()) == ["[rank 0] 0 4", "[rank 1] 1 4"]
     assert sorted(second.stdout.splitlines()) == ["[rank 2] 2 4", "[rank 3] 3 4"]

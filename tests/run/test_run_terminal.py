@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from at_terminal import AtTerminal, soon
+from at_terminal import AtTerminal
+from clocks import soon
 
 Script = Callable[[str], str]
 # Each line in one piece, so that no line of another rank comes between.
@@ -42,7 +43,7 @@ def screen_of(terminal: tuple[int, int], environment: dict[str, str], *words: st
     text = b""
     while data := _read(ours):
         text += data
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     return text.decode()
 
 

@@ -66,8 +66,8 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def wait_refused(port: int) -> None:
-    """Return once nobody listens on `port`; fails after 10 s."""
-    end = time.monotonic() + 10
+    """Return once nobody listens on `port`; fails after 30 s."""
+    end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
             # The server's end closes the listener; a connect that is in its queue is reset.

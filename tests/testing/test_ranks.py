@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from at_terminal import AtTerminal, soon
+from at_terminal import AtTerminal
+from clocks import soon
 
 import nc10d as dist
 from nc10d.outcome import fresh

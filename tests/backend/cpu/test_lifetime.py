@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from at_terminal import soon
+from clocks import soon
 from jobs import Job
 
 import nc10d as dist

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from at_terminal import soon
+from clocks import soon
 
 from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.arena import Arena

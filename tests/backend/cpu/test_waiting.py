@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from at_terminal import soon
+from clocks import soon
 from jobs import Job, Rank
 
 import nc10d as dist
