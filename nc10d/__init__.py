@@ -39,9 +39,17 @@ if TYPE_CHECKING:
     from nc10d.backend.registry import register_backend
     from nc10d.buffer import Buffer, as_buffer
     from nc10d.coalesce import CoalescingManager, _coalescing_manager, coalescing_manager
+    from nc10d.codec import register_dataclass, register_type
+    from nc10d.debugging import (
+        DebugLevel,
+        get_debug_level,
+        set_debug_level,
+        set_debug_level_from_env,
+    )
     from nc10d.dtypes import DType
     from nc10d.errors import (
         Aborted,
+        CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
         DistError,
@@ -56,6 +64,15 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
     )
     from nc10d.group import ProcessGroup
+    from nc10d.monitoring import monitored_barrier
+    from nc10d.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        scatter_object_list,
+        send_object_list,
+    )
     from nc10d.ops import (
         AVG,
         BAND,
@@ -108,11 +125,16 @@ _NAMES = {
     "backend.registry": "register_backend",
     "buffer": "Buffer as_buffer",
     "coalesce": "CoalescingManager _coalescing_manager coalescing_manager",
+    "codec": "register_dataclass register_type",
+    "debugging": "DebugLevel get_debug_level set_debug_level set_debug_level_from_env",
     "dtypes": "DType",
-    "errors": """Aborted CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
+    "errors": """Aborted CodecError CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
         GroupClosed NotANumberError PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout
         UnsupportedPlatform""",
     "group": "ProcessGroup",
+    "monitoring": "monitored_barrier",
+    "objects": """all_gather_object broadcast_object_list gather_object recv_object_list
+        scatter_object_list send_object_list""",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
     "p2p": "P2POp batch_isend_irecv",
     "queries": """get_backend get_backend_config get_global_rank get_group_rank
@@ -142,9 +164,11 @@ __all__ = [
     "BackendConfig",
     "Buffer",
     "CoalescingManager",
+    "CodecError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "DType",
+    "DebugLevel",
     "DistError",
     "FileStore",
     "ForkedGroupError",
@@ -170,6 +194,7 @@ __all__ = [
     "abort_process_group",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_object",
     "all_gather_single",
     "all_reduce",
     "all_to_all",
@@ -178,14 +203,17 @@ __all__ = [
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "coalescing_manager",
     "collect_all",
     "destroy_process_group",
     "empty",
     "from_numpy",
     "gather",
+    "gather_object",
     "get_backend",
     "get_backend_config",
+    "get_debug_level",
     "get_default_group",
     "get_global_rank",
     "get_group_rank",
@@ -199,19 +227,27 @@ __all__ = [
     "is_initialized",
     "is_torchelastic_launched",
     "isend",
+    "monitored_barrier",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "premul_sum",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "register_backend",
+    "register_dataclass",
+    "register_type",
     "rendezvous",
     "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "split_group",
     "wait_all",
     "zeros",

@@ -30,7 +30,7 @@ from nc10d.work import Work
 from nc10d.world import Group, NonMember, get_default_group
 
 
-def _rank_in(
+def rank_in(
     group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None
 ) -> int:
     """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
@@ -46,13 +46,16 @@ def _rank_in(
     return group.group_rank(group.global_rank(group_rank))
 
 
-def _first_unless(rank: int | None, group_rank: int | None) -> int | None:
+def first_unless(rank: int | None, group_rank: int | None) -> int | None:
     """Return `rank`, which is 0 where nobody is named: c10d's default root."""
     return 0 if rank is None and group_rank is None else rank
 
 
-def _source(group: ProcessGroup | NonMember, src: int | None, group_src: int | None) -> int | None:
-    return None if src is None and group_src is None else _rank_in(group, "src", src, group_src)
+def source_in(
+    group: ProcessGroup | NonMember, src: int | None, group_src: int | None
+) -> int | None:
+    """Return the rank in `group` of whoever is named; None, for anyone, if nobody is."""
+    return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
 
 
 def all_reduce(
@@ -75,7 +78,7 @@ def reduce(
 ) -> Work | None:
     """Reduce `tensor` over the group into that of rank `dst`; the others' keep their values."""
     found = group or get_default_group()
-    return found.reduce(tensor, _rank_in(found, "dst", dst, group_dst), op, async_op)
+    return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(
@@ -87,7 +90,7 @@ def broadcast(
 ) -> Work | None:
     """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
     found = group or get_default_group()
-    return found.broadcast(tensor, _rank_in(found, "src", src, group_src), async_op)
+    return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
 
 
 def all_gather(
@@ -195,7 +198,7 @@ def gather(
     on the other ranks.
     """
     found = group or get_default_group()
-    root = _rank_in(found, "dst", _first_unless(dst, group_dst), group_dst)
+    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
     return found.gather(tensor, gather_list, root, async_op)
 
 
@@ -213,7 +216,7 @@ def scatter(
     on the other ranks.
     """
     found = group or get_default_group()
-    root = _rank_in(found, "src", _first_unless(src, group_src), group_src)
+    root = rank_in(found, "src", first_unless(src, group_src), group_src)
     return found.scatter(tensor, scatter_list, root, async_op)
 
 
@@ -243,7 +246,7 @@ def send(
     order; they overtake collectives.
     """
     found = group or get_default_group()
-    found.send(tensor, _rank_in(found, "dst", dst, group_dst), tag)
+    found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
 
 def isend(
@@ -255,7 +258,7 @@ def isend(
 ) -> Work | None:
     """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
     found = group or get_default_group()
-    return found.isend(tensor, _rank_in(found, "dst", dst, group_dst), tag)
+    return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
 
 def recv(
@@ -272,7 +275,7 @@ def recv(
     come yet.
     """
     found = group or get_default_group()
-    sender = found.recv(tensor, _source(found, src, group_src), tag)
+    sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):
         return -1
     return found.global_rank(sender)
@@ -287,4 +290,4 @@ def irecv(
 ) -> Work | None:
     """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
     found = group or get_default_group()
-    return found.irecv(tensor, _source(found, src, group_src), tag)
+    return found.irecv(tensor, source_in(found, src, group_src), tag)

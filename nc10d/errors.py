@@ -70,6 +70,10 @@ class ForkedGroupError(DistError):
     """A forked child used a group that belongs to its parent."""
 
 
+class CodecError(DistError, ValueError):
+    """An object can't be carried, or what has come as one is malformed or not allowed here."""
+
+
 class StoreError(DistError):
     """The key-value store refused a request or could not be reached."""
 

@@ -16,13 +16,13 @@ import nc10d
 # One line per layer, lowest first; on a line, what stands right may use what stands left of it.
 # A name stands for the module or for everything inside the package of that name.
 LAYERS = """
-    errors deadline
-    ops dtypes buffer arguments validate kernels cuda
+    errors deadline debugging
+    ops dtypes codec buffer arguments validate kernels cuda
     outcome work auth control
     store launchers rendezvous
     backend
     batch collectives point_to_point members dispatch group world coalesce queries subgroups mesh
-    api p2p registered objects functional join observe reducer
+    api p2p registered monitoring parcels objects functional join observe reducer
     torch optim testing run bench debug warmup
 """
 # The public names are for users: nobody inside goes through the front door.

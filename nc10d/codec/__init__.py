@@ -1,0 +1,37 @@
+"""Python objects as bytes that nobody has to trust: the default codec of the object calls.
+
+    message = encode({"step": 3, "weights": array})     # arrays are referred to, not copied
+    flat = message.flat()                               # what travels: one array of bytes
+    value = message.envelope().open(flat)               # arrays are views of `flat`
+
+What is carried: None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
+bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes of the types in
+nc10d.dtypes, and what `register_type` or `register_dataclass` was told of. Types are exact: a
+subclass (OrderedDict, a named tuple, an IntEnum) is refused rather than quietly made a dict.
+Objects that occur twice are one object again on the other side, except containers in keys; what
+contains itself is refused.
+
+Decoding calls nothing that the stream names but the functions registered on the receiver. Every
+malformed stream is a CodecError; memory stays in proportion to the stream, depth below MAX_DEPTH.
+"""
+
+from __future__ import annotations
+
+from nc10d.codec.decoder import decode
+from nc10d.codec.encoder import encode
+from nc10d.codec.messages import Envelope, Kind, Message
+from nc10d.codec.pickled import encode_pickled
+from nc10d.codec.registry import register_dataclass, register_type
+from nc10d.codec.tags import MAX_DEPTH
+
+__all__ = [
+    "MAX_DEPTH",
+    "Envelope",
+    "Kind",
+    "Message",
+    "decode",
+    "encode",
+    "encode_pickled",
+    "register_dataclass",
+    "register_type",
+]

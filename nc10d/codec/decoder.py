@@ -1,0 +1,234 @@
+"""From a header and a payload back to the object: a loop over tags, without recursion.
+
+The stream may come from anybody. Nothing is allocated on its word: a count is believed one value
+at a time, sizes of arrays must lie within the payload. Values are looked at only where building
+on them needs it: keys must be hashable and differ.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d.codec.messages import Locate, Payload
+from nc10d.codec.registry import carrier_named
+from nc10d.codec.tags import (
+    ARRAY,
+    COMPLEX,
+    COUNT,
+    FLOAT,
+    INT8,
+    INT64,
+    MAX_DEPTH,
+    Tag,
+    hashed_children,
+)
+from nc10d.dtypes import DType
+from nc10d.errors import CodecError
+
+_DTYPES = {dtype.code: dtype for dtype in DType}
+_MOST_WASTED = 64
+"""How many times its own size an array may keep alive; a smaller one is copied."""
+
+
+def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
+    """Return the value of a stream; CodecError for a malformed one.
+
+    Arrays are writable and C-contiguous; they are views of the payload unless they are small
+    beside it. `locate` is called with each array and gives what takes its place.
+    """
+    decoder = _Decoder(header, payload, locate)
+    try:
+        value = decoder.walk()
+    except CodecError:
+        raise
+    except Exception as error:  # of many types: keys may be hashed by the user's classes
+        where = f"byte {decoder.at} of {len(header)}"
+        raise CodecError(f"a malformed stream, at {where}: {error}") from error
+    decoder.finish()
+    return value
+
+
+class _Frame:
+    """A container whose children are being read."""
+
+    __slots__ = ("count", "hashed", "items", "tag")
+
+    def __init__(self, tag: Tag, count: int, inside_key: bool) -> None:
+        self.tag = tag
+        self.count = 2 * count if tag is Tag.DICT else count
+        self.hashed = hashed_children(tag, count, inside_key)
+        self.items: list[Any] = []
+
+
+class _Decoder:
+    """One stream: where it has been read to, and the values that have numbers."""
+
+    def __init__(self, header: memoryview, payload: Payload, locate: Locate) -> None:
+        self.at = 0
+        self._header = header
+        self._payload = payload
+        self._locate = locate
+        self._numbered: list[Any] = []
+        self._frames: list[_Frame] = []
+
+    def walk(self) -> Any:
+        """Read one value with all that it contains."""
+        frames = self._frames
+        while True:
+            hashed = bool(frames) and len(frames[-1].items) < frames[-1].hashed
+            tag = Tag(self._header[self.at])
+            self.at += 1
+            if tag in _OPENING:
+                self._open(tag, hashed)
+            else:
+                value = self._refer(hashed) if tag is Tag.REF else _READ[tag](self)
+                if not frames:
+                    return value
+                frames[-1].items.append(value)
+            while len(frames[-1].items) == frames[-1].count:
+                value = self.number(_built(frames.pop()))
+                if not frames:
+                    return value
+                frames[-1].items.append(value)
+
+    def finish(self) -> None:
+        """Demand that nothing is left, here and in the payload."""
+        if self.at < len(self._header):
+            raise CodecError(f"{len(self._header) - self.at} bytes follow the object")
+        self._payload.finish()
+
+    def _open(self, tag: Tag, hashed: bool) -> None:
+        count = 2 if tag is Tag.OBJECT else self.unpack(COUNT)[0]
+        if len(self._frames) >= MAX_DEPTH:
+            raise CodecError(f"the stream is nested deeper than {MAX_DEPTH} levels")
+        self._frames.append(_Frame(tag, count, hashed))
+
+    def _refer(self, hashed: bool) -> Any:
+        value = self._numbered[self.unpack(COUNT)[0]]
+        if hashed and type(value) not in (str, bytes):
+            raise CodecError("a key refers to a container")
+        return value
+
+    def number(self, value: Any) -> Any:
+        """Give a value its number."""
+        self._numbered.append(value)
+        return value
+
+    def unpack(self, what: struct.Struct) -> tuple[Any, ...]:
+        """Read fields of fixed size."""
+        found = what.unpack_from(self._header, self.at)
+        self.at += what.size
+        return found
+
+    def take(self, nbytes: int) -> memoryview:
+        """Read that many bytes."""
+        end = self.at + nbytes
+        if end > len(self._header):
+            raise CodecError(f"{nbytes} bytes are announced, {len(self._header) - self.at} follow")
+        content, self.at = self._header[self.at : end], end
+        return content
+
+    def counted(self) -> memoryview:
+        """Read a length and as many bytes."""
+        return self.take(self.unpack(COUNT)[0])
+
+    def dtype(self, code: int) -> DType:
+        """Return the element type of a code."""
+        found = _DTYPES.get(code)
+        if found is None:
+            raise CodecError(f"no element type has the code {code}")
+        return found
+
+    def blob(self) -> Any:
+        """Read a byte string that lies in the payload."""
+        return self._payload.take(self.unpack(INT64)[0])
+
+    def array(self) -> Any:
+        """Read an array."""
+        code, ndim = self.unpack(ARRAY)
+        dtype = self.dtype(code)
+        shape = [self.unpack(INT64)[0] for _ in range(ndim)]
+        if any(n < 0 for n in shape):
+            raise CodecError(f"an array can't have the shape {shape}")
+        elements = self._payload.take(prod(shape) * dtype.itemsize)
+        if dtype is DType.BOOL and (elements > 1).any():
+            raise CodecError("an array of truth values has others than 0 and 1")
+        if elements.size * _MOST_WASTED < self._payload.nbytes:
+            elements = elements.copy()
+        array = elements.view(dtype.numpy).reshape(shape)
+        return array if self._locate is None else _called("map_location", self._locate, array)
+
+    def scalar(self) -> Any:
+        """Read a NumPy scalar."""
+        dtype = self.dtype(self.take(1)[0])
+        content = self.take(dtype.itemsize)
+        if dtype is DType.BOOL and content[0] > 1:
+            raise CodecError(f"a truth value is 0 or 1, not {content[0]}")
+        return np.frombuffer(content, dtype.numpy)[0]
+
+
+def _built(frame: _Frame) -> Any:
+    """Return the container of its children."""
+    return _BUILD[frame.tag](frame.items)
+
+
+def _distinct(found: Any, count: int) -> Any:
+    if len(found) != count:
+        raise CodecError(f"{count} keys or elements are announced, {len(found)} differ")
+    return found
+
+
+def _dict(items: list[Any]) -> dict[Any, Any]:
+    count = len(items) // 2
+    found: dict[Any, Any] = _distinct(dict(zip(items[:count], items[count:], strict=True)), count)
+    return found
+
+
+def _object(items: list[Any]) -> Any:
+    name, state = items
+    carrier = carrier_named(name)
+    return _called(f"the decoder of {carrier.name!r}", carrier.decode, state)
+
+
+def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Return what a function of the user's own makes of something received."""
+    try:
+        return function(argument)
+    except CodecError:
+        raise
+    except Exception as error:
+        raise CodecError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+_BUILD: dict[Tag, Callable[[list[Any]], Any]] = {
+    Tag.LIST: lambda items: items,
+    Tag.TUPLE: tuple,
+    Tag.DICT: _dict,
+    Tag.SET: lambda items: _distinct(set(items), len(items)),
+    Tag.FROZENSET: lambda items: _distinct(frozenset(items), len(items)),
+    Tag.OBJECT: _object,
+}
+_OPENING = frozenset(_BUILD)
+_READ: dict[Tag, Callable[[_Decoder], Any]] = {
+    Tag.NONE: lambda d: None,
+    Tag.FALSE: lambda d: False,
+    Tag.TRUE: lambda d: True,
+    Tag.INT8: lambda d: d.unpack(INT8)[0],
+    Tag.INT64: lambda d: d.unpack(INT64)[0],
+    Tag.BIG_INT: lambda d: int.from_bytes(d.counted(), "little", signed=True),
+    Tag.FLOAT: lambda d: d.unpack(FLOAT)[0],
+    Tag.COMPLEX: lambda d: complex(*d.unpack(COMPLEX)),
+    Tag.TEXT: lambda d: d.number(str(d.counted(), "utf-8", "surrogatepass")),
+    Tag.BYTES: lambda d: d.number(bytes(d.counted())),
+    Tag.BYTE_ARRAY: lambda d: d.number(bytearray(d.counted())),
+    Tag.BLOB: lambda d: d.number(d.blob().tobytes()),
+    Tag.BLOB_ARRAY: lambda d: d.number(bytearray(d.blob())),
+    Tag.ARRAY: lambda d: d.number(d.array()),
+    Tag.SCALAR: _Decoder.scalar,
+    Tag.DTYPE: lambda d: d.dtype(d.take(1)[0]).numpy,
+}

@@ -1,0 +1,248 @@
+"""From an object to a message: a walk without recursion that writes the header as it goes.
+
+A value is either written at once, or opens a frame: its head is written, its children follow, and
+when they are done it gets its number, by which later occurrences refer to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nc10d.codec.messages import Array, Kind, Message
+from nc10d.codec.registry import carrier_of
+from nc10d.codec.tags import (
+    ARRAY,
+    COMPLEX,
+    COUNT,
+    FLOAT,
+    INLINE,
+    INT8,
+    INT64,
+    LARGEST_COUNT,
+    MAX_DEPTH,
+    Tag,
+    hashed_children,
+)
+from nc10d.dtypes import DType, dtype_of
+from nc10d.errors import CodecError
+
+
+def encode(value: Any) -> Message:
+    """Return the message of a value; arrays in it are referred to, not copied.
+
+    CodecError for what is not carried (the message names the type), for what contains itself or
+    nests deeper than MAX_DEPTH. A registered type's own function may raise anything.
+    """
+    encoder = _Encoder()
+    encoder.walk(value)
+    return Message(Kind.CODEC, bytes(encoder.header), encoder.chunks)
+
+
+class _Frame:
+    """A value whose children are being written; the first `hashed` of them are parts of keys."""
+
+    __slots__ = ("children", "hashed", "taken", "value")
+
+    def __init__(self, value: Any, children: Iterator[Any], hashed: int) -> None:
+        self.value = value
+        self.children = children
+        self.hashed = hashed
+        self.taken = 0
+
+    def next_hashed(self) -> bool:
+        """Count one child; say whether it is part of a key."""
+        self.taken += 1
+        return self.taken <= self.hashed
+
+
+class _Seen(NamedTuple):
+    """A value that has been written: it is kept, so that its id stays its own."""
+
+    number: int
+    value: Any
+
+
+class _Encoder:
+    """One message in the making."""
+
+    def __init__(self) -> None:
+        self.header = bytearray()
+        self.chunks: list[Array] = []
+        self._seen: dict[int, _Seen] = {}
+        self._count = 0
+        self._open: set[int] = set()
+
+    def walk(self, value: Any) -> None:
+        """Write a value and all that it contains."""
+        frames = [_Frame(None, iter((value,)), 0)]
+        while frames:
+            frame = frames[-1]
+            for child in frame.children:
+                inner = self._put(child, frame.next_hashed())
+                if inner is not None:
+                    frames.append(inner)
+                    break
+            else:
+                frames.pop()
+                self._close(frame.value)
+            if len(frames) > MAX_DEPTH + 1:
+                raise CodecError(f"the object is nested deeper than {MAX_DEPTH} levels")
+
+    def _put(self, value: Any, hashed: bool) -> _Frame | None:
+        """Write a value, or its head; then return the frame of its children."""
+        kind = type(value)
+        write = _PLAIN.get(kind)
+        if write is not None:
+            write(self, value)
+            return None
+        if self._refer(value, hashed):
+            return None
+        write = _NUMBERED.get(kind)
+        if write is not None:
+            write(self, value)
+            self._number(value)
+            return None
+        return self._open_frame(value, kind, hashed)
+
+    def _refer(self, value: Any, hashed: bool) -> bool:
+        """Write a reference if that is possible."""
+        seen = self._seen.get(id(value))
+        if seen is None or (hashed and type(value) not in (str, bytes)):
+            return False
+        self.tagged(Tag.REF, COUNT.pack(seen.number))
+        return True
+
+    def _number(self, value: Any) -> None:
+        self._seen[id(value)] = _Seen(self._count, value)
+        self._count += 1
+
+    def _open_frame(self, value: Any, kind: type[Any], hashed: bool) -> _Frame:
+        if id(value) in self._open:
+            raise CodecError(f"a {kind.__name__} contains itself, which can't be carried")
+        tag = _CONTAINERS.get(kind)
+        if tag is not None:
+            count = len(value)
+            children = iter(value) if tag is not Tag.DICT else iter([*value, *value.values()])
+            self.tagged(tag, _length(count))
+        else:
+            tag, count = Tag.OBJECT, 2
+            children = iter(_state(value, kind))
+            self.header.append(tag)
+        self._open.add(id(value))
+        return _Frame(value, children, hashed_children(tag, count, hashed))
+
+    def _close(self, value: Any) -> None:
+        self._open.discard(id(value))
+        self._number(value)
+
+    def tagged(self, tag: Tag, content: bytes) -> None:
+        """Write a tag and what follows it."""
+        self.header.append(tag)
+        self.header += content
+
+
+def _length(count: int) -> bytes:
+    if count > LARGEST_COUNT:
+        raise CodecError(f"{count} items or bytes are more than a header has room for")
+    return COUNT.pack(count)
+
+
+def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
+    """Return name and state of a registered type; CodecError says what to do about others."""
+    carrier = carrier_of(kind)
+    if carrier is None:
+        raise CodecError(
+            f"objects of type {kind.__module__}.{kind.__qualname__} can't be carried: register "
+            "the type (nc10d.register_dataclass, nc10d.register_type), or call with "
+            "allow_pickle=True on all ranks"
+        )
+    return carrier.name, carrier.encode(value)
+
+
+# What has no parts
+
+
+def _int(encoder: _Encoder, value: int) -> None:
+    if -128 <= value < 128:
+        encoder.tagged(Tag.INT8, INT8.pack(value))
+    elif -(2**63) <= value < 2**63:
+        encoder.tagged(Tag.INT64, INT64.pack(value))
+    else:
+        size = value.bit_length() // 8 + 1
+        encoder.tagged(Tag.BIG_INT, _length(size) + value.to_bytes(size, "little", signed=True))
+
+
+def _text(encoder: _Encoder, value: str) -> None:
+    content = value.encode("utf-8", "surrogatepass")
+    encoder.tagged(Tag.TEXT, _length(len(content)) + content)
+
+
+def _byte_string(inline: Tag, blob: Tag) -> Callable[[_Encoder, Any], None]:
+    def write(encoder: _Encoder, value: Any) -> None:
+        if len(value) <= INLINE:
+            encoder.tagged(inline, _length(len(value)) + value)
+        else:
+            encoder.tagged(blob, INT64.pack(len(value)))
+            encoder.chunks.append(np.frombuffer(value, np.uint8))
+
+    return write
+
+
+def _dtype(dtype: np.dtype[Any]) -> DType:
+    try:
+        return dtype_of(dtype)
+    except TypeError:
+        message = f"NumPy's {dtype} can't be carried: only the dtypes of the collectives are"
+        raise CodecError(f"{message}, in this machine's byte order") from None
+
+
+def _array(encoder: _Encoder, value: Array) -> None:
+    head = ARRAY.pack(_dtype(value.dtype).code, value.ndim)
+    encoder.tagged(Tag.ARRAY, head + b"".join(INT64.pack(n) for n in value.shape))
+    encoder.chunks.append(value)
+
+
+def _scalar(encoder: _Encoder, value: np.generic) -> None:
+    encoder.tagged(Tag.SCALAR, bytes([_dtype(value.dtype).code]) + value.tobytes())
+
+
+def _dtype_itself(encoder: _Encoder, value: np.dtype[Any]) -> None:
+    encoder.tagged(Tag.DTYPE, bytes([_dtype(value).code]))
+
+
+class _Plain(dict[type[Any], Callable[[_Encoder, Any], None]]):
+    """Writers by type; NumPy's many types are found by what they derive from."""
+
+    def get(self, kind: type[Any], default: Any = None) -> Any:
+        """Return how a value of a type is written at once, or None."""
+        found = super().get(kind)
+        if found is None and issubclass(kind, (np.generic, np.dtype)):
+            found = self[kind] = _scalar if issubclass(kind, np.generic) else _dtype_itself
+        return found
+
+
+_PLAIN = _Plain(
+    {
+        type(None): lambda e, _: e.header.append(Tag.NONE),
+        bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
+        int: _int,
+        float: lambda e, value: e.tagged(Tag.FLOAT, FLOAT.pack(value)),
+        complex: lambda e, value: e.tagged(Tag.COMPLEX, COMPLEX.pack(value.real, value.imag)),
+    }
+)
+_NUMBERED: dict[type[Any], Callable[[_Encoder, Any], None]] = {
+    str: _text,
+    bytes: _byte_string(Tag.BYTES, Tag.BLOB),
+    bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
+    np.ndarray: _array,
+}
+_CONTAINERS: dict[type[Any], Tag] = {
+    list: Tag.LIST,
+    tuple: Tag.TUPLE,
+    dict: Tag.DICT,
+    set: Tag.SET,
+    frozenset: Tag.FROZENSET,
+}

@@ -1,0 +1,175 @@
+"""What travels for one object: three words that say what comes, then one flat array of bytes.
+
+    words     kind, bytes of header, bytes of payload
+    flat      header, payload, zeros
+    payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
+
+The header is small and says what the chunks are; the chunks are user's memory, copied once, to
+where they travel. The flat array is a little longer than it need be, so that messages of similar
+objects have the same size: a backend prepares itself for each size that it meets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.errors import CodecError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Bytes = npt.NDArray[np.uint8]
+Locate = Callable[[Array], Any] | None
+"""What becomes of a received array: a function, or None to leave it as it is."""
+
+WORDS = 3
+LARGEST = 2**40
+"""Bytes that a message may claim to have: every rank refuses the same claims."""
+_ALIGN = 64
+_LONGEST_REASON = 2000
+
+
+class Kind(enum.IntEnum):
+    """How a message is to be read."""
+
+    CODEC = 1
+    PICKLE = 2
+    FAILED = 3
+
+
+def aligned(nbytes: int) -> int:
+    """Return the next multiple of 64."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def rounded(nbytes: int) -> int:
+    """Return a size of at least `nbytes`, at most 1/16 or 63 more: 16 sizes between powers of two.
+
+    >>> rounded(1), rounded(5000), rounded(1 << 20)
+    (64, 5120, 1048576)
+    """
+    step = max(_ALIGN, 1 << max(0, (nbytes - 1).bit_length() - 5))
+    return -(-nbytes // step) * step
+
+
+class Payload:
+    """The chunks of a received message, taken in their order."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self._at = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole payload."""
+        return self._memory.size
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return the next chunk, a view; CodecError if there are not as many bytes."""
+        if not 0 <= nbytes <= self._memory.size - self._at:
+            left = self._memory.size - self._at
+            raise CodecError(f"the header asks for {nbytes} bytes, and the payload has {left}")
+        chunk = self._memory[self._at : self._at + nbytes]
+        self._at += aligned(nbytes)
+        return chunk
+
+    def finish(self) -> None:
+        """Demand that nothing is left."""
+        if self._at < self._memory.size:
+            raise CodecError(f"the header leaves {self._memory.size - self._at} bytes of payload")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is known of a message before it comes: all ranks that see it know the same."""
+
+    kind: Kind
+    header: int
+    payload: int
+
+    @classmethod
+    def read(cls, words: Sequence[int]) -> Envelope:
+        """Take the words off the wire; CodecError if no sender of ours would send them."""
+        kind, header, payload = (int(word) for word in words)
+        if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
+            raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
+        return cls(Kind(kind), header, payload)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the flat array."""
+        return rounded(aligned(self.header) + self.payload)
+
+    def parts(self, flat: Bytes) -> tuple[memoryview, Payload]:
+        """Return header and payload, both views of `flat`."""
+        start = aligned(self.header)
+        return flat[: self.header].data, Payload(flat[start : start + self.payload])
+
+    def open(self, flat: Bytes, *, allow_pickle: bool = False, locate: Locate = None) -> Any:
+        """Return the object; its arrays are views of `flat` where that wastes little memory.
+
+        CodecError for a pickle unless `allow_pickle`, for a message that its sender could not
+        make, and for one that is malformed.
+        """
+        from nc10d.codec import decoder, pickled  # they read what is laid out here
+
+        header, payload = self.parts(flat)
+        if self.kind is Kind.FAILED:
+            raise CodecError(bytes(header).decode(errors="replace"))
+        if self.kind is Kind.CODEC:
+            return decoder.decode(header, payload, locate)
+        if not allow_pickle:
+            raise CodecError(
+                "a pickle has come, which can run any code and was not looked at: the sender "
+                "called with allow_pickle=True; do so here too if you trust it"
+            )
+        return pickled.decode_pickled(header, payload)
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An object on its way out: `chunks` are the user's arrays, which must not change meanwhile."""
+
+    kind: Kind
+    header: bytes
+    chunks: Sequence[Array] = ()
+
+    @classmethod
+    def failed(cls, reason: BaseException) -> Message:
+        """Return what tells the others that there is no object, and why."""
+        text = f"{type(reason).__name__}: {reason}"[:_LONGEST_REASON]
+        return cls(Kind.FAILED, text.encode(errors="replace"))
+
+    def envelope(self) -> Envelope:
+        """Return what goes before it."""
+        payload = sum(aligned(chunk.nbytes) for chunk in self.chunks)
+        return Envelope(self.kind, len(self.header), payload)
+
+    def words(self) -> npt.NDArray[np.int64]:
+        """Return the envelope as it travels."""
+        envelope = self.envelope()
+        return np.array([envelope.kind, envelope.header, envelope.payload], np.int64)
+
+    def flat(self) -> Bytes:
+        """Copy header and chunks to where they travel; gaps hold zeros, not old memory."""
+        flat = np.empty(self.envelope().nbytes, np.uint8)
+        at = _put(flat, 0, np.frombuffer(self.header, np.uint8))
+        for chunk in self.chunks:
+            at = _put(flat, at, chunk)
+        flat[at:] = 0
+        return flat
+
+
+def _put(flat: Bytes, at: int, chunk: Array) -> int:
+    """Copy a chunk of any strides; return where the next one begins."""
+    end, following = at + chunk.nbytes, at + aligned(chunk.nbytes)
+    np.copyto(flat[at:end].view(chunk.dtype).reshape(chunk.shape), chunk)
+    flat[end:following] = 0
+    return following

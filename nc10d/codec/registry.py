@@ -1,0 +1,120 @@
+"""Types of the user's own that the codec carries, by name: both sides must have registered them.
+
+What travels is a name and a state made of other carried values. The receiver looks the name up
+among its own registrations; nothing is imported and no class is found by what a stream says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, overload
+
+from nc10d.errors import CodecError
+
+T = TypeVar("T")
+
+
+class Carrier(NamedTuple):
+    """How one type travels: `encode(value)` gives the state, `decode(state)` the value back."""
+
+    name: str
+    kind: type[Any]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+_by_type: dict[type[Any], Carrier] = {}
+_by_name: dict[str, Carrier] = {}
+
+
+def register_type(
+    kind: type[T],
+    encode: Callable[[T], Any],
+    decode: Callable[[Any], T],
+    name: str | None = None,
+) -> None:
+    """Let the object calls carry values of exactly the type `kind`.
+
+    `encode(value)` returns a state of carried values, `decode(state)` makes the value of it: what
+    it is given comes from a peer, so it checks what matters. `name` (module and qualified name
+    unless given) must be the same on both sides; ValueError if another type has it.
+
+    >>> import pathlib
+    >>> register_type(pathlib.PurePosixPath, str, pathlib.PurePosixPath)
+    """
+    if not isinstance(kind, type):
+        raise TypeError(f"register_type: expected a class, got {kind!r}")
+    carrier = Carrier(name or _full_name(kind), kind, encode, decode)
+    other = _by_name.get(carrier.name)
+    # A class that is defined again (a notebook's cell, a reload) takes its own place.
+    if other is not None and _full_name(other.kind) != _full_name(kind):
+        message = f"register_type: the name {carrier.name!r} is that of {other.kind!r}"
+        raise ValueError(f"{message}: give another name")
+    _by_name[carrier.name] = carrier
+    _by_type[kind] = carrier
+
+
+@overload
+def register_dataclass(kind: type[T]) -> type[T]: ...
+
+
+@overload
+def register_dataclass(*, name: str) -> Callable[[type[T]], type[T]]: ...
+
+
+def register_dataclass(kind: Any = None, *, name: str | None = None) -> Any:
+    """Let the object calls carry a dataclass; use it as a decorator, with or without a `name`.
+
+    All fields travel, and the same fields must be there on the other side. The received object is
+    filled in as copy.copy would do it: neither __init__ nor __post_init__ is called.
+
+    >>> @register_dataclass
+    ... @dataclasses.dataclass
+    ... class Report:
+    ...     step: int
+    ...     loss: float
+    """
+    if kind is None:
+        return lambda found: _register_dataclass(found, name)
+    return _register_dataclass(kind, name)
+
+
+def _register_dataclass(kind: type[T], name: str | None) -> type[T]:
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise TypeError(f"register_dataclass: {kind!r} is not a dataclass; use register_type")
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def encode(value: T) -> dict[str, Any]:
+        return {name: getattr(value, name) for name in names}
+
+    def decode(state: Any) -> Any:
+        if type(state) is not dict or state.keys() != set(names):
+            raise CodecError(f"{kind.__qualname__} has the fields {names}; those sent differ")
+        value = object.__new__(kind)
+        for field, content in state.items():
+            object.__setattr__(value, field, content)
+        return value
+
+    register_type(kind, encode, decode, name)
+    return kind
+
+
+def carrier_of(kind: type[Any]) -> Carrier | None:
+    """Return how values of a type travel, if it is registered."""
+    return _by_type.get(kind)
+
+
+def carrier_named(name: Any) -> Carrier:
+    """Return the registered type of a name; CodecError if there is none."""
+    found = _by_name.get(name) if type(name) is str else None
+    if found is None:
+        raise CodecError(
+            f"an object of type {name!r} has come, which is not registered on this rank: "
+            "call nc10d.register_dataclass or nc10d.register_type here too"
+        )
+    return found
+
+
+def _full_name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
