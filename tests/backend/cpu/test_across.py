@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
+from nc10d.backend.cpu.program import Kind, Program, Step
 from nc10d.testing.cluster import Cluster
+from nc10d.testing.simulator import Disagreement
 
 HALF, SMALL = 4096, 1024
 
@@ -78,3 +80,59 @@ def test_programs_mix_back_to_back_in_any_interleaving(
         for i, (kind, count) in enumerate(zip(kinds, counts, strict=False))
     ]
     play(hosts, cases, HALF, seed)
+
+
+WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET, Kind.MEETALL}
+IDLE = Step(Kind.WAIT, tick=-(10**9))
+
+
+def without(program: Program, index: int) -> Program:
+    steps = list(program.steps)
+    steps[index] = IDLE
+    return Program(program.call, tuple(steps), program.users)
+
+
+def caught(hosts: Topology, cases: list[Case], seed: int) -> bool:
+    try:
+        play(hosts, cases, 1024, seed)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "fused", "broadcast", "all_gather", "barrier"])
+def test_removing_any_wait_inside_a_host_is_caught(name: str) -> None:
+    hosts = grouped("0011")
+
+    def mix(victim: int, index: int) -> list[Case]:
+        around = [
+            MAKERS[kind](world(hosts, 1024, 256), 90, 2) for kind in ("all_reduce", "barrier")
+        ]
+        case = MAKERS[name](world(hosts, 1024, 256), 90, 1)
+        case.programs[victim] = without(case.programs[victim], index)
+        return [around[0], case, *around]
+
+    for victim in (0, 1):
+        program = MAKERS[name](world(hosts, 1024, 256), 90, 1).programs[victim]
+        waits = [i for i, step in enumerate(program.steps) if step.kind in WAITS]
+        for index in waits:
+            found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
+            assert found, (victim, index, program.steps[index])
+
+
+@pytest.mark.parametrize("shape", ["01", "0011", "012", "0123", "00112"])
+@pytest.mark.parametrize("odd", [0, -1])
+def test_calls_that_disagree_never_end_on_any_rank(shape: str, odd: int) -> None:
+    hosts = grouped(shape)
+    right = MAKERS["all_reduce"](world(hosts), 3, 1)
+    other = MAKERS["broadcast"](world(hosts), 3, 1)
+    for seed in range(20):
+        cluster = Cluster(hosts, HALF)
+        for rank in range(hosts.size):
+            case = other if rank == odd % hosts.size else right
+            users = [a.copy().view(np.uint8) for a in case.arrays[rank]]
+            cluster.submit(rank, case.programs[rank], users)
+        with pytest.raises(Disagreement):
+            cluster.run(random.Random(seed).randrange)
+        # The simulator ends at the first rank that notices; nobody may have gone home by then.
+        assert not any(rank.idle() for rank in cluster.ranks)
