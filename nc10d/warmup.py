@@ -129,10 +129,16 @@ def _compile(share: int, jobs: int) -> None:
     """Compile the tasks of this share; write how many there are, then each one's name."""
     logging.getLogger("nc10d").setLevel(logging.ERROR)  # that it compiles is no news here
     mine = _deal(_tasks(), share, jobs)
-    print(f"+{len(mine)}", flush=True)
+    _say(f"+{len(mine)}")
     for name, make in mine:
         make()
-        print(name, flush=True)
+        _say(name)
+
+
+def _say(word: str) -> None:
+    """Write a line in one piece: the pipe is shared, and print() may write its end apart."""
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
 
 
 def _tasks() -> list[Task]:

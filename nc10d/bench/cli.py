@@ -20,6 +20,7 @@ What collectives cost on this machine, in nccl-tests' columns. Under a launcher 
 measures that job; otherwise it starts processes of its own. "wrong" counts, over all ranks, the
 elements that differ from what NumPy computes; if there are any, the exit code is 1.
 """
+EPILOG = "With --compare gloo,mpich (see --compare --help) it is a comparison of libraries."
 DTYPES = {dtype.label: dtype for dtype in DType}
 LIMIT = 300.0
 """Seconds for one call of a rank: far more than any row takes."""
@@ -31,7 +32,9 @@ HEADER = (
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; SystemExit with usage if it makes no sense."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(
+        prog="python -m nc10d.bench", description=DESCRIPTION, epilog=EPILOG
+    )
     parser.add_argument(
         "collectives", nargs="*", metavar="COLLECTIVE", help=f"of {', '.join(COLLECTIVES)}; or all"
     )

@@ -112,6 +112,12 @@ def test_the_command_measures_the_job_of_a_launcher() -> None:
     assert done.stdout.startswith("# 2 ranks on ")
 
 
+def test_compare_is_another_command_by_the_same_name() -> None:
+    words = [*BENCH, "--compare", "openmpi", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "--rounds" in done.stdout
+
+
 def test_ctrl_c_ends_it_quietly() -> None:
     def attempt() -> float:
         with AtTerminal([*BENCH, "all_reduce", "--repeats", "1000000"]) as bench:
