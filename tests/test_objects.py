@@ -1,0 +1,326 @@
+"""The object calls: all get what they should, and whatever goes wrong, the group stays whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d import CodecError
+from nc10d.testing import Ranks, run_local
+
+SIZE = 3
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with Ranks(SIZE, timeout=20) as ranks:
+        yield ranks
+
+
+@dist.register_dataclass
+@dataclasses.dataclass
+class Metrics:
+    step: int
+    losses: Any
+
+
+class Stranger:
+    """What the codec does not carry; unpickling one counts."""
+
+    unpickled = 0
+
+    def __reduce__(self) -> Any:
+        return _count, ()
+
+
+class Broken:
+    """What nothing carries."""
+
+    def __reduce__(self) -> Any:
+        raise LookupError("it won't be pickled")
+
+
+def _count() -> str:
+    Stranger.unpickled += 1
+    return "a stranger"
+
+
+# Each call moves one object from rank 1 (or from every rank) and returns what this rank has got.
+
+
+def broadcast(group: Any, obj: Any, **how: Any) -> Any:
+    places = [obj if group.rank == 1 else None]
+    dist.broadcast_object_list(places, 1, group, **how)
+    return places[0]
+
+
+def all_gather(group: Any, obj: Any, **how: Any) -> Any:
+    places: list[Any] = [None] * group.size
+    dist.all_gather_object(places, obj if group.rank == 1 else group.rank, group, **how)
+    assert [places[0], places[2]] == [0, 2]
+    return places[1]
+
+
+def gather(group: Any, obj: Any, **how: Any) -> Any:
+    places: list[Any] | None = [None] * group.size if group.rank == 0 else None
+    dist.gather_object(obj if group.rank == 1 else group.rank, places, 0, group, **how)
+    return places[1] if places else None
+
+
+def scatter(group: Any, obj: Any, **how: Any) -> Any:
+    out: list[Any] = [None]
+    given = [obj, obj, obj] if group.rank == 1 else None
+    dist.scatter_object_list(out, given, 1, group, **how)
+    return out[0]
+
+
+def message(group: Any, obj: Any, **how: Any) -> Any:
+    """Send from rank 1 to rank 0; rank 2 looks on."""
+    places: list[Any] = [None]
+    if group.rank == 1:
+        dist.send_object_list([obj], 0, group, **how)
+    elif group.rank == 0:
+        assert dist.recv_object_list(places, 1, group, **how) == 1
+    return places[0]
+
+
+CALLS: list[Call] = [broadcast, all_gather, gather, scatter, message]
+GETTERS = {broadcast: {0, 2}, all_gather: {0, 1, 2}, gather: {0}, scatter: {0, 1, 2}, message: {0}}
+"""Which ranks decode something that has come from rank 1."""
+
+
+def outcome(group: Any, call: Call, *args: Any, **how: Any) -> Any:
+    """Make a call, and then one that fails if the ranks have fallen out of step."""
+    try:
+        result = call(group, *args, **how)
+    except CodecError as error:
+        result = error
+    total = np.ones(1)
+    group.all_reduce(total)
+    assert total[0] == group.size
+    return result
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@settings(deadline=None, max_examples=25)
+@given(obj=VALUES)
+def test_every_call_carries_any_object(three: Ranks, call: Call, obj: Any) -> None:
+    got = three.run(lambda group: outcome(group, call, obj))
+    assert all(got[rank] == obj for rank in GETTERS[call])
+
+
+@settings(deadline=None, max_examples=25)
+@given(objects=st.lists(VALUES, min_size=SIZE, max_size=SIZE), root=st.integers(0, SIZE - 1))
+def test_collectives_of_different_objects(three: Ranks, objects: list[Any], root: int) -> None:
+    def all_of_them(group: Any) -> Any:
+        spread, gathered, scattered = list(objects), [None] * SIZE, [None]
+        if group.rank != root:
+            spread = [None] * SIZE
+        dist.broadcast_object_list(spread, root)
+        mine = gathered if group.rank == root else None
+        dist.gather_object(objects[group.rank], mine, group_dst=root)
+        dist.scatter_object_list(scattered, objects if group.rank == root else None, root)
+        everyones: list[Any] = [None] * SIZE
+        dist.all_gather_object(everyones, objects[group.rank])
+        return spread, gathered, scattered[0], everyones
+
+    for rank, (spread, gathered, scattered, everyones) in enumerate(three.run(all_of_them)):
+        assert spread == everyones == objects
+        assert scattered == objects[rank]
+        assert gathered == (objects if rank == root else [None] * SIZE)
+
+
+def test_dataclasses_with_large_arrays(three: Ranks) -> None:
+    x = np.arange(300_000.0)
+    for call in CALLS:
+        got = three.run(lambda group, call=call: outcome(group, call, Metrics(3, {"x": x})))
+        for rank in GETTERS[call]:
+            assert got[rank].step == 3
+            assert np.array_equal(got[rank].losses["x"], x)
+            assert not np.shares_memory(got[rank].losses["x"], x)
+
+
+def test_ranks_as_processes() -> None:
+    with Ranks(SIZE, "processes") as ranks:
+        got = ranks.run(_in_a_process)
+    assert [places[1]["x"].sum() for places in got] == [1000.0] * SIZE
+
+
+def _in_a_process(group: Any) -> Any:
+    places: list[Any] = [None] * group.size
+    dist.all_gather_object(places, {"rank": group.rank, "x": np.ones(1000)})
+    return places
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_who_cannot_encode_raises_and_the_others_are_told(three: Ranks, call: Call) -> None:
+    got = three.run(lambda group: outcome(group, call, Stranger()))
+    concerned = {1, *GETTERS[call]} | ({2} if call is gather else set())
+    for rank, result in enumerate(got):
+        assert isinstance(result, CodecError) == (rank in concerned)
+    assert "allow_pickle=True" in str(got[1])
+    assert got[1].rank is None
+    assert got[0].rank == 1
+    assert "test_objects.Stranger" in str(got[0])
+
+
+def test_a_rank_that_fails_in_its_own_code_raises_that(three: Ranks) -> None:
+    def try_it(group: Any) -> str:
+        try:
+            all_gather(group, Broken(), allow_pickle=True)
+        except (LookupError, CodecError) as error:
+            return type(error).__name__ + str(error)
+        return ""
+
+    got = three.run(try_it)
+    assert got[1] == "LookupErrorit won't be pickled"
+    assert all("CodecError" in got[r] and "LookupError: it won't be" in got[r] for r in (0, 2))
+    assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_pickle_runs_nothing_where_it_may_not(three: Ranks, call: Call) -> None:
+    Stranger.unpickled = 0
+    got = three.run(lambda group: outcome(group, call, Stranger(), allow_pickle=group.rank == 1))
+    may = GETTERS[call] & {1}
+    assert Stranger.unpickled == len(may)
+    for rank in GETTERS[call] - may:
+        assert isinstance(got[rank], CodecError)
+        assert got[rank].rank == 1
+        assert "allow_pickle" in str(got[rank])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_pickle_comes_through_where_both_say_so(three: Ranks, call: Call) -> None:
+    got = three.run(lambda group: outcome(group, call, Stranger(), allow_pickle=True))
+    assert all(got[rank] == "a stranger" for rank in GETTERS[call])
+
+
+def test_lists_are_as_they_were_after_an_error(three: Ranks) -> None:
+    def fail(group: Any) -> list[Any]:
+        places = [Stranger()] if group.rank == 1 else ["mine"]
+        with pytest.raises(CodecError):
+            dist.broadcast_object_list(places, 1)
+        return places
+
+    got = three.run(fail)
+    assert got[0] == got[2] == ["mine"]
+
+
+def test_lists_of_different_lengths_are_an_error_and_no_more(three: Ranks) -> None:
+    def run(group: Any) -> Any:
+        places = [1, 2] if group.rank == 1 else [None]
+        return outcome(group, lambda _: dist.broadcast_object_list(places, 1))
+
+    got = three.run(run)
+    assert got[1] is None
+    assert "has sent 2 objects, and the list here has 1" in str(got[0])
+
+
+def test_map_location_is_given_what_has_come(three: Ranks) -> None:
+    def located(group: Any) -> Any:
+        return all_gather(group, {"x": np.ones(2)}, map_location=lambda x: x.tolist())
+
+    assert three.run(located) == [{"x": [1.0, 1.0]}] * SIZE
+
+
+def test_who_sent_to_anyone_is_known(three: Ranks) -> None:
+    def meet(group: Any) -> Any:
+        if group.rank != 2:
+            dist.send_object_list([{"from": group.rank}, 0], 2)
+            return None
+        places: list[Any] = [None, None]
+        senders = [dist.recv_object_list(places) for _ in range(2)]
+        assert places[0]["from"] == senders[1]
+        return sorted(senders)
+
+    assert three.run(meet)[2] == [0, 1]
+
+
+def test_ranks_of_sub_groups_and_of_the_world(three: Ranks) -> None:
+    def among_two(group: Any) -> Any:
+        two = dist.new_group([1, 2])
+        places = [group.rank]
+        if group.rank == 0:
+            with pytest.warns(RuntimeWarning, match="not in the group"):
+                dist.broadcast_object_list(places, 2, two)
+            with pytest.warns(RuntimeWarning, match="not in the group"):
+                assert dist.recv_object_list(places, 2, two) == -1
+            return places
+        dist.broadcast_object_list(places, 2, two)
+        again = [group.rank]
+        dist.broadcast_object_list(again, group=two, group_src=0)
+        return places + again
+
+    assert three.run(among_two) == [[0], [2, 1], [2, 1]]
+
+
+def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
+    def err(group: Any) -> None:
+        size, cases = group.size, []
+        cases.append(lambda: dist.all_gather_object([], 1))
+        cases.append(lambda: dist.gather_object(1, [0] * size if group.rank else None, 0))
+        cases.append(lambda: dist.scatter_object_list([], [0] * size, group.rank))
+        cases.append(lambda: dist.scatter_object_list([0], None, group.rank))
+        cases.append(lambda: dist.scatter_object_list([0], [1], group.rank))
+        cases.append(lambda: dist.broadcast_object_list([1], 99))
+        cases.append(lambda: dist.broadcast_object_list([1], 0, group_src=0))
+        cases.append(lambda: dist.send_object_list([1], group.rank))
+        cases.append(lambda: dist.broadcast_object_list([1], map_location="cuda:0"))
+        for case in cases:
+            with pytest.raises(ValueError):
+                case()
+        with dist.coalescing_manager(), pytest.raises(ValueError, match="coalescing block"):
+            dist.all_gather_object([None] * size, 1)
+
+    three.run(err)
+    assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
+def test_an_envelope_that_nobody_would_send_is_an_error_for_all(three: Ranks) -> None:
+    def forge(group: Any) -> str:
+        places = [None]
+        if group.rank == 1:
+            group.broadcast(np.array([1, 2**62, -5]), 1)
+            return ""
+        with pytest.raises(CodecError, match="no message has") as caught:
+            dist.broadcast_object_list(places, 1)
+        return str(caught.value.rank)
+
+    assert three.run(forge) == ["1", "", "1"]
+    assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
+def test_several_threads_send_beside_each_other(three: Ranks) -> None:
+    def chat(group: Any) -> Any:
+        if group.rank == 2:
+            return None
+        got: list[Any] = [None]
+        peer = 1 - group.rank
+        sender = threading.Thread(target=dist.send_object_list, args=([np.ones(9999)], peer, group))
+        sender.start()
+        dist.recv_object_list(got, peer, group)
+        sender.join()
+        return got[0].sum()
+
+    assert three.run(chat) == [9999.0, 9999.0, None]
+
+
+def test_the_calls_work_on_a_backend_that_only_assigns() -> None:
+    assert run_local(lambda group: all_gather(group, ["x"]), SIZE) == [["x"]] * SIZE
