@@ -12,7 +12,7 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.backend import CpuBackend
+    from nc10d.backend.cpu.waits import Waits
 
 Part = tuple[Channel, Submission]
 
@@ -24,7 +24,7 @@ class CpuWork(Work):
 
     def __init__(
         self,
-        backend: CpuBackend,
+        backend: Waits,
         ops: Sequence[Op],
         parts: list[Part],
         deadline: Deadline,
@@ -89,7 +89,7 @@ class AnySource(Work):
 
     def __init__(
         self,
-        backend: CpuBackend,
+        backend: Waits,
         ops: Sequence[Op],
         deadline: Deadline,
         match: Callable[[], Work | None],
@@ -142,7 +142,7 @@ class Joined(Work):
 
     def __init__(
         self,
-        backend: CpuBackend,
+        backend: Waits,
         ops: Sequence[Op],
         works: Sequence[Work],
         messages: Sequence[Work],

@@ -1,0 +1,235 @@
+"""Launching: from operations to programs that run.
+
+The way of a synchronous call is short: find the program for (operation, dtype, count), hand the
+array to the engine, done. Everything else is a submission: arrays are resolved and checked, their
+addresses written into a descriptor, and a Work follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.batches import Batches, Fresh, Known
+from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.fusing import fuse
+from nc10d.backend.cpu.gates import FREE, Gates, find_gates
+from nc10d.backend.cpu.host import deadline_ns
+from nc10d.backend.cpu.linking import Linked
+from nc10d.backend.cpu.memory import Resolved, resolve
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.plans import Plans
+from nc10d.backend.cpu.post import Late
+from nc10d.backend.cpu.requests import Request, request
+from nc10d.backend.cpu.strided import straighten
+from nc10d.backend.cpu.waits import SLICE, Waits
+from nc10d.backend.cpu.works import CpuWork, Joined, Part
+from nc10d.deadline import Deadline
+from nc10d.ops import Op, Recv, Send
+from nc10d.outcome import fresh
+from nc10d.validate import validate
+from nc10d.work import Work
+
+
+class Launching(Waits):
+    """The part of a group's backend that launches operations."""
+
+    size: int
+    layout: Layout
+    channel: Channel
+    plans: Plans
+    batches: Batches
+    _run_arrays: Callable[..., Any]
+    _address: int
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend. A known program on plain arrays goes straight in."""
+        if len(ops) == 1:
+            if not async_op:
+                op = ops[0]
+                if isinstance(op, (Send, Recv)):
+                    if not self.post.quick(op, timeout):
+                        self.wait_work(self._launch(ops, timeout))
+                    return None
+                found = self.plans.quick(op)
+                if found is not None:
+                    linked, x, y = found
+                    try:
+                        answer = self._run_arrays(self._address, linked.address, x, y)
+                        if answer == at.DONE:
+                            return None
+                        if answer != at.BUSY:
+                            self._go_on(answer, ops, timeout)
+                            return None
+                    except BaseException:
+                        self._let_go(ops)
+                        raise
+        else:
+            batch = self.batches.find(ops)
+            if batch is not None:
+                return self._launch_batch(ops, batch, timeout, async_op)
+        if async_op:
+            self.host.need_worker()
+            return self._launch_plain(ops, timeout) or self._launch(ops, timeout)
+        if any(isinstance(op, (Send, Recv)) for op in ops):
+            self.wait_work(self._launch(ops, timeout))
+        else:
+            self._run(ops, timeout)
+        return None
+
+    def _launch_plain(self, ops: Sequence[Op], timeout: float) -> Work | None:
+        """Submit a known program on plain arrays; None if there is none, or no room."""
+        found = self.plans.quick(ops[0]) if len(ops) == 1 else None
+        if found is None:
+            return None
+        deadline = Deadline.after(timeout)
+        linked, x, y = found
+        channel = self.channel
+        answer, submission = channel.submit_arrays(linked, x, y, ops, deadline_ns(timeout))
+        if answer == at.BUSY:
+            return None
+        if answer < 0 and answer != at.ABORTED:
+            self.health.engine_failed(channel, answer)
+        return CpuWork(self, ops, [(channel, submission)], deadline)
+
+    def _run(self, ops: Sequence[Op], timeout: float) -> None:
+        """Run collectives here and now, or in their turn if the channel is busy."""
+        self.health.check()
+        for op in ops:
+            validate(op, self.rank, self.size)
+        wanted = self._joined(ops)
+        linked = self.plans.linked(wanted)
+        if len(ops) == 1:
+            self.plans.remember(ops[0], linked)
+        resolved = resolve(wanted)
+        table = np.array(resolved.addresses or [0], np.int64)
+        if not self._run_here(linked, engine.address(table), ops, timeout):
+            part = self._enqueue(linked, resolved, timeout)
+            self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout)))
+
+    def _run_here(self, linked: Linked, table: int, ops: Sequence[Op], timeout: float) -> bool:
+        """Run a program on the arrays of a table in this thread; False if the channel is busy."""
+        try:
+            answer = engine.run(self._address, linked.address, table)
+            if answer == at.BUSY:
+                return False
+            if answer != at.DONE:
+                self._go_on(answer, ops, timeout)
+        except BaseException:
+            self._let_go(ops)
+            raise
+        return True
+
+    def _let_go(self, ops: Sequence[Op]) -> None:
+        """Something (Ctrl-C, say) ended this thread's call: if its program goes on, fail it."""
+        if self.channel.held():
+            self.channel.give_up()
+            self.interrupted(ops)
+
+    def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:
+        submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(timeout))
+        return self.enqueue(self.channel, submission)
+
+    def _launch_batch(
+        self, ops: Sequence[Op], batch: Known | Fresh, timeout: float, async_op: bool
+    ) -> Work | None:
+        """Run all_reduces of plain arrays as one program, here and now if the channel is free."""
+        if isinstance(batch, Fresh):
+            for op in ops:
+                validate(op, self.rank, self.size)
+            batch = self.batches.remember(batch, self.plans.linked(self._joined(ops)))
+        if not async_op and self._run_here(batch.linked, batch.address, ops, timeout):
+            return None
+        self.health.check()
+        addresses = batch.table[0]
+        submission = Submission(batch.linked, addresses, tuple(ops), deadline_ns(timeout))
+        part = self.enqueue(self.channel, submission)
+        work = CpuWork(self, ops, [part], Deadline.after(timeout))
+        if async_op:
+            self.host.need_worker()
+            return work
+        self.wait_work(work)
+        return None
+
+    def _joined(
+        self, ops: Sequence[Op], gates: Gates | None = None, numbers: Sequence[int] = ()
+    ) -> Request:
+        requests = [straighten(request(op, self.layout)) for op in ops]
+        if len(requests) == 1 and gates is None:
+            return requests[0]
+        return fuse(requests, self.layout, gates, numbers)
+
+    def _go_on(self, answer: int, ops: Sequence[Op], timeout: float) -> None:
+        """Drive a program that this thread has begun to its end, a slice at a time."""
+        channel = self.channel
+        deadline = Deadline.after(max(0.0, timeout - SLICE))
+        while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
+            answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
+        if answer == at.DONE:
+            return
+        # Whoever learns of a failure stops the channels: this thread must have left before.
+        channel.give_up()
+        if answer not in (at.BLOCKED, at.ABORTED):
+            self.health.engine_failed(channel, answer)
+        failure = self.health.settled(ops, channel, deadline)
+        assert failure is not None, f"the engine answered {answer}, but the group has not failed"
+        raise fresh(failure) from None  # it was never raised here: once is enough
+
+    def _launch(self, ops: Sequence[Op], timeout: float) -> Work:
+        self.health.check()
+        for op in ops:
+            validate(op, self.rank, self.size)
+        deadline, limit = Deadline.after(timeout), deadline_ns(timeout)
+        gates = find_gates(ops, self.layout)
+        sent = [
+            self.post.launch(op, deadline, limit, gates.passage(number) if gates else FREE)
+            for number, op in enumerate(ops)
+            if isinstance(op, (Send, Recv))
+        ]
+        numbers = [number for number, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
+        works = [self._submit(ops, numbers, gates, deadline, limit)] if numbers else []
+        messages = [self._started(work, deadline) for work in sent]
+        works += messages
+        if len(works) == 1:
+            return works[0]
+        # A thread waits for one of them at a time; the worker sees to the others.
+        self.host.need_worker()
+        return Joined(self, ops, works, messages)
+
+    def _submit(
+        self,
+        ops: Sequence[Op],
+        numbers: Sequence[int],
+        gates: Gates | None,
+        deadline: Deadline,
+        limit: int,
+    ) -> Work:
+        """Append the collectives of a batch to the channel as one submission."""
+        mine = [ops[number] for number in numbers]
+        wanted = self._joined(mine, gates, numbers)
+        linked = self.plans.linked(wanted)
+        if len(ops) == 1:
+            self.plans.remember(ops[0], linked)
+        resolved = resolve(wanted)
+        submission = Submission(linked, resolved.addresses, resolved.keep, limit)
+        return CpuWork(self, mine, [self.enqueue(self.channel, submission)], deadline)
+
+    def _started(self, work: Work | Late, deadline: Deadline) -> Work:
+        """Carry out a receive that has to wait for gates, and then open its own."""
+        if isinstance(work, Work):
+            return work
+        self.host.need_worker()
+        for gate in work.passage.waits:
+            while not self.post.await_words([(gate, 1)], SLICE):
+                failure = self.health.look((), self.channel, deadline)
+                if failure is not None:
+                    raise fresh(failure)
+        started = work.start()
+        self.wait_work(started)
+        if work.passage.own:
+            engine.open_gate(self._address, work.passage.own)
+        return started

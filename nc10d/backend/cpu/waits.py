@@ -1,0 +1,127 @@
+"""Waiting for a group's submissions, and what a wait does besides: it helps, and it looks.
+
+Every wait goes in slices of 50 ms at most. Between two of them it takes messages aside that nobody
+has asked for, and looks whether the group still works and whether time is over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.health import Health, describe
+from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.post import Post
+from nc10d.backend.cpu.works import AnySource, Part
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, DistError
+from nc10d.ops import Op
+from nc10d.outcome import fresh
+from nc10d.work import Work
+
+SLICE_NS = engine.SLICE_NS
+SLICE = SLICE_NS / 1e9
+
+
+class Waits:
+    """The part of a group's backend that waits. Methods that block say so."""
+
+    host: Host
+    areas: Areas
+    rank: int
+    health: Health
+    post: Post
+    ending: threading.RLock
+    """Held while a work's last steps are done."""
+    _watched: set[Work]
+
+    def enqueue(self, channel: Channel, submission: Submission) -> Part:
+        """Append a submission to a channel; waits for room if its ring is full."""
+        while not channel.submit(submission):
+            self.make_room(channel, submission)
+        return channel, submission
+
+    def make_room(self, channel: Channel, submission: Submission) -> None:
+        """Help a full ring along, for a slice; the operation's deadline holds here too."""
+        self.health.check()
+        limit = int(submission.words[at.D_DEADLINE // 8])
+        if limit and time.monotonic_ns() > limit:
+            raise fresh(self.health.fail_timeout((), channel))
+        oldest = channel.oldest()
+        if oldest is None:
+            return
+        answer = engine.wait(channel.address, oldest.address, SLICE_NS)
+        if answer == at.UNMATCHED:
+            self.post.absorb(channel)
+        elif answer < 0 and answer != at.ABORTED:
+            self.health.engine_failed(channel, answer)
+
+    def wait_part(
+        self,
+        channel: Channel,
+        submission: Submission,
+        until: Deadline,
+        limit: Deadline,
+        ops: Sequence[Op],
+    ) -> DistError | None:
+        """Block until a submission has ended, or `until`; return the group's failure, if any.
+
+        `limit` is the operation's own deadline: when it passes, the group fails.
+        """
+        while True:
+            slice_ns = max(1, int(until.slice(SLICE) * 1e9))
+            answer = engine.wait(channel.address, submission.address, slice_ns)
+            if answer == at.FINISHED:
+                return None
+            if answer == at.UNMATCHED:
+                self.post.absorb(channel)
+            elif answer < 0 and answer != at.ABORTED:
+                self.health.engine_failed(channel, answer)
+            failure = self.health.look(ops, channel, limit)
+            if failure is not None or until.expired():
+                return failure
+
+    def wait_work(self, work: Work) -> None:
+        """Wait for a synchronous call; an interrupt ends it for the whole group."""
+        try:
+            work.wait()
+        except BaseException:
+            if not work.is_completed():
+                self.interrupted(work.ops)
+            raise
+
+    def interrupted(self, ops: Sequence[Op]) -> None:
+        """This thread's call was interrupted: fail the group."""
+        name, (seq, _) = describe(ops), self.areas.last_record(self.areas.rank)
+        message = f"rank {self.rank} was interrupted in {name} #{seq}"
+        self.health.abort(Aborted(message, rank=self.rank, op=name, seq=seq))
+
+    def clear_way(self, parts: Sequence[Part]) -> None:
+        """Take messages nobody asked for out of the way of receives that are only polled."""
+        for channel, _ in parts:
+            if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
+                self.post.absorb(channel)
+
+    def watch(self, work: Work) -> None:
+        """Have the notifier finish a work that nobody waits for."""
+        self._watched.add(work)
+        self.host.need_notifier()
+        if self.health.closed or not self.host.poke_notifier():
+            self.notify()
+
+    def notify(self) -> bool:
+        """Finish what has ended; called by the notifier. True: look again, nobody will tell."""
+        for work in list(self._watched):
+            try:
+                work._poll()
+            except Exception as error:  # noqa: BLE001  (this work's own; the others go on)
+                work._finish(error)
+            if work._state != 0:
+                self._watched.discard(work)
+                work._finish()
+        return any(isinstance(work, AnySource) for work in list(self._watched))
