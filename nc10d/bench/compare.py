@@ -1,7 +1,8 @@
-"""`python -m nc10d.bench.compare`: nc10d beside other libraries, in one run, in interleaved rounds.
+"""`python -m nc10d.bench --compare gloo,mpich,openmpi`: nc10d beside other libraries, in one run.
 
-Each round starts one job of each library in turn; a cell is the median over rounds, with the
-smallest and the largest of them. Results are checked. The load of other processes is noted.
+In each round, for each collective, each library has a job of its own, and they take turns at going
+first. A cell is the median over rounds with its interval. Results are checked. What other
+processes did to the machine is noted for each round.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from nc10d.bench import plots
+from nc10d.bench.foreign import Foreign
+from nc10d.bench.starters import run_job, starter
+from nc10d.bench.verdicts import CONFIDENCE, LEAD, coverage, estimate, judge, too_near
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -25,6 +27,7 @@ COLLECTIVES = [
     "reduce_scatter",
     "broadcast",
     "all_to_all",
+    "ping_pong",
     "exchange",
     "barrier",
 ]
@@ -32,101 +35,153 @@ Cell = tuple[str, int]
 Samples = dict[str, dict[Cell, list[float]]]
 
 
-def command(library: str, ranks: int) -> list[str]:
-    """Return how a library's job of `ranks` processes is started."""
-    here = Path(sys.executable).parent
-    if library in ("mpich", "openmpi"):
-        mpirun = os.environ.get(f"NC10D_{library.upper()}_RUN") or str(here / "mpiexec")
-        extra = ["--oversubscribe", "--allow-run-as-root"] if library == "openmpi" else []
-        return [mpirun, *extra, "-n", str(ranks), sys.executable, "-m", "nc10d.bench.peers"]
-    run = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", str(ranks), "--standalone"]
-    return [*run, "-m", "nc10d.bench.peers"]
+def cells(collective: str, largest: int) -> list[Cell]:
+    """Return what is measured of a collective: its sizes up to `largest`; a barrier has none."""
+    sizes = [0] if collective == "barrier" else [n for n in SIZES if n <= largest]
+    return [(collective, nbytes) for nbytes in sizes]
 
 
-def run_job(library: str, ranks: int, jobs: Sequence[Cell], limit: float) -> list[list[float]]:
-    """Run one job of a library; raise RuntimeError with its last words if it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.json"
-        words = [*command(library, ranks), library, json.dumps(jobs), str(out)]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=limit, check=False)
-        if ended.returncode or not out.exists():
-            raise RuntimeError(f"{library}: {ended.stderr[-1500:]}")
-        rows: list[list[float]] = json.loads(out.read_text())
-        return rows
+def turns(libraries: Sequence[str], number: int) -> list[str]:
+    """Return who goes when: each round another one first, and every other round backwards."""
+    first = number % len(libraries)
+    order = [*libraries[first:], *libraries[:first]]
+    return order if number % 2 == 0 else order[::-1]
 
 
-def collect(options: argparse.Namespace, jobs: list[Cell]) -> tuple[Samples, list[float]]:
-    """Run all rounds; return times by library and cell, and the loads before each round."""
+def collect(options: argparse.Namespace) -> tuple[Samples, list[float]]:
+    """Run all rounds; return times by library and cell, and each round's foreign load in cores."""
     samples: Samples = {library: {} for library in options.libraries}
     loads = []
     for number in range(options.rounds):
-        loads.append(os.getloadavg()[0])
-        order = options.libraries if number % 2 == 0 else options.libraries[::-1]
-        for library in order:
-            for collective, nbytes, seconds, wrong in run_job(
-                library, options.ranks, jobs, options.limit
-            ):
-                if wrong:
-                    raise RuntimeError(f"{library}: {wrong} wrong elements in {collective}")
-                samples[library].setdefault((str(collective), int(nbytes)), []).append(seconds)
-        print(f"# round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
+        with Foreign() as foreign:
+            for library, collective in _order(options, number):
+                for (name, nbytes), seconds in _measured(library, collective, options):
+                    samples[library].setdefault((name, nbytes), []).append(seconds)
+        loads.append(foreign.cores)
+        told = f"# round {number + 1} of {options.rounds}: others used {foreign.cores:.2f} cores"
+        print(told, file=sys.stderr, flush=True)
     return samples, loads
 
 
-def table(samples: Samples, jobs: list[Cell]) -> list[str]:
-    """Return the rows of the comparison as a Markdown table."""
-    libraries = list(samples)
-    peers = libraries[1:]
-    head = f"| collective | bytes | {' | '.join(f'{name} µs' for name in libraries)} | best/nc10d |"
-    rows = [head, "|" + "---|" * (3 + len(libraries))]
-    for cell in jobs:
-        shown = []
-        for library in libraries:
-            times = [t * 1e6 for t in samples[library][cell]]
-            shown.append(f"{statistics.median(times):.1f} ({min(times):.1f}–{max(times):.1f})")
-        best = min(statistics.median(samples[peer][cell]) for peer in peers)
-        ratio = best / statistics.median(samples["nc10d"][cell])
-        rows.append(f"| {cell[0]} | {cell[1]} | {' | '.join(shown)} | {ratio:.2f} |")
-    return rows
+def _order(options: argparse.Namespace, number: int) -> Iterator[tuple[str, str]]:
+    for place, collective in enumerate(options.collectives):
+        for library in turns(options.libraries, number + place):
+            yield library, collective
+
+
+def _measured(
+    library: str, collective: str, options: argparse.Namespace
+) -> Iterator[tuple[Cell, float]]:
+    """Yield one job's times; RuntimeError if any element was wrong."""
+    arguments = [json.dumps(cells(collective, options.max_bytes)), str(options.budget)]
+    module = "nc10d.bench.peers"
+    for name, nbytes, seconds, wrong in run_job(
+        library, options.ranks, module, arguments, options.limit
+    ):
+        if wrong:
+            raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
+        yield (name, nbytes), seconds
+
+
+def table(samples: Samples) -> list[str]:
+    """Return the comparison as a Markdown table; below it, the cells that fall short."""
+    libraries, ours = list(samples), samples["nc10d"]
+    head = ["collective", "bytes", *(f"{name} µs" for name in libraries), "best/nc10d", "nc10d is"]
+    rows = [_row(head), "|" + "---|" * len(head)]
+    behind, near = [], []
+    for (collective, nbytes), _ in ours.items():
+        found = {name: estimate(samples[name][collective, nbytes]) for name in libraries}
+        verdict = judge(nbytes, found["nc10d"], {n: e for n, e in found.items() if n != "nc10d"})
+        told = [*map(str, found.values()), f"{verdict.ratio:.2f}", verdict.word]
+        rows.append(_row([collective, str(nbytes), *told]))
+        if verdict.word == "behind":
+            behind.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
+        if too_near(collective, nbytes, verdict.ratio):
+            near.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
+    return [*rows, "", _listed("Behind", behind), _listed(f"Less than {LEAD} ahead", near)]
+
+
+def _listed(what: str, found: Sequence[str]) -> str:
+    return f"{what}: {', '.join(found) or 'none'}."
+
+
+def _row(words: Sequence[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def heading(samples: Samples, ranks: int, loads: Sequence[float]) -> str:
+    """Say what was measured, on what, how surely, and beside what load."""
+    cores = len(os.sched_getaffinity(0))
+    surely = 100 * min(CONFIDENCE, coverage(len(loads), 0))
+    load = ", ".join(f"{value:.2f}" for value in loads)
+    return (
+        f"{ranks} ranks on {cores} cores of {platform.machine()}, {len(loads)} rounds of "
+        f"{', '.join(samples)}. Median (interval that covers it with at least {surely:.0f} %). "
+        f"Cores used by others in each round: {load}."
+    )
+
+
+def save(path: Path, samples: Samples, ranks: int, loads: Sequence[float]) -> None:
+    """Write everything that was measured as JSON."""
+    flat = {lib: [[*cell, times] for cell, times in of.items()] for lib, of in samples.items()}
+    path.write_text(json.dumps({"ranks": ranks, "foreign": list(loads), "samples": flat}))
+
+
+def load(path: Path) -> tuple[Samples, int, list[float]]:
+    """Read what `save` wrote."""
+    found = json.loads(path.read_text())
+    samples: Samples = {
+        library: {(name, nbytes): times for name, nbytes, times in rows}
+        for library, rows in found["samples"].items()
+    }
+    return samples, found["ranks"], found["foreign"]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench.compare", description=__doc__)
-    parser.add_argument("--compare", default="gloo,mpich", help="peers, of gloo, mpich, openmpi")
+    """Read the command line; SystemExit with usage if it makes no sense."""
+    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
+    parser.add_argument("--compare", default="gloo,mpich,openmpi", help="peers (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-bytes", type=int, default=SIZES[-1])
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("--budget", type=float, default=0.08, help="seconds for a cell's round")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one job")
-    parser.add_argument("--json", type=Path, help="also write all samples to this file")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
+    parser.add_argument("--read", type=Path, help="show the samples of this file: measure nothing")
+    parser.add_argument("--plot", type=Path, help="draw time over bytes into this PNG file")
     options = parser.parse_args(arguments)
     options.libraries = ["nc10d", *options.compare.split(",")]
+    options.collectives = options.collectives.split(",")
+    unknown = set(options.collectives) - set(COLLECTIVES)
+    if unknown:
+        parser.error(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(COLLECTIVES)}")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare and print a table."""
+    """Compare, print a table, and draw it if asked to. Blocks for all rounds."""
     options = parse(arguments)
-    for library in options.libraries:
-        if not shutil.which(command(library, 1)[0]):
-            raise SystemExit(f"{library}: {command(library, 1)[0]} is not installed")
-    jobs: list[Cell] = []
-    for collective in options.collectives.split(","):
-        sizes = [0] if collective == "barrier" else [s for s in SIZES if s <= options.max_bytes]
-        jobs += [(collective, nbytes) for nbytes in sizes]
-    samples, loads = collect(options, jobs)
-    load = ", ".join(f"{value:.2f}" for value in loads)
-    cores = len(os.sched_getaffinity(0))
-    print(
-        f"{options.ranks} ranks on {cores} cores of {platform.machine()}, {options.rounds} rounds;"
-    )
-    print(f"load average before each round: {load}. Median (smallest–largest).\n")
-    print("\n".join(table(samples, jobs)))
+    if options.read:
+        samples, ranks, loads = load(options.read)
+    else:
+        require(options.libraries)
+        ranks = options.ranks
+        samples, loads = collect(options)
+    print(heading(samples, ranks, loads), "", *table(samples), sep="\n")
     if options.json:
-        flat = {lib: [[*cell, times] for cell, times in s.items()] for lib, s in samples.items()}
-        options.json.write_text(json.dumps(flat))
+        save(options.json, samples, ranks, loads)
+    if options.plot:
+        plots.time_over_bytes(samples, f"{ranks} ranks", options.plot)
     return 0
+
+
+def require(libraries: Sequence[str]) -> None:
+    """Leave with a word if a library's launcher is not installed."""
+    for library in libraries:
+        missing = starter(library, 1).missing
+        if missing:
+            raise SystemExit(f"{library}: {missing} is not installed")
 
 
 if __name__ == "__main__":

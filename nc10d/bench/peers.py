@@ -1,8 +1,9 @@
-"""One library's side of a comparison: `python -m nc10d.bench.peers LIBRARY JOBS OUT`, on each rank.
+"""One library's side of a comparison: `python -m nc10d.bench.peers LIBRARY JOBS BUDGET OUT`.
 
-JOBS is a JSON list of [collective, nbytes]; rank 0 writes a JSON list of [collective, nbytes,
-seconds, wrong] to the file OUT. All libraries do the same work on the same kind of arrays: float32
-in plain NumPy arrays (torch tensors over the same memory), the sizes of nccl-tests.
+Runs on each rank. JOBS is a JSON list of [collective, nbytes], BUDGET the seconds that one round
+of one of them should take; rank 0 writes a JSON list of [collective, nbytes, seconds, wrong] to
+the file OUT. All libraries do the same work on the same memory, in the same loop: plain float32
+arrays in the sizes of nccl-tests (`nbytes` is the larger buffer of a rank).
 """
 
 from __future__ import annotations
@@ -13,256 +14,105 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from nc10d.bench.libraries import LIBRARIES, Array, Call, Library
+
 ROUNDS = 5
-BUDGET = 0.15
-"""Seconds that one round of one job should take."""
-
-
-class Library(Protocol):
-    """The calls of a library, on flat float32 arrays, in place or into `out`."""
-
-    rank: int
-    size: int
-
-    def all_reduce(self, x: Array) -> None:
-        """x := sum over ranks of x."""
-
-    def all_gather(self, out: Array, x: Array) -> None:
-        """out := all ranks' x."""
-
-    def reduce_scatter(self, out: Array, x: Array) -> None:
-        """out := my chunk of the sum of x."""
-
-    def broadcast(self, x: Array) -> None:
-        """x := rank 0's x."""
-
-    def all_to_all(self, out: Array, x: Array) -> None:
-        """out[r] := rank r's x[me]."""
-
-    def barrier(self) -> None:
-        """Nobody leaves before everybody has come."""
-
-    def exchange(self, out: Array, x: Array) -> None:
-        """A ping-pong between ranks 0 and 1."""
-
-    def close(self) -> None:
-        """Leave."""
-
-
-class Nc10d:
-    """nc10d by its public API."""
-
-    def __init__(self) -> None:
-        from nc10d import api, queries, world
-
-        world.init_process_group()
-        self._api = api
-        self._close = world.destroy_process_group
-        self.rank, self.size = queries.get_rank(), queries.get_world_size()
-        self.all_reduce = api.all_reduce
-        self.all_gather = api.all_gather_into_tensor
-        self.reduce_scatter = api.reduce_scatter_tensor
-        self.all_to_all = api.all_to_all_single
-        self.barrier = api.barrier
-
-    def broadcast(self, x: Array) -> None:
-        """x := rank 0's x."""
-        self._api.broadcast(x, 0)
-
-    def exchange(self, out: Array, x: Array) -> None:
-        """A ping-pong between ranks 0 and 1."""
-        if self.rank == 0:
-            self._api.send(x, 1)
-            self._api.recv(out, 1)
-        elif self.rank == 1:
-            self._api.recv(out, 0)
-            self._api.send(x, 0)
-
-    def close(self) -> None:
-        """Leave."""
-        self._close()
-
-
-class Mpi:
-    """MPI by mpi4py, with its fast calls on buffers."""
-
-    def __init__(self) -> None:
-        from mpi4py import MPI
-
-        self._mpi, self._comm = MPI, MPI.COMM_WORLD
-        self.rank, self.size = self._comm.rank, self._comm.size
-
-    def all_reduce(self, x: Array) -> None:
-        """x := sum over ranks of x."""
-        self._comm.Allreduce(self._mpi.IN_PLACE, x)
-
-    def all_gather(self, out: Array, x: Array) -> None:
-        """out := all ranks' x."""
-        self._comm.Allgather(x, out)
-
-    def reduce_scatter(self, out: Array, x: Array) -> None:
-        """out := my chunk of the sum of x."""
-        self._comm.Reduce_scatter_block(x, out)
-
-    def broadcast(self, x: Array) -> None:
-        """x := rank 0's x."""
-        self._comm.Bcast(x, 0)
-
-    def all_to_all(self, out: Array, x: Array) -> None:
-        """out[r] := rank r's x[me]."""
-        self._comm.Alltoall(x, out)
-
-    def barrier(self) -> None:
-        """Nobody leaves before everybody has come."""
-        self._comm.Barrier()
-
-    def exchange(self, out: Array, x: Array) -> None:
-        """A ping-pong between ranks 0 and 1."""
-        if self.rank == 0:
-            self._comm.Send(x, 1)
-            self._comm.Recv(out, 1)
-        elif self.rank == 1:
-            self._comm.Recv(out, 0)
-            self._comm.Send(x, 0)
-
-    def close(self) -> None:
-        """MPI ends by itself."""
-
-
-class Gloo:
-    """torch.distributed over gloo; tensors are made once for each array."""
-
-    def __init__(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        self._torch, self._dist = torch, dist
-        self._tensors: dict[int, Any] = {}
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.barrier = dist.barrier
-
-    def _of(self, x: Array) -> Any:
-        found = self._tensors.get(id(x))
-        if found is None or found[0] is not x:
-            found = self._tensors[id(x)] = (x, self._torch.from_numpy(x))
-        return found[1]
-
-    def all_reduce(self, x: Array) -> None:
-        """x := sum over ranks of x."""
-        self._dist.all_reduce(self._of(x))
-
-    def all_gather(self, out: Array, x: Array) -> None:
-        """out := all ranks' x."""
-        self._dist.all_gather_into_tensor(self._of(out), self._of(x))
-
-    def reduce_scatter(self, out: Array, x: Array) -> None:
-        """out := my chunk of the sum of x."""
-        self._dist.reduce_scatter_tensor(self._of(out), self._of(x))
-
-    def broadcast(self, x: Array) -> None:
-        """x := rank 0's x."""
-        self._dist.broadcast(self._of(x), 0)
-
-    def all_to_all(self, out: Array, x: Array) -> None:
-        """out[r] := rank r's x[me]."""
-        self._dist.all_to_all_single(self._of(out), self._of(x))
-
-    def exchange(self, out: Array, x: Array) -> None:
-        """A ping-pong between ranks 0 and 1."""
-        if self.rank == 0:
-            self._dist.send(self._of(x), 1)
-            self._dist.recv(self._of(out), 1)
-        elif self.rank == 1:
-            self._dist.recv(self._of(out), 0)
-            self._dist.send(self._of(x), 0)
-
-    def close(self) -> None:
-        """Leave."""
-        self._dist.destroy_process_group()
-
-
-LIBRARIES: dict[str, Callable[[], Any]] = {
-    "nc10d": Nc10d,
-    "mpich": Mpi,
-    "openmpi": Mpi,
-    "gloo": Gloo,
-}
-SHARE = {"all_reduce", "broadcast", "exchange"}
+WHOLE = {"all_reduce", "broadcast", "ping_pong", "exchange"}
 """Collectives whose arrays all have the whole size; in the others a chunk is 1/size of it."""
+MESSAGES = {"ping_pong", "exchange"}
+Check = Callable[[], int]
 
 
-def prepare(
-    library: Library, collective: str, nbytes: int
-) -> tuple[Callable[[], None], Callable[[], int]]:
-    """Return the call to time, and a function that checks it once and counts wrong elements."""
-    if collective == "barrier":
-        return library.barrier, lambda: 0
+def pattern(rank: int, count: int) -> Array:
+    """Return what a rank contributes: 0 to 6, other than its neighbour's."""
+    return ((np.arange(count) + 3 * rank) % 7).astype(np.float32)
+
+
+def expected(collective: str, inputs: list[Array], rank: int) -> tuple[Array, Array]:
+    """Return what a rank reads, and what it must end with, given every rank's whole input."""
+    chunks = [[x] if collective in WHOLE else np.split(x, len(inputs)) for x in inputs]
+    x = chunks[rank][0] if collective == "all_gather" else inputs[rank]
+    return x, WANTED[collective](chunks, rank)
+
+
+def _total(arrays: list[Array]) -> Array:
+    return np.asarray(np.sum(arrays, axis=0, dtype=np.float32))
+
+
+WANTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
+    "all_reduce": lambda chunks, _: _total([mine[0] for mine in chunks]),
+    "all_gather": lambda chunks, _: np.concatenate([mine[0] for mine in chunks]),
+    "reduce_scatter": lambda chunks, rank: _total([mine[rank] for mine in chunks]),
+    "broadcast": lambda chunks, _: chunks[0][0],
+    "all_to_all": lambda chunks, rank: np.concatenate([mine[rank] for mine in chunks]),
+    "ping_pong": lambda chunks, rank: chunks[rank ^ 1][0],
+    "exchange": lambda chunks, rank: chunks[rank ^ 1][0],
+}
+"""What a rank must end with, of every rank's chunks."""
+
+
+def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Check]:
+    """Return the call to time, and a function that runs it once and counts wrong elements."""
     size, rank = library.size, library.rank
-    count = max(1, nbytes // 4 // (1 if collective in SHARE else size))
-    whole = count * (1 if collective in SHARE else size)
-    inputs = [((np.arange(whole) + 3 * r) % 7).astype(np.float32) for r in range(size)]
-    mine = inputs[rank]
-    chunk = slice(rank * count, (rank + 1) * count)
-    total: Array = np.sum(inputs, axis=0).astype(np.float32)
-    x, small, large = mine.copy(), np.zeros(count, np.float32), np.zeros(whole, np.float32)
-    part = mine[:count].copy()
-    table: dict[str, tuple[Callable[[], None], Array, Array]] = {
-        "all_reduce": (lambda: library.all_reduce(x), x, total),
-        "broadcast": (lambda: library.broadcast(x), x, inputs[0]),
-        "all_gather": (
-            lambda: library.all_gather(large, part),
-            large,
-            np.concatenate([a[:count] for a in inputs]),
-        ),
-        "reduce_scatter": (lambda: library.reduce_scatter(small, mine), small, total[chunk]),
-        "all_to_all": (
-            lambda: library.all_to_all(large, mine),
-            large,
-            np.concatenate([a[chunk] for a in inputs]),
-        ),
-        "exchange": (
-            lambda: library.exchange(large, mine),
-            large,
-            inputs[rank ^ 1] if rank < 2 <= size else large,
-        ),
-    }
-    call, out, want = table[collective]
+    if collective == "barrier":
+        return barrier_of(library), lambda: 0
+    if collective in MESSAGES and rank ^ 1 >= size:  # the last of an odd number has no neighbour
+        return lambda: None, lambda: 0
+    count = max(1, nbytes // 4 // (1 if collective in WHOLE else size))
+    whole = count * (1 if collective in WHOLE else size)
+    inputs = [pattern(r, whole) for r in range(size)]
+    x, want = expected(collective, inputs, rank)
+    out = np.zeros_like(want)
+    call = library.calls(out, x)[collective]
 
     def check() -> int:
-        x[:] = mine
+        out[:] = inputs[rank][: out.size]
         call()
         return int(np.count_nonzero(out != want))
 
     return call, check
 
 
-def measure(library: Library, collective: str, nbytes: int) -> tuple[float, int]:
-    """Return the median over rounds of the slowest rank's mean seconds, and wrong elements."""
+def barrier_of(library: Library) -> Call:
+    """Return the library's barrier, bound."""
+    nothing = np.zeros(1, np.float32)
+    return library.calls(nothing, nothing)["barrier"]
+
+
+def measure(library: Library, collective: str, nbytes: int, budget: float) -> tuple[float, int]:
+    """Return the median over rounds of the slowest rank's mean seconds, and wrong elements.
+
+    Results are checked before the rounds and after them; a ping-pong is told one way.
+    """
     call, check = prepare(library, collective, nbytes)
-    wrong = np.array([check()], np.float32)
-    library.all_reduce(wrong)
-    probe = np.array([_mean(library, call, 3)], np.float32)
-    library.all_reduce(probe)
-    calls = int(min(3000, max(3, BUDGET / max(float(probe[0]) / library.size, 1e-7))))
-    means = []
-    for _ in range(ROUNDS):
-        mean = np.zeros(library.size, np.float32)
-        mean[library.rank] = _mean(library, call, calls)
-        library.all_reduce(mean)
-        means.append(float(mean.max()))
-    half = 2 if collective == "exchange" else 1
-    return statistics.median(means) / half, int(wrong[0])
+    wrong = check()
+    seconds = timed(library, call, budget)
+    wrong += check()
+    total = np.array([wrong], np.float32)
+    library.calls(total, total)["all_reduce"]()
+    return seconds / (2 if collective == "ping_pong" else 1), int(total[0])
 
 
-def _mean(library: Library, call: Callable[[], None], calls: int) -> float:
-    library.barrier()
+def timed(library: Library, call: Call, budget: float) -> float:
+    """Return the median over rounds of the slowest rank's mean seconds of a call."""
+    probe = slowest(library, _mean(library, call, 3))
+    calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
+    return statistics.median(slowest(library, _mean(library, call, calls)) for _ in range(ROUNDS))
+
+
+def slowest(library: Library, mine: float) -> float:
+    """Return the largest of all ranks' numbers, the same on all."""
+    found = np.zeros(library.size, np.float32)
+    found[library.rank] = mine
+    library.calls(found, found)["all_reduce"]()
+    return float(found.max())
+
+
+def _mean(library: Library, call: Call, calls: int) -> float:
+    barrier_of(library)()
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -271,12 +121,12 @@ def _mean(library: Library, call: Callable[[], None], calls: int) -> float:
 
 def main() -> None:
     """Measure the jobs on this rank; rank 0 writes what came out."""
-    name, jobs, out = sys.argv[1:4]
+    name, jobs, budget, out = sys.argv[1:5]
     library = LIBRARIES[name]()
-    rows = []
-    for collective, nbytes in json.loads(jobs):
-        seconds, wrong = measure(library, collective, nbytes)
-        rows.append([collective, nbytes, seconds, wrong])
+    rows = [
+        [collective, nbytes, *measure(library, collective, nbytes, float(budget))]
+        for collective, nbytes in json.loads(jobs)
+    ]
     if library.rank == 0:
         Path(out).write_text(json.dumps(rows))
     library.close()

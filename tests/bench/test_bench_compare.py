@@ -1,133 +1,150 @@
-"""nc10d beside other libraries: the options, the table, and each library's checked calls."""
+"""nc10d beside other libraries: the options, the turns, the table, and how jobs are started."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from nc10d.bench import compare, peers
-from nc10d.testing import run_local
+from nc10d.bench import coalesced, compare, plots, starters
+from nc10d.bench.verdicts import Estimate
 
-Array = np.ndarray[Any, np.dtype[Any]]
-PARTS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "exchange"]
-
-
-class OnGroup:
-    """A library made of a group: what `peers` asks of one, and one call can be spoilt."""
-
-    def __init__(self, group: Any, spoilt: str = "") -> None:
-        self._group = group
-        self._spoilt = spoilt
-        self.rank, self.size = group.rank, group.size
-        self.barrier = group.barrier
-        self.all_reduce = self._spoiling("all_reduce", group.all_reduce)
-        self.all_gather = self._spoiling("all_gather", group.all_gather_into_tensor)
-        self.reduce_scatter = self._spoiling("reduce_scatter", group.reduce_scatter_tensor)
-        self.broadcast = self._spoiling("broadcast", lambda x: group.broadcast(x, 0))
-        self.all_to_all = self._spoiling("all_to_all", group.all_to_all_single)
-        self.exchange = self._spoiling("exchange", self._exchange)
-
-    def _spoiling(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
-        def spoilt(out: Array, *arguments: Array) -> None:
-            call(out, *arguments)
-            if name == self._spoilt and out.size > 1:  # not the sum of the counts of mistakes
-                out[-1] += 1
-
-        return spoilt
-
-    def _exchange(self, out: Array, x: Array) -> None:
-        if self.rank == 0:
-            self._group.send(x, 1)
-            self._group.recv(out, 1)
-        elif self.rank == 1:
-            self._group.recv(out, 0)
-            self._group.send(x, 0)
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_a_librarys_mistakes_are_counted(name: str) -> None:
-    def wrong(group: Any, spoilt: str) -> int:
-        library: Any = OnGroup(group, spoilt)
-        _, check = peers.prepare(library, name, 96)
-        return check()
-
-    assert run_local(wrong, 2, ["", ""]) == [0, 0]
-    assert run_local(wrong, 2, [name, ""]) == [1, 0]
-
-
-def test_a_measurement_is_the_slowest_ranks_mean_and_the_wrong_elements_of_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peers, "BUDGET", 0.0)
-
-    def measured(group: Any) -> tuple[float, int]:
-        return peers.measure(OnGroup(group, "broadcast"), "broadcast", 64)
-
-    (seconds, wrong), other = run_local(measured, 2)
-    assert seconds > 0
-    assert wrong == 2
-    assert other == (seconds, wrong)
+CELLS: list[compare.Cell] = [("all_reduce", 1 << 20), ("broadcast", 1024), ("barrier", 0)]
+SAMPLES: compare.Samples = {
+    "nc10d": {CELLS[0]: [1e-6, 4e-6, 2e-6], CELLS[1]: [9e-6] * 3, CELLS[2]: [1e-6] * 3},
+    "gloo": {CELLS[0]: [8e-6] * 3, CELLS[1]: [4.5e-6] * 3, CELLS[2]: [5e-7] * 3},
+    "mpich": {CELLS[0]: [2.5e-6] * 3, CELLS[1]: [5e-6] * 3, CELLS[2]: [2e-6] * 3},
+}
 
 
 def test_options_name_the_peers_and_the_sizes() -> None:
     options = compare.parse(["--compare", "gloo,openmpi", "--ranks", "3"])
     assert options.libraries == ["nc10d", "gloo", "openmpi"]
     assert options.ranks == 3
-    assert set(PARTS) | {"barrier"} == set(compare.COLLECTIVES) <= set(dir(peers.Library))
+    assert options.collectives == compare.COLLECTIVES
 
 
-@pytest.mark.parametrize("library", peers.LIBRARIES)
-def test_every_library_has_its_starter(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NC10D_OPENMPI_RUN", "/opt/ompi/bin/mpirun")
-    words = compare.command(library, 4)
-    assert "4" in words
-    assert words[-2:] == ["-m", "nc10d.bench.peers"]
-    assert sys.executable in words
-    assert (words[0] == "/opt/ompi/bin/mpirun") == (library == "openmpi")
+def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.parse(["--collectives", "all_redcue"])
+    assert "unknown all_redcue; known: all_reduce, " in capsys.readouterr().err
 
 
-def test_the_table_has_medians_their_range_and_the_ratio_to_the_best_peer() -> None:
-    cells: list[compare.Cell] = [("all_reduce", 8), ("barrier", 0)]
-    samples: compare.Samples = {
-        "nc10d": {cells[0]: [1e-6, 4e-6, 2e-6], cells[1]: [1e-6]},
-        "gloo": {cells[0]: [8e-6] * 3, cells[1]: [5e-7]},
-        "mpich": {cells[0]: [6e-6] * 3, cells[1]: [2e-6]},
-    }
-    head, rule, *rows = compare.table(samples, cells)
-    assert head == "| collective | bytes | nc10d µs | gloo µs | mpich µs | best/nc10d |"
+def test_a_barrier_has_one_cell_and_others_one_a_size() -> None:
+    assert compare.cells("barrier", 1 << 30) == [("barrier", 0)]
+    assert [nbytes for _, nbytes in compare.cells("broadcast", 1 << 20)] == compare.SIZES[:4]
+
+
+def test_everyone_goes_at_every_time() -> None:
+    four = ["a", "b", "c", "d"]
+    rounds = [compare.turns(four, number) for number in range(4)]
+    assert all(sorted(order) == four for order in rounds)
+    assert all(sorted(order[place] for order in rounds) != [four[0]] * 4 for place in range(4))
+    assert len({order[0] for order in rounds}) > 1
+
+
+def test_the_table_has_medians_their_intervals_and_a_verdict() -> None:
+    head, rule, *rows, empty, behind, near = compare.table(SAMPLES)
+    columns = "collective | bytes | nc10d µs | gloo µs | mpich µs | best/nc10d | nc10d is"
+    assert head == f"| {columns} |"
     assert rule.count("---|") == head.count("|") - 1
-    assert rows[0] == "| all_reduce | 8 | 2.0 (1.0–4.0) | 8.0 (8.0–8.0) | 6.0 (6.0–6.0) | 3.00 |"
-    assert rows[1].endswith("| 0.50 |")
+    ours, gloo, mpich = "2.00 (1.00–4.00)", "8.00 (8.00–8.00)", "2.50 (2.50–2.50)"
+    assert rows[0] == f"| all_reduce | 1048576 | {ours} | {gloo} | {mpich} | 1.25 | tied |"
+    assert rows[1].endswith("| 0.50 | behind |")
+    assert rows[2].endswith("| 0.50 | tied |")  # half a microsecond is no matter for a barrier
+    assert not empty
+    assert behind == "Behind: broadcast 1024 (gloo, 0.50)."
+    assert near == "Less than 1.5 ahead: all_reduce 1048576 (mpich, 1.25)."
+
+
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "samples.json"
+    compare.save(file, SAMPLES, 4, [0.25])
+    assert compare.load(file) == (SAMPLES, 4, [0.25])
+
+
+def test_saved_samples_are_shown_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "samples.json", tmp_path / "picture.png"
+    compare.save(file, SAMPLES, 4, [0.25, 0.5, 0.0])
+    assert compare.main(["--read", str(file), "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("4 ranks on ")
+    assert "at least 75 %" in shown
+    assert "0.25, 0.50, 0.00" in shown
+    assert "\n".join(compare.table(SAMPLES)) in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(8, "8 B"), (1024, "1 KiB"), (64 << 10, "64 KiB"), (3 << 19, "1.5 MiB")]
+)
+def test_sizes_are_told_as_people_say_them(nbytes: int, text: str) -> None:
+    assert plots.bytes_label(nbytes) == text
+
+
+def test_every_library_has_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_OPENMPI", "/opt/ompi")
+    found = {name: starters.starter(name, 4) for name in ("nc10d", "gloo", "mpich", "openmpi")}
+    assert all("4" in one.words and sys.executable in one.words for one in found.values())
+    assert found["openmpi"].words[0] == "/opt/ompi/bin/mpirun"
+    assert found["openmpi"].environment["MPI4PY_LIBMPI"] == "/opt/ompi/lib/libmpi.so.40"
+    with pytest.raises(ValueError, match="unknown library 'nccl'"):
+        starters.starter("nccl", 2)
+
+
+@pytest.mark.parametrize(("ranks", "yields"), [(1, "0"), (1000, "1")])
+def test_open_mpi_yields_where_ranks_outnumber_cores(ranks: int, yields: str) -> None:
+    environment = starters.starter("openmpi", ranks).environment
+    assert environment["OMPI_MCA_mpi_yield_when_idle"] == yields
 
 
 def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NC10D_OPENMPI_RUN", "/nowhere/mpirun")
-    with pytest.raises(SystemExit, match="openmpi: /nowhere/mpirun is not installed"):
+    monkeypatch.setenv("NC10D_OPENMPI", "/nowhere")
+    with pytest.raises(SystemExit, match="openmpi: /nowhere/bin/mpirun is not installed"):
         compare.main(["--compare", "openmpi"])
 
 
 def test_a_job_that_fails_is_told_with_its_last_words() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)gloo: .*KeyError.*'no_such_thing'"):
-        compare.run_job("gloo", 1, [("no_such_thing", 8)], 100.0)
+    arguments = [json.dumps([("no_such_thing", 8)]), "0"]
+    with pytest.raises(RuntimeError, match=r"(?s)nc10d: .*KeyError.*'no_such_thing'"):
+        starters.run_job("nc10d", 1, "nc10d.bench.peers", arguments, 100.0)
 
 
-def test_the_comparison_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_elements_end_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "run_job", lambda *_: [["all_reduce", 8, 1e-6, 3]])
+    options = compare.parse(["--compare", "mpich", "--collectives", "all_reduce"])
+    with pytest.raises(RuntimeError, match="nc10d: 3 wrong elements in all_reduce of 8 bytes"):
+        compare.collect(options)
+
+
+def test_the_comparison_runs(tmp_path: Path) -> None:
     out = tmp_path / "samples.json"
-    few = ["--rounds", "1", "--max-bytes", "8", "--collectives", "all_reduce,barrier"]
-    assert compare.main(["--compare", "gloo,mpich", *few, "--json", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert "| all_reduce | 8 | " in shown
-    assert "| barrier | 0 | " in shown
-    samples = json.loads(out.read_text())
-    assert {name: len(rows) for name, rows in samples.items()} == dict.fromkeys(
-        ["nc10d", "gloo", "mpich"], 2
-    )
+    few = ["--rounds", "1", "--max-bytes", "8", "--collectives", "exchange,barrier"]
+    words = ["--compare", "mpich", *few, "--budget", "0", "--json", str(out)]
+    command = [sys.executable, "-m", "nc10d.bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "| exchange | 8 | " in done.stdout
+    samples, ranks, loads = compare.load(out)
+    assert (ranks, len(loads)) == (2, 1)
+    assert {name: len(rows) for name, rows in samples.items()} == {"nc10d": 2, "mpich": 2}
+
+
+def test_a_way_is_held_against_the_best_way_of_any_peer() -> None:
+    ways = {("nc10d", "plan"): 2.0, ("gloo", "flat"): 6.0, ("mpich", "flat"): 3.0}
+    found = {
+        (way, nbytes): Estimate(us * 1e-6, 1e-6, 9e-6)
+        for nbytes in coalesced.SIZES
+        for way, us in ways.items()
+    }
+    head, _, ours, gloo, mpich = coalesced.table(found)
+    assert head.startswith("| library | way | 64 × 1 KiB, µs | best peer/this | 64 × 128 KiB")
+    assert ours == "| nc10d | plan" + 2 * " | 2.00 (1.00–9.00) | 1.50" + " |"
+    assert gloo.endswith("| 0.50 |")
+    assert mpich.endswith("| 1.00 |")

@@ -1,0 +1,120 @@
+"""What each library is asked for, and that its mistakes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d.bench import batches, peers
+from nc10d.bench.compare import COLLECTIVES
+from nc10d.bench.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
+from nc10d.testing import run_local
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PARTS = [name for name in COLLECTIVES if name != "barrier"]
+
+
+class OnGroup:
+    """A library made of a group, one call of which can be spoilt."""
+
+    def __init__(self, group: Any, spoilt: str = "") -> None:
+        self.rank, self.size, self.dist = group.rank, group.size, group
+        self._spoilt = spoilt
+
+    def calls(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
+        calls = c10d_calls(self.dist, self.rank, out, x)
+        if self._spoilt and out.size > 1:  # not the sum of the counts of mistakes
+            calls[self._spoilt] = self._spoil(calls[self._spoilt], out)
+        return calls
+
+    def _spoil(self, call: Callable[[], object], out: Array) -> Callable[[], object]:
+        def spoilt() -> None:
+            call()
+            out[-1] += 1
+
+        return spoilt
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_librarys_mistakes_are_counted(name: str, size: int) -> None:
+    def wrong(group: Any, spoilt: str) -> int:
+        _, check = peers.prepare(OnGroup(group, spoilt), name, 96)
+        return check()
+
+    assert run_local(wrong, size, [""] * size) == [0] * size
+    assert run_local(wrong, size, [name, *[""] * (size - 1)]) == [1, *[0] * (size - 1)]
+
+
+def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> None:
+    def measured(group: Any) -> tuple[float, int]:
+        return peers.measure(OnGroup(group, "broadcast"), "broadcast", 64, 0.0)
+
+    (seconds, wrong), other = run_local(measured, 2)
+    assert seconds > 0
+    assert wrong == 4  # two ranks, before the rounds and after them
+    assert other == (seconds, wrong)
+
+
+def test_the_slowest_rank_is_known_to_all() -> None:
+    def known(group: Any) -> float:
+        return peers.slowest(OnGroup(group), [0.5, 2.0, 1.0][group.rank])
+
+    assert run_local(known, 3) == [2.0] * 3
+
+
+def test_every_library_has_every_collective_and_no_other() -> None:
+    import nc10d
+
+    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES)
+    assert set(LIBRARIES) == set(batches.WAYS)
+
+
+def said(log: list[str], word: str) -> Callable[[], Any]:
+    def say() -> Any:
+        log.append(word)
+        return SimpleNamespace(wait=said(log, "wait"))
+
+    return say
+
+
+def test_one_sends_and_the_other_answers_or_both_send_first() -> None:
+    log: list[str] = []
+    send, recv = said(log, "send"), said(log, "recv")
+    for call in (there_and_back(send, recv, True), there_and_back(send, recv, False)):
+        call()
+    both_ways(send, recv)()
+    assert log == ["send", "recv", "recv", "send", "send", "recv", "wait"]
+
+
+LOCAL_WAYS = {"one by one": batches.one_by_one, "flat": batches.flat, "block": batches.block}
+
+
+@pytest.mark.parametrize("way", LOCAL_WAYS)
+@pytest.mark.parametrize("spoilt", ["", "all_reduce"])
+def test_a_way_to_reduce_many_is_checked(way: str, spoilt: str) -> None:
+    import nc10d
+
+    def wrong(group: Any) -> int:
+        library: Any = OnGroup(group, spoilt)
+        library.dist = nc10d
+        return batches.mistakes(library, LOCAL_WAYS[way], 32)
+
+    spoils = bool(spoilt) and way != "block"  # a block's calls are not the library's bound ones
+    found = run_local(wrong, 2)
+    assert all(bool(count) == spoils for count in found), found
+
+
+def test_asynchronous_calls_are_all_started_before_any_is_waited_for() -> None:
+    log: list[str] = []
+    dist = SimpleNamespace(all_reduce=lambda x, async_op: said(log, f"start {x}")())
+    arrays: Sequence[Any] = ["a", "b"]
+    batches.all_at_once(SimpleNamespace(dist=dist), arrays)()
+    assert log == ["start a", "start b", "wait", "wait"]
