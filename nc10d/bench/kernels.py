@@ -10,12 +10,13 @@ import argparse
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from nc10d.bench.foreign import Foreign
 from nc10d.bench.verdicts import estimate
-from nc10d.dtypes import DType, allows
+from nc10d.dtypes import DType, allows, dtype_of
 from nc10d.kernels.reduce import example, kernel_address
 from nc10d.ops import RedOp
 
@@ -23,24 +24,27 @@ COUNTS = {"in cache": 1 << 16, "in memory": 1 << 23}
 ELEMENTS = 1 << 23
 """How many elements a timing adds."""
 CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+Array = np.ndarray[Any, np.dtype[Any]]
 Speeds = dict[DType, list[float]]
 
 
-def adder(dtype: DType, kind: RedOp, count: int) -> Callable[[], None]:
-    """Return a call that folds one array of ones into another."""
-    x, y = (np.ones(count, dtype.numpy) for _ in range(2))
-    kernel = CALL(kernel_address(kind, dtype))
+def folding(kind: RedOp, x: Array, y: Array) -> Callable[[], None]:
+    """Return a call of the bare kernel: x = x op y."""
+    kernel = CALL(kernel_address(kind, dtype_of(x.dtype)))
     nbytes, into, other = x.nbytes, x.ctypes.data, y.ctypes.data
 
-    def add(_keep: object = (x, y)) -> None:
+    def fold(_keep: object = (x, y)) -> None:
         kernel(into, into, other, nbytes)
 
-    return add
+    return fold
 
 
 def speeds(dtypes: Sequence[DType], kind: RedOp, count: int, rounds: int) -> Speeds:
     """Return elements per second of each type in each round."""
-    calls = {dtype: adder(dtype, kind, count) for dtype in dtypes}
+    calls = {
+        dtype: folding(kind, np.ones(count, dtype.numpy), np.ones(count, dtype.numpy))
+        for dtype in dtypes
+    }
     found: Speeds = {dtype: [] for dtype in dtypes}
     for _ in range(rounds):
         for dtype, call in calls.items():
