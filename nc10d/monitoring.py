@@ -1,10 +1,10 @@
 """A barrier that says who has not come.
 
-Each rank counts its arrivals in the group's store, then enters an ordinary barrier. While all goes
+Each rank counts its arrivals in the group's store, then enters ordinary barriers. While all goes
 well the store is written to once and never read. A rank whose time is up reads everybody's count:
 who has fewer arrivals than itself is missing. It makes that the group's failure, so that every
 rank raises the same words, those who come later too. No rank is more needed than others for this;
-where ranks have died or make other calls instead, the barrier itself says so, and at once.
+where ranks have died or make other calls instead, the barriers themselves say so, and at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def monitored_barrier(
     limit = found.timeout if timeout is None else seconds(timeout)
     arrivals = found.store.add(f"{_KEY}/{found.rank}", 1)
     # Twice the time: the barrier is to end by this rank's judgement or a peer's, not by its own.
-    work = found.launch((Barrier(),), "cpu", async_op=True, timeout=2 * limit)
+    # Two rounds: who comes after the others have given up finds their marks of the first one only.
+    work = found.launch((Barrier(), Barrier()), "cpu", async_op=True, timeout=2 * limit)
     assert work is not None, "an asynchronous call has a work"
     _wait(found, work, limit, arrivals)
 

@@ -148,6 +148,11 @@ class _Decoder:
         """Read a byte string that lies in the payload."""
         return self._payload.take(self.unpack(INT64)[0])
 
+    def packed(self, dtype: type[Any]) -> list[Any]:
+        """Read a list of numbers that lies in the payload."""
+        numbers: list[Any] = self._payload.take(8 * self.unpack(INT64)[0]).view(dtype).tolist()
+        return numbers
+
     def array(self) -> Any:
         """Read an array."""
         code, ndim = self.unpack(ARRAY)
@@ -228,6 +233,8 @@ _READ: dict[Tag, Callable[[_Decoder], Any]] = {
     Tag.BYTE_ARRAY: lambda d: d.number(bytearray(d.counted())),
     Tag.BLOB: lambda d: d.number(d.blob().tobytes()),
     Tag.BLOB_ARRAY: lambda d: d.number(bytearray(d.blob())),
+    Tag.FLOATS: lambda d: d.number(d.packed(np.float64)),
+    Tag.INTS: lambda d: d.number(d.packed(np.int64)),
     Tag.ARRAY: lambda d: d.number(d.array()),
     Tag.SCALAR: _Decoder.scalar,
     Tag.DTYPE: lambda d: d.dtype(d.take(1)[0]).numpy,

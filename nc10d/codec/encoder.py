@@ -23,6 +23,7 @@ from nc10d.codec.tags import (
     INT64,
     LARGEST_COUNT,
     MAX_DEPTH,
+    PACKED,
     Tag,
     hashed_children,
 )
@@ -105,6 +106,9 @@ class _Encoder:
             write(self, value)
             self._number(value)
             return None
+        if kind is list and len(value) >= PACKED and self._packed(value):
+            self._number(value)
+            return None
         return self._open_frame(value, kind, hashed)
 
     def _refer(self, value: Any, hashed: bool) -> bool:
@@ -113,6 +117,20 @@ class _Encoder:
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
         self.tagged(Tag.REF, COUNT.pack(seen.number))
+        return True
+
+    def _packed(self, value: list[Any]) -> bool:
+        """Write a list as one chunk if it is all floats, or all ints of 64 bits."""
+        found = _PACKS.get(type(value[0]))
+        if found is None or len(set(map(type, value))) > 1:
+            return False
+        tag, dtype = found
+        try:
+            chunk = np.array(value, dtype)
+        except OverflowError:
+            return False
+        self.tagged(tag, INT64.pack(len(value)))
+        self.chunks.append(chunk)
         return True
 
     def _number(self, value: Any) -> None:
@@ -238,6 +256,10 @@ _NUMBERED: dict[type[Any], Callable[[_Encoder, Any], None]] = {
     bytes: _byte_string(Tag.BYTES, Tag.BLOB),
     bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
     np.ndarray: _array,
+}
+_PACKS: dict[type[Any], tuple[Tag, type[Any]]] = {
+    float: (Tag.FLOATS, np.float64),
+    int: (Tag.INTS, np.int64),
 }
 _CONTAINERS: dict[type[Any], Tag] = {
     list: Tag.LIST,

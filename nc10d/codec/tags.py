@@ -7,6 +7,7 @@
     BYTES     length, the bytes                 BLOB, BLOB_ARRAY  int64: bytes in the payload
     BYTE_ARRAY length, the bytes
     LIST TUPLE SET FROZENSET   count, that many values
+    FLOATS INTS                int64: a list of so many float64 or int64 in the payload
     DICT      count, that many keys, as many values
     OBJECT    registered name, state: two values
     ARRAY     dtype code (uint8), dimensions (uint8), int64 each; elements in the payload, C order
@@ -53,6 +54,8 @@ class Tag(enum.IntEnum):
     SCALAR = 20
     DTYPE = 21
     REF = 22
+    FLOATS = 23
+    INTS = 24
 
 
 COUNT = struct.Struct("<I")
@@ -63,6 +66,8 @@ COMPLEX = struct.Struct("<dd")
 ARRAY = struct.Struct("<BB")
 
 LARGEST_COUNT = 2**32 - 1
+PACKED = 16
+"""A list of at least so many floats, or so many ints of 64 bits, travels like an array."""
 INLINE = 1024
 """Byte strings longer than this lie in the payload, where they are copied once less."""
 

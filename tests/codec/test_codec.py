@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nc10d import register_dataclass, register_type
 from nc10d.codec import MAX_DEPTH, Envelope, Kind, Message, decode, encode, encode_pickled
 from nc10d.codec.messages import Payload, aligned, rounded
-from nc10d.codec.tags import COUNT, INLINE, INT64, Tag
+from nc10d.codec.tags import COUNT, INLINE, INT64, PACKED, Tag
 from nc10d.dtypes import DType
 from nc10d.errors import CodecError
 from nc10d.testing import layouts
@@ -113,6 +113,8 @@ VALUES = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
+        | st.lists(INTS, min_size=PACKED - 1, max_size=PACKED + 1)
+        | st.lists(st.floats(), min_size=PACKED - 1, max_size=PACKED + 1)
         | st.dictionaries(KEYS, inner, max_size=4)
         | st.sets(KEYS, max_size=4)
         | st.builds(Report, st.integers(), inner)
@@ -170,6 +172,14 @@ def test_texts_that_occur_often_travel_once() -> None:
     one = len(encode([{"a name of some length": 1}]).header)
     many = len(encode([{"a name of some length": 1} for _ in range(100)]).header)
     assert many < 100 * 16 + one
+
+
+@pytest.mark.parametrize("number", [0.1, 7, True, 2**64])
+def test_long_lists_of_numbers_keep_their_types(number: Any) -> None:
+    for value in ([number] * 1000, [number] * 500 + [1.5] * 500, [number] * 999 + [None]):
+        assert same(through(value), value)
+    packed = len(encode([number] * 1000).header) < 20
+    assert packed == (number in (0.1, 7))
 
 
 def test_a_structure_that_doubles_at_each_level_stays_small() -> None:

@@ -1,0 +1,131 @@
+"""monitored_barrier: whoever has not come is named, to every rank, when the time is up."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d as dist
+from nc10d import CollectiveTimeout, DistError
+from nc10d.testing import Ranks, run_local, run_ranks
+
+SIZE = 4
+LIMIT = 0.4
+
+
+def caught(call: Any) -> DistError:
+    with pytest.raises(DistError) as found:
+        call()
+    return found.value
+
+
+def test_all_pass_when_all_have_come_again_and_again() -> None:
+    def meet(group: Any) -> list[int]:
+        come: list[int] = []
+        for turn in range(3):
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=20))
+            x = np.ones(1)
+            group.all_reduce(x)
+            come.append(turn)
+        return come
+
+    assert run_ranks(meet, SIZE) == [[0, 1, 2]] * SIZE
+    assert run_local(meet, SIZE) == [[0, 1, 2]] * SIZE
+
+
+def test_nobody_leaves_before_all_have_come() -> None:
+    came: list[int] = []
+
+    def meet(group: Any) -> int:
+        came.append(group.rank)
+        dist.monitored_barrier()
+        return len(came)
+
+    assert run_ranks(meet, SIZE) == [SIZE] * SIZE
+
+
+@pytest.mark.parametrize("missing", [[0], [2], [1, 3], [0, 1, 2]])
+@pytest.mark.parametrize("wait_all_ranks", [False, True])
+def test_the_missing_are_named_on_every_rank(missing: list[int], wait_all_ranks: bool) -> None:
+    over = threading.Barrier(SIZE)
+
+    def meet(group: Any) -> DistError:
+        dist.monitored_barrier()
+        start = time.monotonic()
+        if group.rank not in missing:
+            error = caught(lambda: dist.monitored_barrier(group, LIMIT, wait_all_ranks))
+            assert LIMIT * 0.9 <= time.monotonic() - start < LIMIT + 5
+        over.wait(30)
+        if group.rank in missing:  # the late hear the same
+            error = caught(lambda: dist.monitored_barrier(group, LIMIT))
+        return error
+
+    for error in run_ranks(meet, SIZE):
+        assert type(error) is CollectiveTimeout
+        assert error.rank == missing[0]
+        named = ", ".join(map(str, missing))
+        assert f"rank{'s' if missing[1:] else ''} {named} of group 'world' did not come" in str(
+            error
+        )
+
+
+def test_the_shortest_time_decides() -> None:
+    over = threading.Event()
+
+    def meet(group: Any) -> tuple[DistError, float]:
+        start = time.monotonic()
+        if group.rank == 1:
+            over.wait(30)
+        error = caught(lambda: dist.monitored_barrier(timeout=LIMIT if group.rank == 0 else 60))
+        over.set()
+        return error, time.monotonic() - start
+
+    outcomes = run_ranks(meet, 3)
+    assert all("rank 1 of group" in str(error) for error, _ in outcomes)
+    assert all(taken < 10 for _, taken in outcomes)
+
+
+def test_a_sub_group_counts_for_itself() -> None:
+    with Ranks(SIZE) as ranks:
+        error = ranks.run(_pair_apart)[3]
+    assert error.rank == 0
+    assert "rank 0 of group 'world/1'" in str(error)
+
+
+def _pair_apart(group: Any) -> DistError | None:
+    """Ranks 1 and 3 meet as a pair; then 3 waits for 1, who goes on with the whole world."""
+    two = dist.new_group([1, 3])
+    if group.rank in (0, 2):
+        with pytest.warns(RuntimeWarning, match="not in the group"):
+            dist.monitored_barrier(two)
+    else:
+        dist.monitored_barrier(two)
+    error = caught(lambda: dist.monitored_barrier(two, LIMIT)) if group.rank == 3 else None
+    dist.monitored_barrier()
+    return error
+
+
+def test_a_rank_that_calls_something_else_is_told_apart() -> None:
+    def meet(group: Any) -> DistError:
+        call = group.barrier if group.rank else dist.monitored_barrier
+        if group.rank == 1:
+            call = lambda: group.all_reduce(np.ones(1))  # noqa: E731
+        return caught(call)
+
+    assert {type(error) for error in run_ranks(meet, 2)} == {dist.CollectiveMismatch}
+
+
+def test_mistakes_are_refused() -> None:
+    def err(group: Any) -> None:
+        with dist.coalescing_manager(), pytest.raises(ValueError, match="coalescing block"):
+            dist.monitored_barrier()
+        with pytest.raises(ValueError, match="timeout"):
+            dist.monitored_barrier(timeout=-1)
+        dist.monitored_barrier()
+
+    run_ranks(err, 2)
