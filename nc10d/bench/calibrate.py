@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.crossing import flow, give, take
+from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
 from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.cpu.linking import Linked, link
@@ -217,9 +217,16 @@ def streams(bench: Bench) -> Sample:
     def both_ways(nbytes: int) -> list[Step]:
         return flow([give(bench.other, user(0), nbytes), take(bench.other, user(1), nbytes)])
 
+    def pushed() -> float:
+        seconds = bench.run(flow([push(bench.other, user(0), 8)]), x, y)
+        bench.run(both_ways(8), x, y)
+        return seconds
+
     small = repeated(lambda: bench.run(both_ways(8), x, y), 100)
     large = repeated(lambda: bench.run(both_ways(STREAM_BYTES), x, y), 10)
-    return {("hop", 0): small, ("stream", 0): (large - small) / STREAM_BYTES}
+    send = min(repeated(pushed, 50), small / 2)
+    rate = (large - small) / STREAM_BYTES
+    return {("hop", 0): small - send, ("send", 0): send, ("stream", 0): rate}
 
 
 def apart(setup: BackendSetup) -> CpuBackend:
@@ -305,6 +312,7 @@ def machine_of(sample: Sample) -> Machine:
         step=max(0.0, sample["step", 0]),
         wait=sample["wait", 0],
         hop=sample.get(("hop", 0), DEVELOPMENT.hop),
+        send=sample.get(("send", 0), DEVELOPMENT.send),
         stream=sample.get(("stream", 0), DEVELOPMENT.stream),
         put=curve("put"),
         get=curve("get"),

@@ -245,7 +245,8 @@ class Walker:
                 return row.peer
         for row in takes:
             self._take(row)
-        self.now = max([self.now, self._gone, *self._came])
+        more = max(0, len(takes) - 1) * self.walk.machine.send
+        self.now = max([self.now, self._gone, *self._came]) + more
         self._gone, self._came = None, []
         self._pc += step.repeat
         return None
@@ -256,7 +257,7 @@ class Walker:
         sizes = [self._length(row) for row in new]
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
-        gone = begin + len(new) * machine.step + sum(sizes) * machine.stream
+        gone = begin + len(new) * machine.send + sum(sizes) * machine.stream
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
             self._pushed[row.peer] = gone

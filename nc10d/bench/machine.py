@@ -39,7 +39,8 @@ class Machine:
 
     `calls` is what a call costs a rank alone, by operation: the way through Python. `wait` is from
     a signal to the moment when a waiting mate goes on, `hop` from the last byte's leaving to its
-    arrival on another host, `stream` a byte through a host's network, both ways at once. The
+    arrival on another host, `send` what one transfer to or from another host keeps a rank busy
+    beside its bytes, `stream` a byte through a host's network, both ways at once. The
     curves are for bytes put on one's own board, got from a mate's, folded from a mate's, copied
     between one's own arrays, and copied by the kernel from a mate's array (empty: it does not).
     """
@@ -48,6 +49,7 @@ class Machine:
     step: float
     wait: float
     hop: float
+    send: float
     stream: float
     put: Curve
     get: Curve
@@ -109,7 +111,6 @@ def _curve(knots: list[list[float]]) -> Curve:
 
 
 CURVES = ("put", "get", "fold", "copy", "kernel")
-LATENCIES = ("step", "wait", "hop", "stream")
 
 
 def changed(machine: Machine, setting: str) -> Machine:
@@ -131,4 +132,4 @@ def changed(machine: Machine, setting: str) -> Machine:
     return replace(machine, **{name: given})
 
 
-DEVELOPMENT = Machine({"": 1e-6}, 4e-9, 2e-7, 3e-5, 4e-10, *[((1, 1e-10),)] * 4)
+DEVELOPMENT = Machine({"": 1e-6}, 4e-9, 2e-7, 3e-5, 2e-6, 4e-10, *[((1, 1e-10),)] * 4)

@@ -16,8 +16,9 @@ from nc10d.bench.cases import Collective, layout_of
 from nc10d.bench.clocks import Walk
 from nc10d.bench.machine import Machine
 
-TURNS = 3
-"""Calls in a row that are walked: ranks run ahead of each other, so the first is no measure."""
+MANY = 64
+"""Ranks from which on two calls in a row are walked, and not three: one is no measure, since
+ranks run ahead of each other."""
 ROOTED = ("broadcast", "reduce")
 
 
@@ -40,9 +41,10 @@ def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
     """Return the seconds from call to call if some ranks stand for all."""
     programs = {rank: collective.program(rank) for rank in ranks}
-    walk = Walk(machine, collective.hosts, programs, collective.arrays, TURNS)
+    turns = 2 if collective.layout.size > MANY else 3
+    walk = Walk(machine, collective.hosts, programs, collective.arrays, turns)
     walk.run()
-    return max((ends[-1] - ends[0]) / (TURNS - 1) for ends in walk.ends.values())
+    return max((ends[-1] - ends[0]) / (turns - 1) for ends in walk.ends.values())
 
 
 def standing_for(op: str, hosts: Topology) -> list[int]:

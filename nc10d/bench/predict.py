@@ -1,6 +1,6 @@
 """`python -m nc10d.bench --model` and `--draw`: predictions, held against measurements; pictures.
 
-`read`, `worlds` and the functions that make text are pure; `run` measures, prints and draws.
+`read`, `worlds`, `predicted`, `table` and `verdicts` are pure; `run` measures, prints and draws.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of measuring ({ROUNDS})")
     parser.add_argument("--out", type=Path, help="the picture, a PNG")
     return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read the command line and do what it says; return the exit code."""
+    return run(read(arguments))
 
 
 def ranks(text: str) -> list[int]:

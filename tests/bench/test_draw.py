@@ -1,0 +1,77 @@
+"""Pictures of programs: what is drawn is what happens, and it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nc10d.backend.cpu.program import Kind
+from nc10d.bench import draw, predict
+from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
+
+pytest.importorskip("matplotlib")
+
+
+def collective(op: str, nbytes: int, size: int, mates: int) -> Collective:
+    return Collective(op, nbytes, layout_of(spread(size, mates)))
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+@pytest.mark.parametrize(("size", "mates"), [(1, 1), (3, 3), (4, 2)])
+def test_every_collective_can_be_drawn(op: str, size: int, mates: int, tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    draw.draw(collective(op, 1 << 20, size, mates), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+def test_every_step_that_moves_bytes_is_a_box(op: str) -> None:
+    for size, mates in ((4, 4), (6, 2)):
+        for event in draw.walked(collective(op, 200_000, size, mates)).events:
+            if event.nbytes:
+                assert draw.look(event.step, event.rank % mates) in draw.LOOKS
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+def test_no_two_boxes_of_a_lane_overlap(op: str) -> None:
+    lanes: dict[Any, list[tuple[float, float]]] = {}
+    for event in draw.walked(collective(op, 200_000, 6, 2)).events:
+        sort = draw.look(event.step, event.rank % 2)
+        if sort is not None and sort is not draw.TAKE:  # of those, many come at once
+            half = sort if sort is draw.GIVE else None
+            lanes.setdefault((event.rank, half), []).append((event.begin, event.end))
+    assert lanes
+    for boxes in lanes.values():
+        boxes.sort()
+        for (_, end), (begin, _) in zip(boxes, boxes[1:], strict=False):
+            assert begin >= end - 1e-9
+
+
+def test_an_arrow_begins_at_a_signal_and_ends_when_its_wait_does() -> None:
+    events = draw.walked(collective("all_reduce", 64 << 10, 4, 4)).events
+    given = {(e.rank, e.end) for e in events if e.step.kind is Kind.SIGNAL}
+    waits = [e for e in events if e.step.kind in (Kind.WAIT, Kind.MEETALL)]
+    assert len(waits) == 4 * (1 + 3)
+    for event in waits:
+        assert event.causes
+        assert all(cause in given and cause[1] < event.end for cause in event.causes)
+
+
+def test_the_command_says_where_the_picture_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.png"
+    words = ["--draw", "broadcast", "--hosts", "2x2", "--bytes", "4096", "--out", str(path)]
+    assert predict.main(words) == 0
+    assert capsys.readouterr().out.strip() == str(path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (12, "12 B"), (1 << 10, "1 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1 GiB")],
+)
+def test_amounts_read_as_people_write_them(nbytes: int, text: str) -> None:
+    assert draw.amount(nbytes) == text

@@ -1,0 +1,211 @@
+"""The cost model: it agrees with the simulator, obeys its own constants, and finds its way back."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timed_simulator import simulated
+
+from nc10d.backend.cpu.algorithms.topology import Topology, grouped
+from nc10d.bench import machine as machines
+from nc10d.bench import predict
+from nc10d.bench.calibrate import Cell, Round, constants, often, typical
+from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
+from nc10d.bench.clocks import Walk
+from nc10d.bench.machine import DEVELOPMENT, Machine, at_reach, changed
+from nc10d.bench.model import algorithm, seconds, standing_for, switches
+
+PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
+SMALL_HALF = 4096
+
+
+def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int) -> float:
+    """Return when the last of all ranks has done one call."""
+    collective = Collective(op, nbytes, layout_of(hosts, half))
+    programs = {rank: collective.program(rank) for rank in range(hosts.size)}
+    walk = Walk(machine, hosts, programs, collective.arrays)
+    walk.run()
+    return max(ends[-1] for ends in walk.ends.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    op=st.sampled_from(sorted(MAKERS)),
+    nbytes=st.sampled_from([4, 64, 1000, 4096, 20000, 100_000]),
+    names=st.lists(st.integers(0, 2), min_size=2, max_size=6),
+)
+def test_clocks_and_the_simulator_tell_the_same_time(
+    op: str, nbytes: int, names: list[int]
+) -> None:
+    hosts = grouped(names)
+    collective = Collective(op, nbytes // 4 * 4, layout_of(hosts, SMALL_HALF))
+    walked = walk_all(PLAIN, op, nbytes // 4 * 4, hosts, SMALL_HALF)
+    assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
+
+
+LARGE = [
+    ("all_reduce", 256, 512),
+    ("all_reduce", 64 << 10, 96),
+    pytest.param("all_reduce", 64 << 10, 512, marks=pytest.mark.long),
+    pytest.param("reduce_scatter", 64 << 10, 512, marks=pytest.mark.long),
+    ("reduce_scatter", 64 << 10, 64),
+    ("all_gather", 64 << 10, 64),
+    ("all_to_all", 64 << 10, 64),
+    ("broadcast", 256, 512),
+    ("broadcast", 64 << 10, 512),
+    ("barrier", 4, 512),
+]
+
+
+@pytest.mark.parametrize(("op", "nbytes", "size"), LARGE)
+def test_a_few_ranks_stand_for_all(op: str, nbytes: int, size: int) -> None:
+    hosts = spread(size)
+    collective = Collective(op, nbytes, layout_of(hosts))
+    programs = {rank: collective.program(rank) for rank in standing_for(op, hosts)}
+    walk = Walk(PLAIN, hosts, programs, collective.arrays)
+    walk.run()
+    predicted = max(ends[-1] for ends in walk.ends.values())
+    assert predicted == pytest.approx(simulated(PLAIN, collective), rel=0.05)
+
+
+def test_a_twice_as_slow_machine_takes_twice_as_long() -> None:
+    numbers = ("step", "wait", "hop", "send", "stream")
+    slow = dataclasses.replace(
+        PLAIN,
+        calls={"": 2e-6},
+        **{name: 2 * getattr(PLAIN, name) for name in numbers},
+        **{
+            name: tuple((reach, 2 * rate) for reach, rate in getattr(PLAIN, name))
+            for name in machines.CURVES
+        },
+    )
+    for op in MAKERS:
+        for hosts in (spread(2), spread(8), spread(12, 4)):
+            one, two = (seconds(m, op, 1 << 16, hosts) for m in (PLAIN, slow))
+            assert two == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize("constant", ["call", "wait", "hop", "stream", "put", "get", "fold"])
+def test_every_constant_counts(constant: str) -> None:
+    hosts = spread(4, 2)
+    dearer = changed(PLAIN, f"{constant}=0.1")
+    assert seconds(dearer, "all_reduce", 1 << 20, hosts) > 10 * seconds(
+        PLAIN, "all_reduce", 1 << 20, hosts
+    )
+
+
+def test_two_ranks_by_hand() -> None:
+    flat = Machine({"": 1.0}, 0.0, 0.5, 0.0, 0.0, 0.0, *[((1, rate),) for rate in (2, 3, 5, 7)])
+    # 1 for the call, 64 bytes put at 2 and folded at 5, and half a second for the signal.
+    assert seconds(flat, "all_reduce", 64, spread(2)) == pytest.approx(1 + 128 + 320 + 0.5)
+
+
+@given(st.floats(1, 1e9), st.integers(1, 30), st.integers(0, 2**31))
+def test_a_rate_lies_between_those_of_its_neighbours(reach: float, knots: int, seed: int) -> None:
+    rng = random.Random(seed)
+    places = sorted(rng.sample(range(1, 1000), knots))
+    curve = tuple((place**3, rng.random()) for place in places)
+    near = [rate for place, rate in curve if place >= reach][:1]
+    near += [rate for place, rate in curve if place <= reach][-1:]
+    assert min(near) - 1e-9 <= at_reach(curve, reach) <= max(near) + 1e-9
+
+
+def test_constants_come_back_from_their_file(tmp_path: Path) -> None:
+    given_ = changed(changed(DEVELOPMENT, "wait=3e-7"), "kernel=1e-10")
+    machines.save(given_, tmp_path / "machine.json")
+    assert machines.load(tmp_path / "machine.json") == given_
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"put": 3}'])
+def test_a_file_with_something_else_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json"):
+        machines.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("setting", ["wait", "wait=", "wait=-1", "wait=nan", "weight=1", "=1"])
+def test_a_setting_that_makes_no_sense_is_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match="NAME=SECONDS"):
+        changed(DEVELOPMENT, setting)
+
+
+def test_the_algorithm_changes_where_a_switch_says() -> None:
+    for hosts in (spread(8), spread(64)):
+        found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
+        assert found
+        for one in found:
+            below = algorithm("all_reduce", one.nbytes - 4, hosts, readable=False)
+            there = algorithm("all_reduce", one.nbytes, hosts, readable=False)
+            assert (below, there) == (one.before, one.after)
+
+
+def test_verdicts_hold_each_round_against_itself() -> None:
+    cell = Cell("all_reduce", 4096)
+    rounds = []
+    for slower in (1.0, 5.0, 2.0):
+        sample = sample_of(PLAIN, slower)
+        told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, spread(2))
+        rounds.append(Round(sample, {cell: told / 1.25}))
+    assert predict.verdicts(rounds, [cell])[0].error == pytest.approx(0.25)
+
+
+def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
+    """Return what would be measured on a machine that is so many times slower than `machine`."""
+    flat = {(name, 0): getattr(machine, name) for name in ("step", "wait", "hop", "send", "stream")}
+    ways = {(f"call {op}", 0): machine.call(op) for op in MAKERS}
+    rates = {
+        (name, 1): at_reach(getattr(machine, name), 1) for name in ("put", "get", "fold", "copy")
+    }
+    return {key: slower * value for key, value in {**flat, **ways, **rates}.items()}
+
+
+def test_typical_is_what_a_share_stays_below() -> None:
+    assert typical([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
+    assert typical([7.0]) == 7.0
+    assert often(1) > often(1 << 20) >= often(1 << 30) >= 1
+
+
+def test_worlds_are_read_from_ranks_and_hosts() -> None:
+    options = predict.read(["--model", "--ranks", "8..600"])
+    assert [world.size for world in predict.worlds(options)] == [8, 64, 512, 600]
+    (world,) = predict.worlds(predict.read(["--draw", "broadcast", "--hosts", "2x3"]))
+    assert world.hosts == ((0, 1, 2), (3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--model", "--ranks", "0"], ["--model", "--ranks", "9..8"], ["--draw", "shout"]]
+    + [["--model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
+)
+def test_options_that_make_no_sense_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        predict.read(words)
+
+
+def test_the_table_names_sizes_times_and_switches(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "model.png"
+    assert predict.main(["--model", "--ranks", "8", "--out", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "# all_reduce, 8 ranks" in printed
+    assert "16 MiB" in printed
+    assert "bytes: boards, a chunk a rank, before: boards" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_measured_constants_predict_what_is_measured_beside_them() -> None:
+    cells = [Cell(op, 4096) for op in predict.CHECKED]
+    from nc10d.bench.calibrate import survey_here
+
+    for one in predict.verdicts(survey_here(cells, 3, far=False), cells):
+        assert one.predicted > 0
+        assert np.isfinite(one.error)

@@ -1,0 +1,192 @@
+"""The simulator with clocks: each step has a price, each rank a time; the last rank's is the time.
+
+It runs real data through the simulator's own ranks, and knows nothing of nc10d.bench.clocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.program import Kind, Program, Space, Step
+from nc10d.bench.cases import Collective
+from nc10d.bench.machine import Machine
+from nc10d.testing.cluster import Cluster, FarRank, HostWorld, Pipes
+from nc10d.testing.watched import Bytes
+
+WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.FREE, Kind.DIVERT)
+NOTHING = (Kind.JUMP, Kind.LOOP)
+ROOM = 1 << 40
+
+
+class TimedRank(FarRank):
+    """A rank that knows what time it is; `times` has when each of its signals was given.
+
+    `freed` are the ranks that may go on after its last step.
+    """
+
+    world: TimedHost
+
+    def __init__(self, world: TimedHost, rank: int) -> None:
+        super().__init__(world, rank)
+        self.now = 0.0
+        self.times = [0.0]
+        self.heard: list[float] = []
+        self.freed: Sequence[int] = ()
+        self.gone: float | None = None
+        self.pushed: dict[int, float] = {}
+        self.taken: dict[int, int] = {}
+
+    def reached(self, peer: int, target: int) -> bool:
+        found = super().reached(peer, target)
+        if found:
+            other = self.world.ranks[peer]
+            assert isinstance(other, TimedRank)
+            values = [value for value, _ in other.releases]
+            first = next(i for i, value in enumerate(values) if value >= target)
+            self.heard.append(other.times[first] + (self.machine.wait if target > 0 else 0.0))
+        return found
+
+    @property
+    def machine(self) -> Machine:
+        return self.world.machine
+
+    def step(self) -> bool:
+        steps = self.queue[0][0].steps
+        if self.pc == len(steps):
+            return super().step()
+        step, nbytes = steps[self.pc], self.length(steps[self.pc])
+        rows = steps[self.pc + 1 : self.pc + 1 + step.repeat] if step.kind is Kind.FLOW else ()
+        amounts = [self.length(row) for row in rows]
+        if rows and self.gone is None:
+            self.gone = self._send(rows, amounts)
+        self.heard = []
+        if not super().step():
+            return False
+        if rows:
+            self._take(rows, amounts)
+        elif step.kind in WAITS:
+            self.now = max(self.now + self.machine.step, *self.heard, 0.0)
+        elif step.kind not in NOTHING:
+            moved = step.nbytes if step.kind is Kind.FETCH else nbytes
+            size, arrays = self.world.size, self.world.arrays
+            self.now += self.machine.price(step, moved, self.rank, size, arrays)
+        if step.kind is Kind.SIGNAL:
+            self.times.append(self.now)
+            self.freed = self.world.numbers
+        return True
+
+    def _send(self, rows: Sequence[Step], amounts: Sequence[int]) -> float:
+        new = [
+            (row.peer, nbytes)
+            for row, nbytes in zip(rows, amounts, strict=True)
+            if row.kind is not Kind.TAKE and row.peer not in self.pushed
+        ]
+        begin = max(self.now, self.world.network)
+        gone = begin + sum(self.machine.send + n * self.machine.stream for _, n in new)
+        for peer, nbytes in new:
+            self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
+            self.pushed[peer] = gone
+        self.freed = [peer for peer, _ in new]
+        self.world.network = gone if new else self.world.network
+        given = [self.pushed.pop(row.peer) for row in rows if row.kind is Kind.GIVE]
+        return max(given, default=self.now)
+
+    def _take(self, rows: Sequence[Step], amounts: Sequence[int]) -> None:
+        assert self.gone is not None
+        ends, count = [self.now, self.gone], 0
+        for row, nbytes in zip(rows, amounts, strict=True):
+            if row.kind is Kind.TAKE:
+                count += 1
+                last = self.taken[row.peer] = self.taken.get(row.peer, 0) + nbytes
+                ends.append(self._left(row.peer, last) + self.machine.hop)
+        self.now = max(ends) + max(0, count - 1) * self.machine.send
+        self.gone = None
+
+    def _left(self, peer: int, last: int) -> float:
+        """Return when the byte number `last` of all that a peer has sent me left it."""
+        for nbytes, begin, gone in self.world.flights[peer, self.number]:
+            if last <= nbytes:
+                return begin + (last / nbytes if nbytes else 1.0) * (gone - begin)
+            last -= nbytes
+        raise AssertionError("taken, and never sent")
+
+
+class TimedHost(HostWorld):
+    """A host whose ranks have clocks, and one network."""
+
+    def __init__(
+        self, ranks: Sequence[int], half: int, pipes: Pipes, machine: Machine, arrays: float
+    ) -> None:
+        self.machine = machine
+        self.arrays = arrays
+        self.network = 0.0
+        self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
+        super().__init__(ranks, half, pipes)
+        self.unreadable = frozenset() if machine.readable else frozenset(range(self.size))
+
+    def make_rank(self, rank: int) -> TimedRank:
+        return TimedRank(self, rank)
+
+
+class TimedCluster(Cluster):
+    """Ranks with clocks on hosts; the earliest goes first."""
+
+    def __init__(self, hosts: Topology, half: int, machine: Machine, arrays: float) -> None:
+        self.pipes = Pipes(ROOM)
+        worlds = [TimedHost(ranks, half, self.pipes, machine, arrays) for ranks in hosts.hosts]
+        for world in worlds:
+            world.flights = worlds[0].flights
+        self.ranks = [
+            worlds[host].ranks[mate] for host, mate in (hosts.places[r] for r in range(hosts.size))
+        ]
+
+    def last(self) -> float:
+        """Run everything; return when the last rank was done."""
+        ready = [(0.0, number) for number in range(len(self.ranks))]
+        stuck: set[int] = set()
+        while ready:
+            _, number = heapq.heappop(ready)
+            rank = self.ranks[number]
+            assert isinstance(rank, TimedRank)
+            if not rank.step():
+                stuck.add(number)
+            elif not rank.idle():
+                heapq.heappush(ready, (self.now(number), number))
+            for other in stuck.intersection(rank.freed):
+                stuck.remove(other)
+                heapq.heappush(ready, (self.now(other), other))
+            rank.freed = ()
+        assert not stuck, stuck
+        return max(map(self.now, range(len(self.ranks))))
+
+    def now(self, number: int) -> float:
+        rank = self.ranks[number]
+        assert isinstance(rank, TimedRank)
+        return rank.now
+
+
+def arrays_of(program: Program) -> list[Bytes]:
+    """Return arrays of ones, as large as a program needs them."""
+    need = [4] * program.users
+    for step in program.steps:
+        for at in (step.dst, step.src, step.own, step.also):
+            if at.space is Space.USER:
+                far = max(step.nbytes, step.total) if at.stride else step.nbytes
+                need[at.index] = max(need[at.index], at.offset + far)
+    return [np.ones(-(-nbytes // 4), np.float32).view(np.uint8) for nbytes in need]
+
+
+def simulated(machine: Machine, collective: Collective) -> float:
+    """Return the seconds that the simulator takes for one call on all ranks."""
+    half = collective.layout.half
+    cluster = TimedCluster(collective.hosts, half, machine, collective.arrays)
+    for number, rank in enumerate(cluster.ranks):
+        assert isinstance(rank, TimedRank)
+        program = collective.program(number)
+        cluster.submit(number, program, arrays_of(program))
+        rank.now = machine.call(collective.op)
+    return cluster.last()
