@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel, Submission
-from nc10d.backend.cpu.health import Health, describe
+from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.post import Post
+from nc10d.backend.cpu.reasons import describe
 from nc10d.backend.cpu.works import AnySource, Part
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, DistError

@@ -13,10 +13,12 @@ from numba import njit
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.layout import (
     BLOCKED,
+    C_AWAITED,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
     C_BLOCKED_ON,
     C_DESCRIPTOR,
+    C_MESSAGE_BYTES,
     C_OPS,
     C_STREAMS,
     D_TAG,
@@ -75,6 +77,8 @@ def nc10d_stream(channel: int, users: int, step: int, parity: int, segment: int)
     for i in range(load(step + NBYTES) >> 3):
         if load(src + 8 * i) != load(own + 8 * i):
             store(channel + C_BLOCKED_ON, ~load(step + EXTRA))
+            store(channel + C_MESSAGE_BYTES, load(src + 8 * i))
+            store(channel + C_AWAITED, load(own + 8 * i))
             return SIZES
     return DONE
 

@@ -1,0 +1,199 @@
+"""Why a group has failed, in words: who, where, in which call, and what each rank did last.
+
+Whoever notices a failure makes its error here; how all ranks come to raise the same one is up to
+health.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nc10d.backend.cpu import causes
+from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.channel import Channel
+from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.mates import Card, Mate
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.outside import Outside
+from nc10d.dtypes import DType
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DistError,
+    PeerLost,
+)
+from nc10d.ops import OP_NAMES, Op, Recv, Send
+
+_LABELS = {dtype.code: dtype.label for dtype in DType}
+
+
+class Reasons:
+    """The errors of one group, as one of its ranks tells them."""
+
+    def __init__(self, name: str, areas: Areas, links: Links, outside: Outside | None) -> None:
+        self._name = name
+        self._areas = areas
+        self._links = links
+        self._outside = outside
+
+    def number(self, blocked_on: int) -> int:
+        """Return the rank that the engine means: a mate's number, or ~rank on another host."""
+        return ~blocked_on if blocked_on < 0 else self._areas.numbers[blocked_on]
+
+    def mine(self, ops: Sequence[Op], channel: Channel | None = None) -> tuple[str, int, str]:
+        """Return what this rank is doing: operation, sequence number, both as text."""
+        if ops and isinstance(ops[0], (Send, Recv)):
+            name, seq = describe(ops), self._number_of(channel)
+            return name, seq, f"{name} #{seq}"
+        seq, last = self._areas.last_record(self._areas.rank)
+        name = describe(ops) if ops else last.partition("(")[0]
+        return name, seq, f"{name} #{seq}"
+
+    def _number_of(self, channel: Channel | None) -> int:
+        """Return the number of the message that is next on a link, or of all that I receive."""
+        if channel is not None:
+            return channel.get(at.C_OPS) + 1
+        return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
+
+    def late(
+        self, peer: int | None, ops: Sequence[Op], channel: Channel | None
+    ) -> CollectiveTimeout:
+        """An operation has not ended within its deadline."""
+        name, seq, text = self.mine(ops, channel)
+        whom = "" if peer is None else f" waiting for rank {peer}"
+        message = (
+            f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
+            f"{self._everyone()}"
+        )
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+
+    def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
+        """A message has not passed within its deadline."""
+        sending = channel.shared.kind == at.SENDER
+        name, what = ("send", "to") if sending else ("recv", "from")
+        seq = self._number_of(channel)
+        message = (
+            f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
+            f"{self._areas.number}{self._everyone()}"
+        )
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+
+    def left(self, peer: int, ops: Sequence[Op], channel: Channel) -> PeerLost:
+        """A rank has closed the group, but is still waited for."""
+        name, seq, text = self.mine(ops, channel)
+        message = (
+            f"rank {peer} has left group {self._name!r}, but rank {self._areas.number} still waits "
+            f"for it in {text}{self._everyone()}"
+        )
+        return PeerLost(message, rank=peer, op=name, seq=seq)
+
+    def dead(self, rank: int, mate: Mate) -> PeerLost:
+        """A mate (by its number on the host) has died."""
+        seq, what = self._areas.last_record(rank)
+        rank = self._areas.numbers[rank]
+        message = (
+            f"rank {rank} of group {self._name!r} is lost: {causes.death(mate)} "
+            f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
+            f"{self._everyone()}"
+        )
+        name, mine, _ = self.mine(())
+        return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine)
+
+    def gone(self, rank: int, card: Card, reason: str) -> PeerLost:
+        """A rank of another host can't be reached any more."""
+        name, seq, text = self.mine(())
+        message = (
+            f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
+            f"{card.host}); rank {self._areas.number} was last in {text}"
+        )
+        return PeerLost(message, rank=rank, host=card.host, pid=card.pid, op=name, seq=seq)
+
+    def unreadable(self, peer: int) -> PeerLost:
+        """A mate's memory can't be read any more: nearly always because it has just died."""
+        mate = self._areas.host.mates[self._areas.members[peer]]
+        if causes.ended(mate):
+            return self.dead(peer, mate)
+        name, seq, text = self.mine(())
+        rank = self._areas.numbers[peer]
+        message = (
+            f"the memory of rank {rank} (pid {mate.pid} on {mate.host}) can't be read any more by "
+            f"rank {self._areas.number} in {text} of group {self._name!r}: its kernel refuses "
+            "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
+        )
+        return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=seq)
+
+    def mismatch(self, channel: Channel) -> CollectiveMismatch:
+        """A rank called something else than this one."""
+        mate, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        mine = self._areas.record(self._areas.rank, seq)
+        peer = self.number(mate)
+        if self._outside is not None and mate < 0:
+            theirs = self._outside.streams.seen()
+        else:
+            theirs = self._areas.record(mate, seq) or self._areas.last_record(mate)[1]
+        return CollectiveMismatch(
+            f"ranks disagree on operation #{seq} of group {self._name!r}: "
+            f"rank {self._areas.number} called {mine}, rank {peer} called {theirs}",
+            rank=peer,
+            op=(mine or "").partition("(")[0],
+            seq=seq,
+        )
+
+    def wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
+        """A rank sends other sizes than are awaited from it."""
+        if channel.shared.kind == at.RECEIVER:
+            return self._wrong_message(channel)
+        me, seq = self._areas.number, channel.get(at.C_OPS)
+        peer = self.number(channel.get(at.C_BLOCKED_ON))
+        op = (self._areas.record(self._areas.rank, seq) or "").partition("(")[0]
+        return CollectiveMismatch(
+            f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
+            f"rank {peer} sends {channel.get(at.C_MESSAGE_BYTES)} bytes to rank {me}, which awaits "
+            f"{channel.get(at.C_AWAITED)}",
+            rank=peer,
+            op=op,
+            seq=seq,
+        )
+
+    def _wrong_message(self, channel: Channel) -> CollectiveMismatch:
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
+        peer = self._links.peer_of(channel)
+        return CollectiveMismatch(
+            f"the message with tag {tag} from rank {peer} to rank {self._areas.number} has "
+            f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
+            rank=peer,
+            op="recv",
+        )
+
+    def _everyone(self) -> str:
+        if self._areas.size > 16:
+            return ""
+        last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
+        told = [
+            f"rank {rank} #{seq} {what}"
+            for rank, (seq, what) in zip(self._areas.numbers, last, strict=True)
+        ]
+        return f"; last operations: {', '.join(told)}"
+
+
+def named(reason: BaseException) -> DistError:
+    """Return the reason as an error of this group's own: the caller's object stays as it is."""
+    if not isinstance(reason, DistError):
+        return Aborted(str(reason))
+    own = type(reason)(str(reason))
+    own.__dict__.update(reason.__dict__)
+    return own
+
+
+def describe(ops: Sequence[Op]) -> str:
+    """Name operations as an error does."""
+    if len(ops) != 1:
+        return f"a batch of {len(ops)} operations" if ops else "an operation"
+    op = ops[0]
+    if isinstance(op, Send):
+        return f"send(dst={op.peer}, tag={op.tag})"
+    if isinstance(op, Recv):
+        return f"recv(src={'any' if op.peer is None else op.peer}, tag={op.tag})"
+    return OP_NAMES[type(op)]
