@@ -61,11 +61,8 @@ def table(found: Estimates) -> list[str]:
 
 def best_peer(found: Estimates, nbytes: int) -> float:
     """Return the seconds of the quickest way of any other library."""
-    return min(
-        one.median
-        for ((library, _), size), one in found.items()
-        if (library, size) != ("nc10d", nbytes) and size == nbytes
-    )
+    peers = (way for way, size in found if way[0] != "nc10d" and size == nbytes)
+    return min(found[way, nbytes].median for way in peers)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -75,6 +75,13 @@ def test_intervals_that_overlap_are_a_tie() -> None:
     assert judge(1024, wide, {"gloo": sharp(3.1)}).word == "ahead"
 
 
+@given(TIMES, TIMES)
+def test_to_overlap_is_mutual_and_to_share_a_time(some: list[float], others: list[float]) -> None:
+    one, other = estimate(some), estimate(others)
+    shared = max(one.low, other.low) <= min(one.high, other.high)
+    assert one.overlaps(other) == other.overlaps(one) == shared
+
+
 def test_the_best_peer_is_the_one_that_counts() -> None:
     found = judge(1024, sharp(4), {"gloo": sharp(9), "mpich": sharp(2), "openmpi": sharp(3)})
     assert (found.best, found.ratio, found.word) == ("mpich", 0.5, "behind")
