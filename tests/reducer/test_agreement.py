@@ -1,0 +1,71 @@
+"""Ranks with different parameters are told so, all of them, with the same words."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.reducer.agreement import agree_on_order, verify_parameters
+from nc10d.reducer.plan import spec_of
+from nc10d.testing import run_local
+
+DTYPES = ["float32", "int64", "bfloat16"]
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+def spec(shape, dtype):
+    import ml_dtypes
+
+    return spec_of((shape, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+
+
+def complaint(group, specs):
+    names = [f"layer{i}" for i in range(len(specs))]
+    try:
+        verify_parameters(group, specs, names)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+SPECS = st.lists(st.builds(spec, SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), first=SPECS, size=st.integers(1, 4))
+def test_the_first_difference_is_named_on_every_rank(data, first, size):
+    ranks = [list(first) for _ in range(size)]
+    for specs in ranks[1:]:
+        for param in data.draw(st.sets(st.integers(0, len(first) - 1), max_size=2)):
+            specs[param] = data.draw(st.builds(spec, SHAPES, st.sampled_from(DTYPES)))
+    where = [(p, r) for p in range(len(first)) for r in range(size) if ranks[r][p] != first[p]]
+    told = run_local(complaint, size, ranks)
+    if not where:
+        assert told == [None] * size
+        return
+    param, rank = min(where)
+    sides = [f"{s.dtype.label} of shape {s.shape}" for s in (first[param], ranks[rank][param])]
+    assert (
+        told
+        == [
+            f"parameter 'layer{param}' (index {param}) is not the same on all ranks: "
+            f"rank 0 has {sides[0]}, rank {rank} has {sides[1]}"
+        ]
+        * size
+    )
+
+
+def test_different_numbers_of_parameters_are_told():
+    ranks = [[spec((2,), "float32")] * n for n in (2, 2, 3)]
+    told = run_local(complaint, 3, ranks)
+    words = "ranks have different numbers of parameters: rank 0 has 2, rank 2 has 3"
+    assert told == [words] * 3
+
+
+def test_more_dimensions_than_any_parameter_has_are_refused():
+    with pytest.raises(ValueError, match="at most 16 dimensions"):
+        run_local(lambda g: verify_parameters(g, [spec((1,) * 17, "int64")], ["x"]), 1)
+
+
+def test_the_order_is_rank_0s():
+    found = run_local(agree_on_order, 3, [[2, 0, 1], [0, 1, 2], [1, 2, 0]])
+    assert found == [[2, 0, 1]] * 3
