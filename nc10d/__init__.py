@@ -99,6 +99,9 @@ if TYPE_CHECKING:
         is_initialized,
         is_torchelastic_launched,
     )
+    from nc10d.reducer.hooks import GradBucket
+    from nc10d.reducer.plan import compute_bucket_assignment_by_size
+    from nc10d.reducer.reducer import Reducer
     from nc10d.registered import empty, from_numpy, zeros
     from nc10d.rendezvous import rendezvous
     from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -140,6 +143,9 @@ _NAMES = {
     "queries": """get_backend get_backend_config get_global_rank get_group_rank
         get_node_local_rank get_process_group_ranks get_rank get_world_size is_available
         is_initialized is_torchelastic_launched""",
+    "reducer.hooks": "GradBucket",
+    "reducer.plan": "compute_bucket_assignment_by_size",
+    "reducer.reducer": "Reducer",
     "registered": "empty from_numpy zeros",
     "rendezvous": "rendezvous",
     "store": "FileStore HashStore PrefixStore Store TCPStore",
@@ -173,6 +179,7 @@ __all__ = [
     "FileStore",
     "ForkedGroupError",
     "Future",
+    "GradBucket",
     "GroupClosed",
     "GroupMember",
     "HashStore",
@@ -183,6 +190,7 @@ __all__ = [
     "ProcessGroup",
     "QueueEmptyError",
     "ReduceOp",
+    "Reducer",
     "RendezvousError",
     "Store",
     "StoreError",
@@ -206,6 +214,7 @@ __all__ = [
     "broadcast_object_list",
     "coalescing_manager",
     "collect_all",
+    "compute_bucket_assignment_by_size",
     "destroy_process_group",
     "empty",
     "from_numpy",

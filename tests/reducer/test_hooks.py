@@ -51,7 +51,7 @@ FP16, BF16 = np.float16, ml_dtypes.bfloat16
 
 
 def means(dtype):
-    """What three ranks with 1, 2 and 3 times NUMBERS get: rounded thirds, added up (no overflow)."""
+    """What three ranks with 1, 2 and 3 times NUMBERS get: rounded thirds, added up."""
     thirds = [(np.float32(np.array(NUMBERS) * k) * np.float32(1 / 3)) for k in (1, 2, 3)]
     first, second, third = (x.astype(dtype).astype(np.float32) for x in thirds)
     return ((first + second).astype(dtype).astype(np.float32) + third).astype(dtype)

@@ -1,5 +1,7 @@
 """Bucket plans: c10d's assignment, to the last index, and slots that lie side by side."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def torchs(specs, limits, sparse, indices):
     return buckets, sizes
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data(), specs=specs(), limits=LIMITS)
 def test_buckets_are_torchs(data, specs, limits):
     flags = st.lists(st.booleans(), min_size=len(specs), max_size=len(specs))
@@ -49,7 +51,7 @@ def test_buckets_are_torchs(data, specs, limits):
 TWO_KEYS = st.sampled_from([("float32", "cpu"), ("float64", "cpu")])
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data(), specs=specs(TWO_KEYS), limits=LIMITS)
 def test_with_indices_buckets_are_torchs(data, specs, limits):
     indices = data.draw(st.permutations(range(len(specs))))
@@ -60,7 +62,7 @@ def test_with_indices_buckets_are_torchs(data, specs, limits):
     )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data(), specs=specs(), limits=LIMITS)
 def test_with_indices_and_many_keys_only_the_order_of_buckets_not_full_is_ours(data, specs, limits):
     indices = data.draw(st.permutations(range(len(specs))))
@@ -70,6 +72,26 @@ def test_with_indices_and_many_keys_only_the_order_of_buckets_not_full_is_ours(d
     full = sum(sum(map(nbytes.get, bucket)) >= limit for bucket, limit in ours)
     assert ours[:full] == theirs[:full]
     assert sorted(ours[full:]) == sorted(theirs[full:])
+
+
+def random_input(rng):
+    """A larger input than hypothesis likes to draw, and thousands of them in a second."""
+    count = rng.randint(1, 40)
+    keys = rng.sample(
+        [("float32", "cpu"), ("int64", "cpu"), ("float16", "meta")], rng.randint(1, 2)
+    )
+    specs = [(rng.choice([0, 1, rng.randint(1, 3000)]), *rng.choice(keys)) for _ in range(count)]
+    limits = [rng.randint(0, 20000) for _ in range(rng.randint(1, 4))]
+    sparse = rng.choice([None, [rng.random() < 0.2 for _ in range(count)]])
+    indices = rng.choice([None, rng.sample(range(count), count)])
+    return specs, limits, sparse, indices
+
+
+def test_thousands_of_larger_inputs_are_assigned_as_torch_does():
+    rng = random.Random(5)
+    for _ in range(3000):
+        given = random_input(rng)
+        assert compute_bucket_assignment_by_size(*given) == torchs(*given), given
 
 
 def test_the_first_bucket_is_small_and_the_last_limit_stays():

@@ -1,0 +1,106 @@
+"""One backward pass, from its beginning until all of its buckets are reduced.
+
+Contract: made anew for each pass, so nothing of the last one is left over. Not thread-safe: its
+owner holds a lock. `leave(index)` is called for every bucket, once, in plan order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
+
+from nc10d.ops import Array
+from nc10d.reducer.bucket import Storage
+from nc10d.reducer.schedule import Schedule
+
+
+class BackwardPass:
+    """A pass in which parameter p is marked `marks[p]` times.
+
+    Without `marks` nobody knows yet: buckets stay until the end, and the marks are counted.
+    `arrived` are the marks in their order, `times` the last one of each parameter in ns since the
+    pass began.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        schedule: Schedule,
+        marks: Sequence[int] | None,
+        leave: Callable[[int], None],
+    ) -> None:
+        self._storage = storage
+        self._schedule = schedule
+        self._marks = marks
+        self._leave = leave
+        self._failure: BaseException | None = None
+        self._given: dict[int, Array] = {}
+        self._kept: dict[int, Array] = {}
+        self._began = perf_counter_ns()
+        self.arrived: list[int] = []
+        self.times = [0] * len(storage.gradients)
+
+    def start(self) -> None:
+        """Let go what waits for nothing."""
+        if self._marks is not None:
+            self._begin(self._marks)
+
+    def ready(self, param: int, gradient: Array | None) -> None:
+        """Take a mark; `gradient` is the array of the caller's own that gets the mean, if any."""
+        if gradient is not None:
+            self._given[param] = gradient
+        self.arrived.append(param)
+        self.times[param] = perf_counter_ns() - self._began
+        if self._marks is not None:
+            self._send(self._schedule.mark(param))
+
+    def counts(self) -> list[int]:
+        """Return how often each parameter has been marked."""
+        counted = Counter(self.arrived)
+        return [counted[param] for param in range(len(self.times))]
+
+    def end(self) -> None:
+        """Let go what is left, and wait for everything; raise the first thing that failed.
+
+        RuntimeError names the gradients that have not come.
+        """
+        failures = [self._failure or _attempt(self._release)]
+        failures.extend(_attempt(bucket.settle) for bucket in self._storage.buckets)
+        for failure in filter(None, failures):
+            raise failure
+        for param, gradient in self._given.items():
+            gradient[...] = self._storage.gradients[param]
+
+    def restore(self, used: Sequence[bool]) -> None:
+        """Give gradients that no rank has used the values back that they had."""
+        for param, values in self._kept.items():
+            if not used[param]:
+                self._storage.gradients[param][...] = values
+
+    def _release(self) -> None:
+        if self._marks is None:
+            self._begin(self.counts(), hold=False)
+        self._schedule.require_complete()
+
+    def _begin(self, marks: Sequence[int], hold: bool = True) -> None:
+        # They take part in the mean like all others, with what lies in them.
+        unused = [param for param, count in enumerate(marks) if count == 0]
+        self._kept = {param: self._storage.gradients[param].copy() for param in unused}
+        self._send(self._schedule.begin(marks if hold else [0] * len(marks)))
+
+    def _send(self, leaving: Iterable[int]) -> None:
+        for index in leaving:
+            try:
+                self._leave(index)
+            except BaseException as error:
+                self._failure = error  # the buckets after this one stay: the pass has failed
+                raise
+
+
+def _attempt(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  (raised when nothing is under way any more)
+        return error
+    return None

@@ -1,0 +1,78 @@
+"""Buckets: their flat memory, the gradients as views of it, and the reduction under way.
+
+Contract: who owns a Bucket calls `leave` once all gradients are in it, then `settle`; nobody
+writes to it in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nc10d.ops import Array
+from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
+from nc10d.reducer.plan import BucketPlan, Plan
+from nc10d.work import Future, Work
+
+Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
+"""Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
+
+
+class Bucket:
+    """Bucket `index` of a plan; `views[param]` is where the gradient of a parameter lies."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: BucketPlan,
+        parameters: Sequence[Array],
+        is_last: bool,
+        allocate: Allocate,
+    ) -> None:
+        self.buffer = allocate(plan.count, plan.dtype.numpy)
+        mine = [parameters[param] for param in plan.params]
+        self._seen = GradBucket(index, self.buffer, plan.slots, mine, is_last)
+        self.views = dict(zip(plan.params, self._seen.gradients(), strict=True))
+        self._outcome: Work | Future[Any] | None = None
+
+    def leave(self, hook: CommHook, state: Any) -> None:
+        """Hand the bucket to a hook; does not block if the hook does not."""
+        self._outcome = hook(state, self._seen)
+        if not isinstance(self._outcome, (Work, Future)):
+            wrong, self._outcome = self._outcome, None
+            raise TypeError(f"a comm hook must return a Work or a Future, got {wrong!r:.80}")
+
+    def settle(self) -> None:
+        """Wait until it is reduced and put the result where the views are; raise what failed.
+
+        Nothing to wait for if it has not left.
+        """
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        try:
+            found = reduced_array(outcome, self._seen)
+            if found is not self.buffer:
+                self.buffer[...] = found
+        finally:
+            self._seen.set_buffer(self.buffer)
+
+
+class Storage:
+    """All buckets of a plan, and `gradients[param]`, the views of all parameters' gradients."""
+
+    def __init__(self, plan: Plan, parameters: Sequence[Array], allocate: Allocate) -> None:
+        last = len(plan.buckets) - 1
+        self.buckets = [
+            Bucket(index, bucket, parameters, index == last, allocate)
+            for index, bucket in enumerate(plan.buckets)
+        ]
+        views = {param: view for bucket in self.buckets for param, view in bucket.views.items()}
+        self.gradients = [views[param] for param in range(len(parameters))]
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        for bucket in self.buckets:
+            bucket.buffer[...] = 0
