@@ -41,7 +41,7 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
     Arrays are writable and C-contiguous; they are views of the payload unless they are small
     beside it. `locate` is called with each array and gives what takes its place.
     """
-    decoder = _Decoder(header, payload, locate)
+    decoder = _Decoder(bytes(header), payload, locate)
     try:
         value = decoder.walk()
     except CodecError:
@@ -68,7 +68,7 @@ class _Frame:
 class _Decoder:
     """One stream: where it has been read to, and the values that have numbers."""
 
-    def __init__(self, header: memoryview, payload: Payload, locate: Locate) -> None:
+    def __init__(self, header: bytes, payload: Payload, locate: Locate) -> None:
         self.at = 0
         self._header = header
         self._payload = payload
@@ -81,12 +81,12 @@ class _Decoder:
         frames = self._frames
         while True:
             hashed = bool(frames) and len(frames[-1].items) < frames[-1].hashed
-            tag = Tag(self._header[self.at])
+            code = self._header[self.at]
             self.at += 1
-            if tag in _OPENING:
-                self._open(tag, hashed)
+            if code in _BUILD:
+                self._open(Tag(code), hashed)
             else:
-                value = self._refer(hashed) if tag is Tag.REF else _READ[tag](self)
+                value = self._refer(hashed) if code == Tag.REF else _READ[code](self)
                 if not frames:
                     return value
                 frames[-1].items.append(value)
@@ -125,7 +125,7 @@ class _Decoder:
         self.at += what.size
         return found
 
-    def take(self, nbytes: int) -> memoryview:
+    def take(self, nbytes: int) -> bytes:
         """Read that many bytes."""
         end = self.at + nbytes
         if end > len(self._header):
@@ -133,7 +133,7 @@ class _Decoder:
         content, self.at = self._header[self.at : end], end
         return content
 
-    def counted(self) -> memoryview:
+    def counted(self) -> bytes:
         """Read a length and as many bytes."""
         return self.take(self.unpack(COUNT)[0])
 
@@ -210,7 +210,7 @@ def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
         raise CodecError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-_BUILD: dict[Tag, Callable[[list[Any]], Any]] = {
+_BUILD: dict[int, Callable[[list[Any]], Any]] = {
     Tag.LIST: lambda items: items,
     Tag.TUPLE: tuple,
     Tag.DICT: _dict,
@@ -218,8 +218,7 @@ _BUILD: dict[Tag, Callable[[list[Any]], Any]] = {
     Tag.FROZENSET: lambda items: _distinct(frozenset(items), len(items)),
     Tag.OBJECT: _object,
 }
-_OPENING = frozenset(_BUILD)
-_READ: dict[Tag, Callable[[_Decoder], Any]] = {
+_READ: dict[int, Callable[[_Decoder], Any]] = {
     Tag.NONE: lambda d: None,
     Tag.FALSE: lambda d: False,
     Tag.TRUE: lambda d: True,
@@ -229,7 +228,7 @@ _READ: dict[Tag, Callable[[_Decoder], Any]] = {
     Tag.FLOAT: lambda d: d.unpack(FLOAT)[0],
     Tag.COMPLEX: lambda d: complex(*d.unpack(COMPLEX)),
     Tag.TEXT: lambda d: d.number(str(d.counted(), "utf-8", "surrogatepass")),
-    Tag.BYTES: lambda d: d.number(bytes(d.counted())),
+    Tag.BYTES: lambda d: d.number(d.counted()),
     Tag.BYTE_ARRAY: lambda d: d.number(bytearray(d.counted())),
     Tag.BLOB: lambda d: d.number(d.blob().tobytes()),
     Tag.BLOB_ARRAY: lambda d: d.number(bytearray(d.blob())),

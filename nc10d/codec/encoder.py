@@ -7,7 +7,7 @@ when they are done it gets its number, by which later occurrences refer to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -53,18 +53,6 @@ class _Frame:
         self.hashed = hashed
         self.taken = 0
 
-    def next_hashed(self) -> bool:
-        """Count one child; say whether it is part of a key."""
-        self.taken += 1
-        return self.taken <= self.hashed
-
-
-class _Seen(NamedTuple):
-    """A value that has been written: it is kept, so that its id stays its own."""
-
-    number: int
-    value: Any
-
 
 class _Encoder:
     """One message in the making."""
@@ -72,7 +60,8 @@ class _Encoder:
     def __init__(self) -> None:
         self.header = bytearray()
         self.chunks: list[Array] = []
-        self._seen: dict[int, _Seen] = {}
+        # What has been written, by id, with its number: it is kept, so that its id stays its own.
+        self._seen: dict[int, tuple[int, Any]] = {}
         self._count = 0
         self._open: set[int] = set()
 
@@ -82,7 +71,8 @@ class _Encoder:
         while frames:
             frame = frames[-1]
             for child in frame.children:
-                inner = self._put(child, frame.next_hashed())
+                frame.taken += 1
+                inner = self._put(child, frame.taken <= frame.hashed)
                 if inner is not None:
                     frames.append(inner)
                     break
@@ -109,14 +99,17 @@ class _Encoder:
         if kind is list and len(value) >= PACKED and self._packed(value):
             self._number(value)
             return None
-        return self._open_frame(value, kind, hashed)
+        if kind in _CONTAINERS or (write := _writer_for_numpy(kind)) is None:
+            return self._open_frame(value, kind, hashed)
+        write(self, value)
+        return None
 
     def _refer(self, value: Any, hashed: bool) -> bool:
         """Write a reference if that is possible."""
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
-        self.tagged(Tag.REF, COUNT.pack(seen.number))
+        self.tagged(Tag.REF, COUNT.pack(seen[0]))
         return True
 
     def _packed(self, value: list[Any]) -> bool:
@@ -134,7 +127,7 @@ class _Encoder:
         return True
 
     def _number(self, value: Any) -> None:
-        self._seen[id(value)] = _Seen(self._count, value)
+        self._seen[id(value)] = (self._count, value)
         self._count += 1
 
     def _open_frame(self, value: Any, kind: type[Any], hashed: bool) -> _Frame:
@@ -231,27 +224,25 @@ def _dtype_itself(encoder: _Encoder, value: np.dtype[Any]) -> None:
     encoder.tagged(Tag.DTYPE, bytes([_dtype(value).code]))
 
 
-class _Plain(dict[type[Any], Callable[[_Encoder, Any], None]]):
-    """Writers by type; NumPy's many types are found by what they derive from."""
-
-    def get(self, kind: type[Any], default: Any = None) -> Any:
-        """Return how a value of a type is written at once, or None."""
-        found = super().get(kind)
-        if found is None and issubclass(kind, (np.generic, np.dtype)):
-            found = self[kind] = _scalar if issubclass(kind, np.generic) else _dtype_itself
-        return found
+_Writer = Callable[[_Encoder, Any], None]
 
 
-_PLAIN = _Plain(
-    {
-        type(None): lambda e, _: e.header.append(Tag.NONE),
-        bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
-        int: _int,
-        float: lambda e, value: e.tagged(Tag.FLOAT, FLOAT.pack(value)),
-        complex: lambda e, value: e.tagged(Tag.COMPLEX, COMPLEX.pack(value.real, value.imag)),
-    }
-)
-_NUMBERED: dict[type[Any], Callable[[_Encoder, Any], None]] = {
+def _writer_for_numpy(kind: type[Any]) -> _Writer | None:
+    """Return how a type of NumPy's scalars or dtypes is written, and remember it."""
+    if not issubclass(kind, (np.generic, np.dtype)):
+        return None
+    _PLAIN[kind] = _scalar if issubclass(kind, np.generic) else _dtype_itself
+    return _PLAIN[kind]
+
+
+_PLAIN: dict[type[Any], _Writer] = {
+    type(None): lambda e, _: e.header.append(Tag.NONE),
+    bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
+    int: _int,
+    float: lambda e, value: e.tagged(Tag.FLOAT, FLOAT.pack(value)),
+    complex: lambda e, value: e.tagged(Tag.COMPLEX, COMPLEX.pack(value.real, value.imag)),
+}
+_NUMBERED: dict[type[Any], _Writer] = {
     str: _text,
     bytes: _byte_string(Tag.BYTES, Tag.BLOB),
     bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
