@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program import Kind, Space, Step
 from nc10d.bench.cases import Collective
 from nc10d.bench.clocks import Event, Walk
@@ -22,7 +23,7 @@ MOMENT, WAY = 0.15, 0.4
 """Units of time that a step takes at least, and a signal on its way."""
 INCHES = 0.72
 """Width of a unit of time."""
-TALL = 0.62
+TALL = 0.5
 """Height of a box; lanes are 1 apart."""
 DARK = "#333333"
 WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.DIVERT, Kind.FREE)
@@ -88,13 +89,15 @@ def draw(collective: Collective, path: Path) -> None:
     end = max(ends[-1] for ends in walk.ends.values())
     shown = min(end, LIMIT)
     lanes = {rank: i for i, rank in enumerate(r for h in collective.hosts.hosts for r in h)}
-    size = (2.2 + INCHES * max(shown, 7), 1.9 + 0.5 * len(lanes))
+    size = (2.2 + INCHES * max(shown, 7), 1.9 + 0.55 * len(lanes))
     figure = new_figure(size)
     axes: Any = figure.add_subplot()
     _lanes(axes, collective, lanes, shown)
     events = [event for event in walk.events if event.begin < shown]
     for event in events:
         _event(axes, event, collective, lanes)
+    for box in boxes(events, collective.hosts):
+        _box(axes, box, lanes[box.rank])
     _legend(axes, collective, events)
     axes.set_title(_title(collective, end, shown), loc="left", fontsize=11)
     figure.savefig(path)
@@ -137,7 +140,7 @@ def _lanes(axes: Any, collective: Collective, lanes: dict[int, int], shown: floa
     for row in lanes.values():
         axes.axhline(row, color="#bbbbbb", linewidth=0.8, zorder=1)
     axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes])
-    axes.set_ylim(len(lanes) - 0.45, -0.55)
+    axes.set_ylim(len(lanes) - 0.5, -0.55)
     axes.set_xlim(-0.1, shown * 1.01)
     axes.set_xlabel(
         "simulated time: moving the largest piece takes 1, folding it 2, a signal 0.4", fontsize=9
@@ -158,23 +161,51 @@ def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int
         if event.end > event.begin + 1.5 * MOMENT:  # others had been freed before they asked
             _arrows(axes, event, lanes)
     elif event.step.kind in (Kind.ROUND, Kind.LOOP):
-        axes.plot([event.end] * 2, [row - 0.36, row + 0.36], linewidth=1.5, **dark)
-    elif sort is not None:
-        _box(axes, event, sort, row, _label(event, sort, hosts.mates(event.rank)))
-        if sort is TAKE:
-            _arrows(axes, event, lanes)
+        axes.plot([event.end] * 2, [row - 0.3, row + 0.3], linewidth=1.5, **dark)
+    elif sort is TAKE:
+        _arrows(axes, event, lanes)
 
 
-def _box(axes: Any, event: Event, sort: Look, row: int, label: str) -> None:
-    # What goes and what comes do so at once: each has half a lane.
-    middle = row + {GIVE: -TALL / 4, TAKE: TALL / 4}.get(sort, 0.0)
-    tall = TALL if sort not in (GIVE, TAKE, ASIDE) else TALL / 2
-    width = event.end - event.begin
-    style = {"color": sort.colour, "edgecolor": "white", "linewidth": 0.8, "zorder": 4}
-    axes.barh(middle, width, tall, left=event.begin, **style)
+@dataclass(slots=True)
+class Box:
+    """What keeps a rank busy for a while; transfers that begin together are one box."""
+
+    rank: int
+    begin: float
+    end: float
+    look: Look
+    label: str
+
+
+def boxes(events: Sequence[Event], hosts: Topology) -> list[Box]:
+    """Return the boxes of what has happened."""
+    flows: dict[tuple[int, float, Look], Box] = {}
+    found = []
+    for event in events:
+        host, mate = hosts.places[event.rank]
+        sort = look(event.step, mate)
+        if sort is None:
+            continue
+        label = _label(event, sort, hosts.hosts[host])
+        box = Box(event.rank, event.begin, event.end, sort, label)
+        together = flows.setdefault((box.rank, box.begin, sort), box)
+        if together is box or sort not in (GIVE, TAKE):
+            found.append(box)
+        else:
+            together.end = max(together.end, box.end)
+            together.label += f", {event.step.peer}"
+    return found
+
+
+def _box(axes: Any, box: Box, row: int) -> None:
+    # What leaves does so beside whatever else the rank does: it has a strip of its own.
+    middle, tall = (row - 0.38, 0.2) if box.look is GIVE else (row, TALL)
+    width = box.end - box.begin
+    style = {"color": box.look.colour, "edgecolor": "white", "linewidth": 0.8, "zorder": 4}
+    axes.barh(middle, width, tall / (1 + (box.look is ASIDE)), left=box.begin, **style)
     text = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 6, "clip_on": True}
-    if width * INCHES * 72 > 5 * len(label):
-        axes.text(event.begin + width / 2, middle, label, **text)
+    if width * INCHES * 72 > 4 * len(box.label):
+        axes.text(box.begin + width / 2, middle, box.label, **text)
 
 
 def _label(event: Event, sort: Look, mates: Sequence[int]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,16 +36,14 @@ def test_every_step_that_moves_bytes_is_a_box(op: str) -> None:
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_no_two_boxes_of_a_lane_overlap(op: str) -> None:
-    lanes: dict[Any, list[tuple[float, float]]] = {}
-    for event in draw.walked(collective(op, 200_000, 6, 2)).events:
-        sort = draw.look(event.step, event.rank % 2)
-        if sort is not None and sort is not draw.TAKE:  # of those, many come at once
-            half = sort if sort is draw.GIVE else None
-            lanes.setdefault((event.rank, half), []).append((event.begin, event.end))
+    what = collective(op, 200_000, 6, 2)
+    lanes: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    for box in draw.boxes(draw.walked(what).events, what.hosts):
+        strip = box.look is draw.GIVE  # of its own
+        lanes.setdefault((box.rank, strip), []).append((box.begin, box.end))
     assert lanes
-    for boxes in lanes.values():
-        boxes.sort()
-        for (_, end), (begin, _) in zip(boxes, boxes[1:], strict=False):
+    for spans in lanes.values():
+        for (_, end), (begin, _) in pairwise(sorted(spans)):
             assert begin >= end - 1e-9
 
 
