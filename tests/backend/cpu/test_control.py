@@ -1,0 +1,104 @@
+"""Control lines: messages in whatever pieces they come, and the end of a line."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.backend.cpu.control import Control, Line
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def pair() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    one.setblocking(False)
+    return one, other
+
+
+@pytest.fixture
+def ends() -> Iterator[Pair]:
+    one, other = pair()
+    with one, other:
+        yield one, other
+
+
+def framed(message: object) -> bytes:
+    data = json.dumps(message).encode()
+    return struct.pack("<I", len(data)) + data
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    messages=st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20))),
+    cuts=st.lists(st.integers(1, 40), min_size=1),
+)
+def test_messages_come_whole_however_they_are_cut(
+    messages: list[dict[str, object]], cuts: list[int]
+) -> None:
+    one, other = pair()
+    with one, other:
+        line, raw, got = Line(1, one), b"".join(map(framed, messages)), []
+        turn = 0
+        while raw:
+            cut = cuts[turn % len(cuts)]
+            other.sendall(raw[:cut])
+            raw, turn = raw[cut:], turn + 1
+            select.select([one], [], [], 5.0)
+            got += line.receive()
+        assert got == messages
+        assert line.over is None
+
+
+def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
+    one, other = ends
+    line = Line(1, one)
+    for number in range(2000):
+        line.send({"number": number, "text": "x" * 4000})
+    other.setblocking(False)
+    far = Line(0, other)
+    got = []
+    while len(got) < 2000:
+        select.select([other], [], [], 5.0)
+        got += far.receive()
+        line.flush()
+    assert [message["number"] for message in got] == list(range(2000))
+
+
+def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> None:
+    one, other = ends
+    heard: list[object] = []
+    control = Control(
+        {7: one},
+        lambda number, message: heard.append((number, message)),
+        lambda number, reason: heard.append((number, reason)),
+    )
+    poller = select.poll()
+    control.register(poller)
+    other.sendall(framed({"last": "word"}))
+    other.close()
+    while len(heard) < 2:
+        for fd, _ in poller.poll(5000):
+            assert control.ready(fd, poller)
+    assert heard == [(7, {"last": "word"}), (7, "its connection was closed")]
+    assert control.lost(7) == "its connection was closed"
+    assert not poller.poll(0)
+    control.send([7], {"to": "nobody"})
+
+
+def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
+    one, other = ends
+    line = Line(1, one)
+    other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    select.select([one], [], [], 5.0)
+    assert line.receive() == []
+    assert line.over == "it does not keep to the protocol"

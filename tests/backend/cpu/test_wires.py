@@ -1,0 +1,123 @@
+"""How ranks of different hosts connect: with strangers about, and when somebody does not come."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nc10d.backend.cpu import interfaces, wires
+from nc10d.backend.cpu.wires import Wires, connect
+from nc10d.deadline import Deadline
+from nc10d.errors import PeerLost, RendezvousError
+from nc10d.store import HashStore
+
+
+def nothing() -> None:
+    pass
+
+
+def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires:
+    away = [r for r in range(size) if r != rank]
+    return connect(store, "world", rank, away, 2, Deadline.after(timeout), nothing)
+
+
+def close(*made: Wires) -> None:
+    for some in made:
+        wires.close(some)
+
+
+def door(store: HashStore, rank: int) -> tuple[str, int]:
+    import json
+
+    store.wait([f"door/world/{rank}"], 10.0)
+    address, port, _ = json.loads(store.get(f"door/world/{rank}"))
+    return address, port
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_each_pair_has_a_wire_for_each_purpose(size: int) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        made = list(pool.map(lambda rank: join(store, rank, size), range(size)))
+    for rank, some in enumerate(made):
+        for peer, pair in some.items():
+            for purpose, wire in enumerate(pair):
+                wire.setblocking(True)
+                wire.sendall(bytes([rank, peer, purpose]))
+    for rank, some in enumerate(made):
+        for peer, pair in some.items():
+            for purpose, wire in enumerate(pair):
+                assert wire.recv(3) == bytes([peer, rank, purpose])
+    close(*made)
+
+
+def silent(wire: socket.socket) -> None:
+    wire.shutdown(socket.SHUT_WR)
+
+
+def garbage(wire: socket.socket) -> None:
+    wire.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+
+
+def wrong_secret(wire: socket.socket) -> None:
+    digest = wires._digest("world")
+    wire.sendall(wires._HELLO.pack(wires._MAGIC, 1, 0, digest, b"0" * 32))
+
+
+@pytest.mark.parametrize("stranger", [silent, garbage, wrong_secret])
+def test_strangers_are_turned_away_and_the_ranks_still_connect(
+    stranger: Callable[[socket.socket], None],
+) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(join, store, 0, 2)
+        with socket.create_connection(door(store, 0)) as wire:
+            stranger(wire)
+            second = pool.submit(join, store, 1, 2)
+            close(first.result(), second.result())
+
+
+def test_nobody_listens_afterwards() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda rank: join(store, rank, 2), range(2)))
+    for rank in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(door(store, rank))
+    close(*made)
+
+
+def test_who_does_not_come_is_named_in_time() -> None:
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] of other hosts"):
+        join(HashStore(), 0, 3, timeout=0.2)
+    assert time.monotonic() - start < 5.0
+
+
+def test_waiting_ends_when_it_has_become_pointless() -> None:
+    def check() -> None:
+        raise PeerLost("rank 1 is gone")
+
+    with pytest.raises(PeerLost):
+        connect(HashStore(), "world", 0, [1], 2, Deadline.after(30.0), check)
+
+
+def test_an_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_SOCKET_ADDRESS", "127.0.0.2")
+    assert interfaces.own_address(HashStore()) == "127.0.0.2"
+    monkeypatch.delenv("NC10D_SOCKET_ADDRESS")
+    monkeypatch.setenv("NC10D_SOCKET_IFNAME", "lo")
+    assert interfaces.own_address(HashStore()) == "127.0.0.1"
+    monkeypatch.setenv("NC10D_SOCKET_IFNAME", "nosuch0")
+    with pytest.raises(RendezvousError, match="'nosuch0' has no address here"):
+        interfaces.own_address(HashStore())
+
+
+def test_an_address_that_is_not_mine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_SOCKET_ADDRESS", "192.0.2.1")
+    with pytest.raises(RendezvousError, match=r"can't listen on 192\.0\.2\.1"):
+        join(HashStore(), 0, 2)
