@@ -38,20 +38,25 @@ def door(store: HashStore, rank: int) -> tuple[str, int]:
     return address, port
 
 
-@pytest.mark.parametrize("size", [2, 3, 9])
-def test_each_pair_has_a_wire_for_each_purpose(size: int) -> None:
-    store = HashStore()
-    with ThreadPoolExecutor(size) as pool:
-        made = list(pool.map(lambda rank: join(store, rank, size), range(size)))
+def talk(made: list[Wires]) -> None:
+    """Say something on every wire: it must come to its own other end."""
     for rank, some in enumerate(made):
         for peer, pair in some.items():
             for purpose, wire in enumerate(pair):
-                wire.setblocking(True)
+                wire.settimeout(5.0)
                 wire.sendall(bytes([rank, peer, purpose]))
     for rank, some in enumerate(made):
         for peer, pair in some.items():
             for purpose, wire in enumerate(pair):
                 assert wire.recv(3) == bytes([peer, rank, purpose])
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_each_pair_has_a_wire_for_each_purpose(size: int) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        made = list(pool.map(lambda rank: join(store, rank, size), range(size)))
+    talk(made)
     close(*made)
 
 
@@ -78,7 +83,9 @@ def test_strangers_are_turned_away_and_the_ranks_still_connect(
         with socket.create_connection(door(store, 0)) as wire:
             stranger(wire)
             second = pool.submit(join, store, 1, 2)
-            close(first.result(), second.result())
+            made = [first.result(), second.result()]
+    talk(made)
+    close(*made)
 
 
 def test_nobody_listens_afterwards() -> None:
