@@ -38,7 +38,7 @@ def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
     for seed, count in ((1, 0), (2, 1), (3, 37), (4, 3 * HALF // 8 // min(size, 8) + 5)):
-        if size > 12 and count > 1 and size not in (16, 33, 65):
+        if size > 12 and count > 1 and (size, seed) not in {(16, 3), (16, 4), (33, 3), (65, 3)}:
             continue  # the larger, the slower: a few worlds stand for the others
         case = MAKERS[name](layouts(size, HALF, SMALL), count, seed)
         play([case], size, HALF, seed)
