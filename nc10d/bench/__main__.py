@@ -9,7 +9,14 @@ import importlib
 
 from nc10d.run.quiet import quietly
 
-TABLES = {"--compare": "compare", "--coalesced": "coalesced", "--kernels": "kernels"}
+TABLES = {
+    "--compare": "compare",
+    "--coalesced": "coalesced",
+    "--kernels": "kernels",
+    "--model": "predict",
+    "--check-model": "predict",
+    "--draw": "predict",
+}
 
 
 def main() -> int:

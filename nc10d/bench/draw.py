@@ -17,7 +17,7 @@ from nc10d.bench.cases import Collective
 from nc10d.bench.clocks import Event, Walk
 from nc10d.bench.machine import Machine
 
-LIMIT = 24.0
+LIMIT = 30.0
 """Units of time that are drawn at most: what is longer goes on in the same way."""
 MOMENT, WAY = 0.15, 0.4
 """Units of time that a step takes at least, and a signal on its way."""
@@ -109,7 +109,7 @@ def new_figure(inches: tuple[float, float]) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SystemExit("a picture needs matplotlib: pip install matplotlib") from error
-    return Figure(figsize=inches, dpi=110, layout="constrained")
+    return Figure(figsize=inches, dpi=90, layout="constrained")
 
 
 def _title(collective: Collective, end: float, shown: float) -> str:
@@ -230,8 +230,11 @@ def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
             "shrinkA": 1,
             "shrinkB": 1,
         }
+        layer = 5 if crossing else 2
         start, end = (since, lanes[peer]), (event.end, lanes[event.rank])
-        axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=2, annotation_clip=True)
+        axes.annotate(
+            "", xy=end, xytext=start, arrowprops=style, zorder=layer, annotation_clip=True
+        )
 
 
 def _legend(axes: Any, collective: Collective, events: Sequence[Event]) -> None:

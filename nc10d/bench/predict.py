@@ -47,7 +47,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", type=hosts, help="2x4: two hosts of four ranks each")
     parser.add_argument("--bytes", type=int, default=64 << 10, help="for --draw (65536)")
     parser.add_argument("--measure", action="store_true", help="measure this machine's constants")
-    parser.add_argument("--machine", type=Path, help="JSON with constants; --measure writes it")
+    parser.add_argument("--machine", type=Path, help="JSON with constants; measuring writes it")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="NAME=SECONDS"
     )
@@ -190,7 +190,10 @@ def _check(options: argparse.Namespace) -> int:
     far = [False, True] if options.far else [False]
     cells = [Cell(op, nbytes, f) for f in far for op in options.ops or CHECKED for nbytes in SIZES]
     before = os.getloadavg()[0]
-    found = verdicts(survey_here(cells, options.rounds, far=options.far), cells)
+    rounds = survey_here(cells, options.rounds, far=options.far)
+    if options.machine:
+        save(constants(rounds), options.machine)
+    found = verdicts(rounds, cells)
     after = os.getloadavg()[0]
     print(f"# 2 ranks, {options.rounds} rounds; load {before:.1f} before, {after:.1f} after")
     print(f"{'collective':<16}{'bytes':>10}{'predicted us':>14}{'measured us':>13}{'error':>8}")
