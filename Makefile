@@ -33,9 +33,13 @@ warm: .venv/test.stamp
 unit: .venv/test.stamp
 	$(BIN)/pytest
 
-test-long: .venv/test.stamp
+# Hours. `make test-long ARGS="-k traffic"` runs a part of it; a day's runs share one log.
+test-long: warm
 	@mkdir -p docs/logs
-	$(BIN)/pytest -m long --timeout 3600 2>&1 | tee docs/logs/test-long-$$(date +%Y-%m-%d).log
+	@{ echo "# $$(date -Is), $$(git describe --always --dirty), $$($(BIN)/python --version)," \
+	  "$$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" '$(ARGS)'; \
+	  $(BIN)/pytest -m long -vv --timeout 3600 --durations 10 $(ARGS); \
+	} 2>&1 | tee -a docs/logs/test-long-$$(date +%Y-%m-%d).log
 
 .venv/python.stamp:
 	$(PYTHON) -m venv .venv
