@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -305,6 +306,27 @@ def test_an_envelope_that_nobody_would_send_is_an_error_for_all(three: Ranks) ->
 
     assert three.run(forge) == ["1", "", "1"]
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
+def test_a_rank_without_memory_for_a_message_fails_the_group() -> None:
+    with Ranks(2, "processes", timeout=20) as ranks:
+        mine, theirs = ranks.run(_no_memory)
+    assert "no memory for" in mine
+    assert mine == theirs
+
+
+def _no_memory(group: Any) -> str:
+    """Announce half a terabyte to a rank that may not have half of it."""
+    if group.rank == 1:
+        group.broadcast(np.array([1, 2**39, 0]), 1)
+        with pytest.raises(dist.Aborted) as aborted:
+            group.barrier()
+        return str(aborted.value)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (2**38, hard))
+    with pytest.raises(MemoryError) as caught:
+        dist.broadcast_object_list([None], 1)
+    return str(caught.value)
 
 
 def test_several_threads_send_beside_each_other(three: Ranks) -> None:
