@@ -140,7 +140,7 @@ def _model(options: argparse.Namespace, machine: Machine) -> int:
 
 def predicted(machine: Machine, op: str, world: Topology) -> Line:
     """Return the predicted times of a collective over bytes."""
-    sizes = SIZES if world.size <= FEW * MATES else SIZES[::2]
+    sizes = SIZES if world.size <= FEW * MATES else (*SIZES[::2], SIZES[-1])
     times = [seconds(machine, op, nbytes, world) for nbytes in sizes]
     found = list(switches(machine, op, world, (4, *SIZES)))
     return Line(f"{op}, {where(world)}", list(sizes), times, [one.nbytes for one in found])

@@ -49,6 +49,14 @@ def test_clocks_and_the_simulator_tell_the_same_time(
     assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "broadcast", "reduce_scatter"])
+def test_they_agree_on_messages_that_come_in_segments(op: str) -> None:
+    hosts = grouped("abc")
+    collective = Collective(op, 3 << 20, layout_of(hosts))
+    walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.half)
+    assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
+
+
 LARGE = [
     ("all_reduce", 256, 512),
     ("all_reduce", 64 << 10, 96),
