@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from nc10d.buffer import Buffer, as_buffer, device_type, overlap, register
 from nc10d.dtypes import DType
 
+torch = pytest.importorskip("torch")
 arrays = hnp.arrays(np.int32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 
 

@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from nc10d.reducer.plan import (
     spec_of,
 )
 
+torch = pytest.importorskip("torch")
 DTYPES = ["float32", "float64", "float16", "int64", "uint8"]
 KEYS = st.tuples(st.sampled_from(DTYPES), st.sampled_from(["cpu", "meta"]))
 COUNTS = st.integers(0, 3) | st.integers(0, 1000)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import slurm
 
+pytest.importorskip("torch")  # and with it torchrun
+
 Script = Callable[..., str]
 
 # With torchrun's and mpirun's defaults, and with nothing but `import nc10d as dist`.
