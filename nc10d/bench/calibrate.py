@@ -1,254 +1,45 @@
-"""Measures the constants of the cost model on this machine, with programs made for it.
-
-Two ranks, each on a core of its own, run small programs on the engine at the same time: what a
-rank puts on its board its mate has just read, and what it gets its mate has just put, as in a
-collective. Two programs that differ in one step tell what that step costs.
-"""
+"""Measures this machine: constants of the cost model, and collectives in turns with them."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.backend import CpuBackend, make
-from nc10d.backend.cpu.linking import Linked, link
-from nc10d.backend.cpu.native import engine
-from nc10d.backend.cpu.native import layout as codes
-from nc10d.backend.cpu.program import (
-    Call,
-    Combine,
-    Kernel,
-    Program,
-    Step,
-    board,
-    copy,
-    end_round,
-    expose,
-    fetch,
-    free,
-    reduce_ranks,
-    signal,
-    user,
-    wait_all,
-)
 from nc10d.backend.registry import register_backend
 from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.cases import MAKERS
-from nc10d.bench.machine import DEVELOPMENT, Curve, Machine
+from nc10d.bench.rates import Bench, handshakes, often, rates, repeated, streams
+from nc10d.bench.samples import Cell, Round, Sample, medians
 from nc10d.dtypes import DType
 from nc10d.group import ProcessGroup
-from nc10d.kernels.reduce import kernel_address
-from nc10d.ops import RedOp
 from nc10d.subgroups import new_group
 from nc10d.testing.ranks import Ranks
 
 REACHES = tuple(1 << power for power in range(9, 27, 2))
 """Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB."""
-BY_KERNEL = tuple(reach for reach in REACHES if reach >= 1 << 17)
-STEPS = 64
-MANY = 8
-SHARE = 0.25
-"""Of repeated times the quartile is taken: other programs only ever add to them."""
-STREAM_BYTES = 1 << 20
 APART = "bench-apart"
-HOW = Combine(Kernel("SUM", "float32"))
-Bytes = npt.NDArray[np.uint8]
-Sample = dict[tuple[str, int], float]
-"""Seconds, by figure and array size (0 where there is none)."""
+LIMIT = 900.0
+"""Seconds for all rounds together."""
 
 
-class Bench:
-    """One rank's end of the measurements: its channel, and programs of up to two arrays."""
+def survey_here(cells: Sequence[Cell], rounds: int, *, far: bool) -> list[Round]:
+    """Measure constants and cells on two processes of this machine; return each round.
 
-    def __init__(self, group: ProcessGroup) -> None:
-        backend: Any = group.backend("cpu")
-        self.backend: CpuBackend = backend
-        self.rank = group.rank
-        self.other = 1 - group.rank
-        self._kept: dict[tuple[Step, ...], Linked] = {}
-
-    def run(self, steps: Sequence[Step], x: Bytes, y: Bytes | None = None) -> float:
-        """Run a program on arrays; return the seconds. Blocks for its waits."""
-        key = tuple(steps)
-        linked = self._kept.get(key)
-        if linked is None:
-            program = Program(Call("calibration"), key, 2)
-            linked = link(program, self.backend.areas.size, codes.C_TABLES, _kernel, _room)
-            self._kept[key] = linked
-        channel, other = self.backend.channel.address, x if y is None else y
-        start = time.perf_counter()
-        answer = engine.run_arrays(channel, linked.address, x, other)
-        while answer == codes.BLOCKED:  # a mate has lost its core for a while
-            answer = engine.drive(channel, engine.SLICE_NS)
-        taken = time.perf_counter() - start
-        assert answer == codes.DONE, answer
-        return taken
-
-
-def _kernel(kernel: Kernel) -> int:
-    return kernel_address(RedOp[kernel.kind], DType.FLOAT32)
-
-
-def _room(nbytes: int) -> Bytes:
-    return np.zeros(nbytes, np.uint8)
-
-
-def typical(times: Iterable[float], share: float = SHARE) -> float:
-    """Return the time that a share of all stay below: the median, or less of others' load."""
-    found = sorted(times)
-    return found[int(share * (len(found) - 1))]
-
-
-def repeated(one: Callable[[], float], count: int) -> float:
-    """Return the typical one of `count` times; all ranks that take part repeat alike."""
-    return typical([one() for _ in range(count)])
-
-
-def often(nbytes: int) -> int:
-    """Return how often to repeat what goes through so many bytes."""
-    return max(3, min(48, (4 << 20) // max(nbytes, 1)))
-
-
-def handshakes(bench: Bench) -> Sample:
-    """Time a handshake amid many, and a step."""
-    x = np.zeros(64, np.uint8)
-    empty = repeated(lambda: bench.run([], x), 100)
-    steps = repeated(lambda: bench.run([copy(user(0), user(1), 0)] * STEPS, x), 20)
-    waits = repeated(lambda: bench.run(rounds([], [], 2 * MANY), x), 50)
-    return {
-        ("step", 0): (steps - empty) / STEPS,
-        ("wait", 0): (waits - empty) / (2 * MANY),
-    }
-
-
-def rounds(show: Sequence[Step], read: Sequence[Step], count: int) -> list[Step]:
-    """Return a program of `count` rounds: show something, meet, read what the mate shows."""
-    body = [*show, signal(1), wait_all(1), *read]
-    return [free(), *body, end_round(1, 2, count, len(body))]
-
-
-def moves(bench: Bench, reach: int) -> Sample:
-    """Time bytes put, got, folded and copied, by two ranks at once that go through `reach` bytes.
-
-    Each figure is the difference of two programs that differ in one step, both of which begin by
-    putting and end by reading: so caches are as in a collective.
+    Blocks for some two seconds a round. A cell's time is that of the slower rank.
     """
-    third = reach // 3 // LINE * LINE
-    segment = min(bench.backend.layout.half, third)
-    # A few boards at a time: what takes long is seldom left alone by other programs.
-    stride, count = (segment, min(3, third // segment)) if third > segment else (0, MANY)
-    window = stride * count
-    starts = range(0, third - window + 1, window) if window else [0]
-    x, y = np.ones(third, np.uint8), np.ones(2 * third, np.uint8)
-    mine, theirs = board(bench.rank), board(bench.other)
-    first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, third, stride)
-    put, again = copy(mine, first, segment), copy(mine, second, segment)
-    get, aside = copy(target, theirs, segment), copy(second, first, segment)
-    fold = reduce_ranks(target, board(0), target, segment, HOW)
-    programs = {
-        "meet": rounds([], [], count),
-        "get": rounds([put], [get], count),
-        "put": rounds([put, again], [get], count),
-        "copy": rounds([put], [get, aside], count),
-        "fold": rounds([put], [fold], count),
-    }
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(max(2, often(count * segment) // len(starts))):
-        for name, program in programs.items():
-            times[name] += [bench.run(program, x[at:], y[at:]) for at in starts]
-    found = {name: typical(taken) for name, taken in times.items()}
-    taken = {name: found[name] - found["meet"] for name in programs}
-    put_once = min(max(taken["put"] - taken["get"], 0.0), taken["get"], taken["fold"])
-    shares = {
-        "put": put_once,
-        "get": taken["get"] - put_once,
-        "copy": taken["copy"] - taken["get"],
-        "fold": taken["fold"] - put_once,
-    }
-    return {(name, reach): seconds / (count * segment) for name, seconds in shares.items()}
-
-
-def fetches(bench: Bench, reach: int) -> Sample:
-    """Time the kernel's copies from the mate's array, of `reach` bytes with my own."""
-    half = reach // 2
-    x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
-    opening = [free(), expose(bench.rank, user(0), True), signal(1), wait_all(1)]
-    closing = [signal(2), wait_all(2), end_round(2, 2)]
-    whole = [*opening, fetch(user(1), bench.other, 0, half), *closing]
-    empty = repeated(lambda: bench.run([*opening, *closing], x, y), often(half))
-    taken = repeated(lambda: bench.run(whole, x, y), often(half))
-    return {("kernel", reach): (taken - empty) / half}
-
-
-def calls(alone: ProcessGroup) -> Sample:
-    """Time each collective in a group of this rank alone: only the way through Python is left."""
-    return {(f"call {op}", 0): call_seconds(alone, op, 8, 100) for op in MAKERS}
-
-
-def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float:
-    """Return the median seconds of a collective, called `count` times in a row."""
-    call = COLLECTIVES[op](group, nbytes, DType.FLOAT32).call
-    many = 8 if nbytes < 1 << 16 else 1
-
-    def once() -> float:
-        start = time.perf_counter()
-        for _ in range(many):
-            call()
-        return (time.perf_counter() - start) / many
-
-    group.barrier()
-    return repeated(once, count)
-
-
-def streams(bench: Bench) -> Sample:
-    """Time an exchange of a few bytes and of many between two ranks on hosts of their own."""
-    x, y = np.zeros(STREAM_BYTES, np.uint8), np.zeros(STREAM_BYTES, np.uint8)
-
-    def both_ways(nbytes: int) -> list[Step]:
-        return flow([give(bench.other, user(0), nbytes), take(bench.other, user(1), nbytes)])
-
-    def pushed() -> float:
-        seconds = bench.run(flow([push(bench.other, user(0), 8)]), x, y)
-        bench.run(both_ways(8), x, y)
-        return seconds
-
-    small = repeated(lambda: bench.run(both_ways(8), x, y), 100)
-    large = repeated(lambda: bench.run(both_ways(STREAM_BYTES), x, y), 10)
-    send = min(repeated(pushed, 50), small / 2)
-    rate = (large - small) / STREAM_BYTES
-    return {("hop", 0): small - send, ("send", 0): send, ("stream", 0): rate}
-
-
-def apart(setup: BackendSetup) -> CpuBackend:
-    """Make the backend of a rank that says it is on a host of its own."""
-    return make(setup, f"host {setup.rank}")
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A collective to be measured beside the constants; `far` if its two ranks share no host."""
-
-    op: str
-    nbytes: int
-    far: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What was measured one after another: figures for the constants, and cells, in seconds."""
-
-    sample: Sample
-    times: dict[Cell, float]
+    with Ranks(2, "processes", timeout=LIMIT) as ranks:
+        both = ranks.run(survey, [cells] * 2, [rounds] * 2, [far] * 2)
+    return [
+        Round(
+            medians([one.sample, other.sample]),
+            {cell: max(one.times[cell], other.times[cell]) for cell in cells},
+        )
+        for one, other in zip(*both, strict=True)
+    ]
 
 
 def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -> list[Round]:
@@ -281,10 +72,24 @@ def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -
     return found
 
 
-def rates(bench: Bench, reach: int) -> Sample:
-    """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    by_kernel = reach in BY_KERNEL and bench.backend.areas.readable()
-    return {**moves(bench, reach), **(fetches(bench, reach) if by_kernel else {})}
+def calls(alone: ProcessGroup) -> Sample:
+    """Time each collective in a group of this rank alone: only the way through Python is left."""
+    return {(f"call {op}", 0): call_seconds(alone, op, 8, 100) for op in MAKERS}
+
+
+def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float:
+    """Return the median seconds of a collective, called `count` times in a row."""
+    call = COLLECTIVES[op](group, nbytes, DType.FLOAT32).call
+    many = 8 if nbytes < 1 << 16 else 1
+
+    def once() -> float:
+        start = time.perf_counter()
+        for _ in range(many):
+            call()
+        return (time.perf_counter() - start) / many
+
+    group.barrier()
+    return repeated(once, count)
 
 
 def pin(rank: int) -> None:
@@ -294,50 +99,6 @@ def pin(rank: int) -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def medians(samples: Sequence[Sample]) -> Sample:
-    """Return the median of each figure."""
-    return {key: statistics.median(found[key] for found in samples) for key in samples[0]}
-
-
-def machine_of(sample: Sample) -> Machine:
-    """Turn measured times into constants; what was not measured costs what it does elsewhere."""
-
-    def curve(name: str) -> Curve:
-        found = {reach: seconds for (what, reach), seconds in sample.items() if what == name}
-        return tuple((reach, max(0.0, found[reach])) for reach in sorted(found))
-
-    ways = {op: sample[f"call {op}", 0] for op in MAKERS}
-    return Machine(
-        calls=ways,
-        step=max(0.0, sample["step", 0]),
-        wait=sample["wait", 0],
-        hop=sample.get(("hop", 0), DEVELOPMENT.hop),
-        send=sample.get(("send", 0), DEVELOPMENT.send),
-        stream=sample.get(("stream", 0), DEVELOPMENT.stream),
-        put=curve("put"),
-        get=curve("get"),
-        fold=curve("fold"),
-        copy=curve("copy"),
-        kernel=curve("kernel"),
-    )
-
-
-def constants(rounds: Sequence[Round]) -> Machine:
-    """Return a machine's constants: medians over rounds."""
-    return machine_of(medians([one.sample for one in rounds]))
-
-
-def survey_here(cells: Sequence[Cell], rounds: int, *, far: bool) -> list[Round]:
-    """Measure constants and cells on two processes of this machine; return each round.
-
-    Blocks for some two seconds a round. A cell's time is that of the slower rank.
-    """
-    with Ranks(2, "processes", timeout=120.0) as ranks:
-        both = ranks.run(survey, [cells] * 2, [rounds] * 2, [far] * 2)
-    return [
-        Round(
-            medians([one.sample, other.sample]),
-            {cell: max(one.times[cell], other.times[cell]) for cell in cells},
-        )
-        for one, other in zip(*both, strict=True)
-    ]
+def apart(setup: BackendSetup) -> CpuBackend:
+    """Make the backend of a rank that says it is on a host of its own."""
+    return make(setup, f"host {setup.rank}")

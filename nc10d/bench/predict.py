@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.bench.calibrate import Cell, Round, constants, survey_here
 from nc10d.bench.cases import MAKERS, MATES, Collective, layout_of, spread
 from nc10d.bench.charts import Line, chart
 from nc10d.bench.draw import amount, draw
 from nc10d.bench.machine import DEVELOPMENT, Machine, changed, load, save
 from nc10d.bench.model import algorithm, seconds, switches
+from nc10d.bench.samples import Cell, Round, constants
 
 DESCRIPTION = """
 What collectives should cost by a model that walks their programs: latencies and seconds a byte
@@ -105,6 +105,12 @@ def run(options: argparse.Namespace) -> int:
     return _model(options, machine)
 
 
+def _measured(cells: Sequence[Cell], rounds: int, *, far: bool) -> list[Round]:
+    from nc10d.bench.calibrate import survey_here  # predictions and pictures need no engine
+
+    return survey_here(cells, rounds, far=far)
+
+
 def _draw(options: argparse.Namespace) -> int:
     world = worlds(options)[-1]
     path = options.out or Path(f"{options.draw}-{world.size}.png")
@@ -115,7 +121,7 @@ def _draw(options: argparse.Namespace) -> int:
 
 def _machine(options: argparse.Namespace) -> Machine:
     if options.measure:
-        machine = constants(survey_here((), options.rounds, far=True))
+        machine = constants(_measured((), options.rounds, far=True))
         if options.machine:
             save(machine, options.machine)
     else:
@@ -190,7 +196,7 @@ def _check(options: argparse.Namespace) -> int:
     far = [False, True] if options.far else [False]
     cells = [Cell(op, nbytes, f) for f in far for op in options.ops or CHECKED for nbytes in SIZES]
     before = os.getloadavg()[0]
-    rounds = survey_here(cells, options.rounds, far=options.far)
+    rounds = _measured(cells, options.rounds, far=options.far)
     if options.machine:
         save(constants(rounds), options.machine)
     found = verdicts(rounds, cells)
