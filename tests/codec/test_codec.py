@@ -402,15 +402,14 @@ NONE, REF = bytes([Tag.NONE]), bytes([Tag.REF])
 MANY = COUNT.pack(2**32 - 1)
 
 
-def doubling(tag: Tag, levels: int) -> bytes:
-    """Ask for a tuple of tuples, each of twice the one below, inside a container."""
-    inner = bytes([Tag.TUPLE]) + COUNT.pack(0)
+def doubling(tag: Tag, levels: int, around: bytes = b"") -> bytes:
+    """Ask for a key, perhaps with something `around` it: tuples, each twice the one below."""
     tuples = b"".join(
         bytes([Tag.TUPLE]) + COUNT.pack(2) + 2 * (REF + COUNT.pack(n)) for n in range(levels)
     )
-    last = REF + COUNT.pack(levels)
-    body = inner + tuples + bytes([tag]) + COUNT.pack(1) + last + (NONE if tag is Tag.DICT else b"")
-    return bytes([Tag.LIST]) + COUNT.pack(levels + 2) + body
+    key = around + REF + COUNT.pack(levels)
+    body = bytes([Tag.TUPLE]) + COUNT.pack(0) + tuples + bytes([tag]) + COUNT.pack(1) + key
+    return bytes([Tag.LIST]) + COUNT.pack(levels + 2) + body + (NONE if tag is Tag.DICT else b"")
 
 
 HOSTILE = {
@@ -443,6 +442,7 @@ HOSTILE = {
     "100,000 levels of tuples": (bytes([Tag.TUPLE]) + COUNT.pack(1)) * 100_000 + NONE,
     "a set of 2**60": doubling(Tag.SET, 60),
     "a key of 2**60": doubling(Tag.DICT, 60),
+    "2**60 within a key": doubling(Tag.DICT, 60, bytes([Tag.TUPLE]) + COUNT.pack(1)),
     "something left over": NONE + NONE,
 }
 
