@@ -17,7 +17,7 @@ import nc10d as dist
 from nc10d.outcome import fresh
 from nc10d.testing.local import run_local
 from nc10d.testing.members import portable
-from nc10d.testing.ranks import run_ranks
+from nc10d.testing.ranks import Ranks, run_ranks
 
 
 def told(error: BaseException) -> int:
@@ -90,6 +90,24 @@ def test_a_rank_that_raises_fails_all_of_its_groups(run: Any) -> None:
     with pytest.raises(AssertionError, match="mine"):
         run(main, 2, timeout=20.0)
     assert "rank 1 raised AssertionError: mine" in heard[0]
+
+
+def hangs(group: Any, here: bool) -> int:
+    if here:
+        signal.pause()
+    return int(group.rank)
+
+
+def test_ranks_that_do_not_answer_are_named_and_ended() -> None:
+    with Ranks(2, "processes", timeout=20.0) as ranks:
+        assert ranks.run(hangs, [False, False]) == [0, 1]
+        first = ranks.processes()
+        ranks._limit = 0.5
+        with pytest.raises(TimeoutError, match=r"ranks \[1\] did not answer"):
+            ranks.run(hangs, [False, True])
+        assert not any(process.is_alive() for process in first)
+        ranks._limit = 60.0
+        assert ranks.run(hangs, [False, False]) == [0, 1], "with new ranks"
 
 
 OWNER = """
