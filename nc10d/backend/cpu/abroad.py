@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu import wires as wiring
 from nc10d.backend.cpu.control import Control, Message
-from nc10d.backend.cpu.net import Net
 from nc10d.deadline import Deadline
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
     from nc10d.backend.cpu.host import Host
+    from nc10d.backend.cpu.net import Net
     from nc10d.store.base import Store
 
 _CONTROL = "control lines"
@@ -38,6 +38,8 @@ class Abroad:
         """The links' thread; it starts with the first group that needs it."""
         with self._lock:
             if self._net is None:
+                from nc10d.backend.cpu.net import Net  # compiles what a single host does without
+
                 self._net = Net(self._host.process)
             return self._net
 

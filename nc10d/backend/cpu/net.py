@@ -17,6 +17,7 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native.sockets import EVENT_BYTES
+from nc10d.backend.cpu.native.streams import FUNCTIONS
 
 Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
@@ -52,6 +53,7 @@ class Streams:
             at.S_WAITING: engine.address(self._waiting),
             at.S_POLL: engine.address(self._poll),
         }
+        fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
         for offset, value in fields.items():
             self._words[offset // 8] = value
 
@@ -98,6 +100,10 @@ class Net:
         words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
         native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
         return Link(rank, wire, address)
+
+    def streams(self, links: Mapping[int, Link], size: int) -> Streams:
+        """Make what the programs of a channel cross by; ranks are below `size`."""
+        return Streams(self, links, size)
 
     def close(self) -> None:
         """Join the thread, which the process's stop word ends; idempotent."""

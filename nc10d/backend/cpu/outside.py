@@ -13,16 +13,16 @@ import numpy as np
 
 from nc10d.backend.cpu import wires as wiring
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.channel import Channel, Shared
+from nc10d.backend.cpu.channel import Channel, Shared, Words
 from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.net import Streams, Words
 from nc10d.deadline import Deadline
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.area import Areas
     from nc10d.backend.cpu.host import Host
+    from nc10d.backend.cpu.net import Streams
     from nc10d.store.base import Store
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
@@ -39,7 +39,7 @@ class Outside:
         self._wires = wires
         links = {rank: net.link(rank, pair[COLLECTIVES]) for rank, pair in wires.items()}
         self._messages = {rank: net.link(rank, pair[MESSAGES]) for rank, pair in wires.items()}
-        self.streams = Streams(net, links, size)
+        self.streams = net.streams(links, size)
         self._message_streams: list[tuple[Streams, Words]] = []
 
     def has(self, rank: int) -> bool:
@@ -52,7 +52,7 @@ class Outside:
         The header of the next message from there is taken to private memory, where a host mate
         would have put it.
         """
-        streams = Streams(self._net, {0: self._messages[peer]}, 1)
+        streams = self._net.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.LINK_BOARD // 8, np.int64)
         self._message_streams.append((streams, inbox))
         start = engine.address(inbox)

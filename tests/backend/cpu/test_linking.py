@@ -6,13 +6,13 @@ import pytest
 
 from nc10d.backend.cpu import linking
 from nc10d.backend.cpu.linking import link
-from nc10d.backend.cpu.native import interpreter, operands, streams
+from nc10d.backend.cpu.native import interpreter, operands
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Call, Kind, Program, Step, copy, signal, user
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    known = {**vars(streams), **vars(interpreter)}
+    known = {**vars(operands), **vars(interpreter)}
     assert {kind.name: int(kind) for kind in Kind} == {k.name: known[k.name] for k in Kind}
 
 

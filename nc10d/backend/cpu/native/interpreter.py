@@ -12,6 +12,7 @@ from numba import njit
 
 from nc10d.backend.cpu.native.atomics import (
     add_32,
+    call_engine,
     call_kernel,
     exchange,
     load,
@@ -54,6 +55,7 @@ from nc10d.backend.cpu.native.layout import (
     C_SELF,
     C_SEQ,
     C_SIZE,
+    C_STREAMS,
     C_USERS,
     D_TAG,
     DONE,
@@ -67,6 +69,7 @@ from nc10d.backend.cpu.native.layout import (
     P_BELLS,
     RECORD_BYTES,
     RECORD_RING,
+    S_STEP,
     SIZES,
     SLOT_BYTES,
 )
@@ -75,6 +78,7 @@ from nc10d.backend.cpu.native.operands import (
     ARG,
     DST,
     EXTRA,
+    FLOW,
     KERNEL,
     LAST,
     NO_OPERAND,
@@ -86,13 +90,12 @@ from nc10d.backend.cpu.native.operands import (
     nc10d_length,
     nc10d_place,
 )
-from nc10d.backend.cpu.native.streams import FLOW, nc10d_stream
 from nc10d.kernels.cache import compiled_callback
 
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
 PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
-PAIR, LOOP = 38, 39  # and from FLOW on, those of streams.py
+PAIR, LOOP = 38, 39
 
 
 @njit(nogil=True)
@@ -394,7 +397,9 @@ def advance(channel: int) -> int:
             else:
                 segment = 0
         elif kind >= FLOW:
-            answer = nc10d_stream(channel, users, step, parity, segment)
+            store(channel + C_PC, step)
+            store(channel + C_SEGMENT, segment)
+            answer = call_engine(load(load(channel + C_STREAMS) + S_STEP), channel)
             if answer != DONE:
                 return answer
             if kind == FLOW:

@@ -150,8 +150,14 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_TRIES,  # how often that has been since something moved
     S_LAST,  # S_MOVED then
     S_POLL,  # address of a table for poll(2)
-) = range(0, 11 * 8, 8)
-S_SEEN = 11 * 8  # the header of a rank that called something else
+    S_UNTIL,  # when the sleep in hand ends
+    S_STEP,  # addresses of compiled functions: carry out a step,
+    S_PULL,  # take a message's header,
+    S_LINGER,  # look after the time between two looks,
+    S_SLEEP,  # sleep until a socket is ready,
+    S_ARM,  # have the net thread watch
+) = range(0, 17 * 8, 8)
+S_SEEN = 17 * 8  # the header of a rank that called something else
 HEADER_BYTES = 128  # sequence number, fingerprint, text: what ranks of other hosts compare
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

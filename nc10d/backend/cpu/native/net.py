@@ -28,11 +28,15 @@ from nc10d.backend.cpu.native.progress import nc10d_match
 from nc10d.backend.cpu.native.sockets import (
     EVENT_BYTES,
     PACKED,
-    nc10d_arm,
     nc10d_control,
     nc10d_lock_link,
 )
-from nc10d.backend.cpu.native.waiting import nc10d_try_lock, nc10d_unlock, nc10d_wake_own
+from nc10d.backend.cpu.native.waiting import (
+    nc10d_arm,
+    nc10d_try_lock,
+    nc10d_unlock,
+    nc10d_wake_own,
+)
 from nc10d.kernels.cache import compiled, entry_point
 
 EVENTS = 64

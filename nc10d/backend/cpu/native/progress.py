@@ -84,6 +84,7 @@ from nc10d.backend.cpu.native.layout import (
     P_TRACE_SIZE,
     RECEIVER,
     RING_SLOTS,
+    S_PULL,
     SIZES,
     TRACE_BLOCKED,
     TRACE_BYTES,
@@ -92,14 +93,14 @@ from nc10d.backend.cpu.native.layout import (
     UNMATCHED,
     WATCHED,
 )
-from nc10d.backend.cpu.native.sockets import nc10d_arm, nc10d_streaming
-from nc10d.backend.cpu.native.streams import nc10d_pull_header
 from nc10d.backend.cpu.native.waiting import (
+    nc10d_arm,
     nc10d_await_flag,
     nc10d_drive,
     nc10d_linger,
     nc10d_moved,
     nc10d_spin,
+    nc10d_streaming,
     nc10d_try_lock,
     nc10d_unlock,
     nc10d_wake_own,
@@ -190,7 +191,7 @@ def nc10d_match(channel: int) -> int:
     sent = load(load(channel + C_FLAGS))
     target = load(channel + C_SEQ) + 1
     if load_acquire(sent) < target and load(channel + C_STREAMS) != 0:
-        answer = nc10d_pull(channel, sent, target)
+        answer = call_engine(load(load(channel + C_STREAMS) + S_PULL), channel)
         if answer != DONE:
             return IDLE if head == tail else answer
     if load_acquire(sent) < target:
@@ -375,13 +376,3 @@ def nc10d_submit_here(channel: int, descriptor: int) -> int:
     if answer == DONE and nc10d_waiting(channel):
         nc10d_wake_own(load(channel + C_PROCESS))
     return min(answer, DONE)
-
-
-@njit(nogil=True)
-def nc10d_pull(channel: int, sent: int, target: int) -> int:
-    """Take the next message's header from another host, as if its sender had put it here."""
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
-    answer = nc10d_pull_header(channel, header)
-    if answer == DONE:
-        store_release(sent, target)
-    return answer

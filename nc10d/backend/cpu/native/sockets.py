@@ -18,7 +18,6 @@ from numba import njit, types
 
 from nc10d.backend.cpu.native.atomics import (
     load,
-    load_acquire,
     load_acquire_32,
     scratch,
     store,
@@ -27,7 +26,6 @@ from nc10d.backend.cpu.native.atomics import (
     yield_core,
 )
 from nc10d.backend.cpu.native.layout import (
-    C_BLOCKED_AT,
     C_STREAMS,
     L_ARMED,
     L_FD,
@@ -133,13 +131,6 @@ def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_streaming(channel: int) -> bool:
-    """Say whether what a blocked channel waits for is a socket."""
-    streams = load(channel + C_STREAMS)
-    return streams != 0 and load(channel + C_BLOCKED_AT) == load(streams + S_LINE)
-
-
-@njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a link that a channel waits for is ready; False after the timeout.
 
@@ -156,12 +147,10 @@ def nc10d_poll(channel: int, timeout_ms: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_arm(channel: int) -> None:
-    """Before sleeping: arm every link that a channel blocked on sockets waits for."""
-    if not nc10d_streaming(channel):
-        return
+def nc10d_watch_all(channel: int) -> None:
+    """Have the net thread watch every link that a channel blocked on sockets waits for."""
     streams = load(channel + C_STREAMS)
     table = load(streams + S_WAITING)
-    for i in range(load_acquire(streams + S_COUNT)):
+    for i in range(load(streams + S_COUNT)):
         place = table + 16 * i
         nc10d_watch(load(streams + S_EPOLL), load(place), load(place + 8), load(streams + S_LINE))

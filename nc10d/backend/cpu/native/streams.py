@@ -8,19 +8,43 @@ link does what programs ask for in their order: it is the FIFO and the flow cont
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import njit
 
-from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
+from nc10d.backend.cpu.native.atomics import (
+    load,
+    load_acquire,
+    move,
+    nc10d_now,
+    pause,
+    store,
+    store_release,
+    yield_core,
+)
 from nc10d.backend.cpu.native.layout import (
+    ABORTED,
+    AREA_ABORT,
     BLOCKED,
+    C_AREA,
     C_AWAITED,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
     C_BLOCKED_ON,
+    C_BROKEN,
     C_DESCRIPTOR,
+    C_FLAGS,
     C_MESSAGE_BYTES,
     C_OPS,
+    C_PARITY,
+    C_PC,
+    C_ROUND,
+    C_SEGMENT,
+    C_SEQ,
+    C_SPIN,
     C_STREAMS,
+    C_USERS,
+    C_YIELD,
     D_TAG,
     DONE,
     HEADER_BYTES,
@@ -28,59 +52,58 @@ from nc10d.backend.cpu.native.layout import (
     L_SENT,
     L_TAKEN,
     LINK_HEADER_BYTES,
+    LINK_TAG,
     LOST,
     MISMATCH,
+    S_ARM,
     S_COUNT,
     S_ERROR,
+    S_LAST,
     S_LINE,
+    S_LINGER,
     S_LINKS,
     S_MOVED,
+    S_PATIENCE,
+    S_PULL,
     S_SEEN,
+    S_SLEEP,
+    S_STEP,
+    S_TRIES,
+    S_UNTIL,
     SIZES,
     WANT_IN,
     WANT_OUT,
 )
 from nc10d.backend.cpu.native.operands import (
+    CHECK,
     DST,
     EXTRA,
+    FLOW,
+    HEAD,
     KERNEL,
     NBYTES,
     OWN,
+    PUSH,
+    SHOW,
     SRC,
     STEP,
+    TAKE,
     TICK,
     nc10d_block,
     nc10d_length,
     nc10d_place,
 )
-from nc10d.backend.cpu.native.sockets import nc10d_await_link, nc10d_transfer
+from nc10d.backend.cpu.native.sockets import (
+    nc10d_await_link,
+    nc10d_poll,
+    nc10d_transfer,
+    nc10d_watch_all,
+)
+from nc10d.kernels.cache import compiled_callback
 
-FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47
-
-
-@njit(nogil=True)
-def nc10d_stream(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Carry out a step of this module: DONE, BLOCKED or a failure."""
-    kind = load(step)
-    if kind == FLOW:
-        return nc10d_flow(channel, users, step, parity, segment)
-    if kind == SHOW:
-        header = nc10d_place(channel, users, step + DST, parity, segment)
-        store(header, load(channel + C_OPS))
-        store(header + 8, load(step + EXTRA))
-        move(header + 16, load(step + KERNEL), HEADER_BYTES - 16)
-        return DONE
-    src = nc10d_place(channel, users, step + SRC, parity, segment)
-    if kind == CHECK:
-        return nc10d_check(channel, step, src)
-    own = nc10d_place(channel, users, step + OWN, parity, segment)
-    for i in range(load(step + NBYTES) >> 3):
-        if load(src + 8 * i) != load(own + 8 * i):
-            store(channel + C_BLOCKED_ON, ~load(step + EXTRA))
-            store(channel + C_MESSAGE_BYTES, load(src + 8 * i))
-            store(channel + C_AWAITED, load(own + 8 * i))
-            return SIZES
-    return DONE
+# Sleeps on sockets are short: nothing but the socket ends them.
+POLL_MS = 10
+SHORTEST_LINGER = 8
 
 
 @njit(nogil=True)
@@ -169,12 +192,36 @@ def nc10d_rewind(links: int, step: int, last: int) -> None:
         store(link + (L_TAKEN if load(row) == TAKE else L_SENT), 0)
 
 
-@njit(nogil=True)
-def nc10d_pull_header(channel: int, header: int) -> int:
-    """Read the header of a link's next message: DONE, BLOCKED or LOST.
+@compiled_callback("int64(int64)")
+def _step(channel: int) -> int:
+    step, segment = load(channel + C_PC), load(channel + C_SEGMENT)
+    users, parity = load(channel + C_USERS), load(channel + C_PARITY)
+    kind = load(step)
+    if kind == FLOW:
+        return nc10d_flow(channel, users, step, parity, segment)
+    if kind == SHOW:
+        header = nc10d_place(channel, users, step + DST, parity, segment)
+        store(header, load(channel + C_OPS))
+        store(header + 8, load(step + EXTRA))
+        move(header + 16, load(step + KERNEL), HEADER_BYTES - 16)
+        return DONE
+    src = nc10d_place(channel, users, step + SRC, parity, segment)
+    if kind == CHECK:
+        return nc10d_check(channel, step, src)
+    own = nc10d_place(channel, users, step + OWN, parity, segment)
+    for i in range(load(step + NBYTES) >> 3):
+        if load(src + 8 * i) != load(own + 8 * i):
+            store(channel + C_BLOCKED_ON, ~load(step + EXTRA))
+            store(channel + C_MESSAGE_BYTES, load(src + 8 * i))
+            store(channel + C_AWAITED, load(own + 8 * i))
+            return SIZES
+    return DONE
 
-    Once it is here, the link is ready for what follows.
-    """
+
+@compiled_callback("int64(int64)")
+def _pull(channel: int) -> int:
+    sent = load(load(channel + C_FLAGS))
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
     streams = load(channel + C_STREAMS)
     link = load(load(streams + S_LINKS))
     line = load(streams + S_LINE)
@@ -191,4 +238,65 @@ def nc10d_pull_header(channel: int, header: int) -> int:
             store(channel + C_BLOCKED_ON, ~load(link + L_RANK))
             return BLOCKED
     store(link + L_TAKEN, 0)
+    # As if its sender had put it here.
+    store_release(sent, load(channel + C_SEQ) + 1)
     return DONE
+
+
+@compiled_callback("int64(int64)")
+def _linger(channel: int) -> int:
+    # Patience that was in vain halves, and doubles when something moved: where ranks share a
+    # core, looking again only keeps somebody else from running.
+    streams = load(channel + C_STREAMS)
+    moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
+    tries = load(streams + S_TRIES) + 1
+    if moved != load(streams + S_LAST):
+        store(streams + S_LAST, moved)
+        longest = load(channel + C_SPIN) + load(channel + C_YIELD)
+        store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
+        tries = 0
+    elif tries > patience:
+        store(streams + S_TRIES, 0)
+        store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
+        return 0
+    store(streams + S_TRIES, tries)
+    if tries < load(channel + C_SPIN):
+        pause()
+    else:
+        yield_core()
+    return 1
+
+
+@compiled_callback("int64(int64)")
+def _sleep(channel: int) -> int:
+    until = load(load(channel + C_STREAMS) + S_UNTIL)
+    abort = load(channel + C_AREA) + AREA_ABORT
+    while True:
+        if load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
+            return ABORTED
+        if nc10d_poll(channel, POLL_MS):
+            return DONE
+        if nc10d_now() >= until:
+            return BLOCKED
+
+
+@compiled_callback("int64(int64)")
+def _arm(channel: int) -> int:
+    nc10d_watch_all(channel)
+    return DONE
+
+
+FUNCTIONS: dict[int, Any] = {
+    S_STEP: _step,
+    S_PULL: _pull,
+    S_LINGER: _linger,
+    S_SLEEP: _sleep,
+    S_ARM: _arm,
+}
+"""What the engine calls by address, so that who has no other hosts need not compile it.
+
+Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
+takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` looks after the time
+between two looks at sockets: 0 when it is time to sleep. `_sleep` does, until S_UNTIL: DONE,
+ABORTED or BLOCKED. `_arm` has the net thread watch.
+"""

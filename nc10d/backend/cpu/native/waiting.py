@@ -49,16 +49,15 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     P_BELL,
     P_SLEEPING,
-    S_LAST,
+    S_ARM,
+    S_LINE,
+    S_LINGER,
     S_MOVED,
-    S_PATIENCE,
-    S_TRIES,
+    S_SLEEP,
+    S_UNTIL,
 )
-from nc10d.backend.cpu.native.sockets import nc10d_poll, nc10d_streaming
 
 SHORTEST_SPIN = 8
-SHORTEST_LINGER = 8
-POLL_MS = 10
 
 
 @njit(nogil=True)
@@ -110,19 +109,31 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_await_socket(channel: int, until: int) -> int:
-    """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED.
+def nc10d_streaming(channel: int) -> bool:
+    """Say whether what a blocked channel waits for is a socket."""
+    streams = load(channel + C_STREAMS)
+    return streams != 0 and load(channel + C_BLOCKED_AT) == load(streams + S_LINE)
 
-    Nothing but the socket ends this sleep: it is short, to look about.
-    """
-    abort = load(channel + C_AREA) + AREA_ABORT
-    while True:
-        if load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
-            return ABORTED
-        if nc10d_poll(channel, POLL_MS):
-            return DONE
-        if nc10d_now() >= until:
-            return BLOCKED
+
+@njit(nogil=True)
+def nc10d_arm(channel: int) -> None:
+    """Before the worker sleeps: have the net thread see to what a channel waits for."""
+    if nc10d_streaming(channel):
+        call_engine(load(load(channel + C_STREAMS) + S_ARM), channel)
+
+
+@njit(nogil=True)
+def nc10d_await_socket(channel: int, until: int) -> int:
+    """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED."""
+    streams = load(channel + C_STREAMS)
+    store(streams + S_UNTIL, until)
+    return call_engine(load(streams + S_SLEEP), channel)
+
+
+@njit(nogil=True)
+def nc10d_linger(channel: int) -> bool:
+    """Look after the time between two looks at sockets; False: sleep now."""
+    return call_engine(load(load(channel + C_STREAMS) + S_LINGER), channel) != 0
 
 
 @njit(nogil=True)
@@ -153,33 +164,6 @@ def nc10d_await_flag(channel: int, until: int) -> int:
             nc10d_sleep(process, bell, until)
     add(process + P_SLEEPING, -1)
     return answer
-
-
-@njit(nogil=True)
-def nc10d_linger(channel: int) -> bool:
-    """Look after the time between two looks at sockets; False: it has been in vain, sleep now.
-
-    Patience that was in vain halves, and doubles when something moved: where ranks share a core,
-    looking again only keeps somebody else from running.
-    """
-    streams = load(channel + C_STREAMS)
-    moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
-    tries = load(streams + S_TRIES) + 1
-    if moved != load(streams + S_LAST):
-        store(streams + S_LAST, moved)
-        longest = load(channel + C_SPIN) + load(channel + C_YIELD)
-        store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
-        tries = 0
-    elif tries > patience:
-        store(streams + S_TRIES, 0)
-        store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
-        return False
-    store(streams + S_TRIES, tries)
-    if tries < load(channel + C_SPIN):
-        pause()
-    else:
-        yield_core()
-    return True
 
 
 @njit(nogil=True)
