@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.codec import Envelope, Kind, Message, encode, encode_pickled
+from nc10d.codec import Envelope, Message, encode, encode_pickled
 from nc10d.codec.messages import WORDS, Bytes, Locate
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CodecError
@@ -27,7 +27,7 @@ class Outgoing:
     """This rank's object as a message; if it can't be one, a message that says so."""
 
     def __init__(self, value: Any, allow_pickle: bool) -> None:
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         try:
             self.message = _encoded(value, allow_pickle)
         except Exception as error:  # noqa: BLE001  (raised by `check`, when the others know)
@@ -35,18 +35,13 @@ class Outgoing:
 
     def fail(self, error: Exception) -> None:
         """Send the reason instead of the object."""
-        self._error = error
+        self.error = error
         self.message = Message.failed(error)
-
-    @property
-    def error(self) -> Exception | None:
-        """Why there is no object."""
-        return self._error
 
     def check(self) -> None:
         """Raise what kept the object from being encoded."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 def _encoded(value: Any, allow_pickle: bool) -> Message:
@@ -131,10 +126,7 @@ class Call:
             raise self._blamed(error, sender) from error
 
     def opened_all(self, envelopes: Sequence[Envelope], flats: Sequence[Bytes]) -> list[Any]:
-        """Return the objects of all ranks; who sent none is named first of all."""
-        failed = [rank for rank, one in enumerate(envelopes) if one.kind is Kind.FAILED]
-        for rank in failed:
-            self.opened(envelopes[rank], flats[rank], rank)
+        """Return the objects of all ranks."""
         return [
             self.opened(envelope, flat, rank)
             for rank, (envelope, flat) in enumerate(zip(envelopes, flats, strict=True))

@@ -46,7 +46,7 @@ def numbers() -> Any:
 
 OBJECTS: dict[str, Callable[[], Any]] = {
     "20 arrays, 64 KiB to 1 MiB": arrays,
-    "settings of 164 values": settings,
+    "settings of 213 values": settings,
     "list of 10,000 floats": numbers,
 }
 
