@@ -241,17 +241,24 @@ def test_map_location_is_given_what_has_come(three: Ranks) -> None:
     assert three.run(located) == [{"x": [1.0, 1.0]}] * SIZE
 
 
-def test_who_sent_to_anyone_is_known(three: Ranks) -> None:
+def test_what_anyone_sends_is_taken_whole_and_its_sender_known(three: Ranks) -> None:
+    turns = 20
+
     def meet(group: Any) -> Any:
         if group.rank != 2:
-            dist.send_object_list([{"from": group.rank}, 0], 2)
+            for turn in range(turns):
+                dist.send_object_list([group.rank, turn, np.zeros(1000 * turn)], 2)
             return None
-        places: list[Any] = [None, None]
-        senders = [dist.recv_object_list(places) for _ in range(2)]
-        assert places[0]["from"] == senders[1]
-        return sorted(senders)
+        heard: list[list[int]] = [[], []]
+        for _ in range(2 * turns):
+            places: list[Any] = [None] * 3
+            sender = dist.recv_object_list(places)
+            assert places[0] == sender
+            assert places[2].size == 1000 * places[1]
+            heard[sender].append(places[1])
+        return heard
 
-    assert three.run(meet)[2] == [0, 1]
+    assert three.run(meet)[2] == [list(range(turns))] * 2
 
 
 def test_ranks_of_sub_groups_and_of_the_world(three: Ranks) -> None:
