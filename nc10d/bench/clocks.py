@@ -257,13 +257,14 @@ class Walker:
         sizes = [self._length(row) for row in new]
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
-        gone = begin + len(new) * machine.send + sum(sizes) * machine.stream
+        through = begin + sum(sizes) * machine.stream
+        gone = max(through, self.now + len(new) * machine.send)
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
             self._pushed[row.peer] = gone
             self._note(row, begin, gone, nbytes)
         if new:
-            self._host.network = gone
+            self._host.network = through
             self.walk.woken(self.rank)
         # What is pushed goes on by itself, until it is given.
         given = [self._pushed.pop(row.peer) for row in rows if row.kind is Kind.GIVE]

@@ -132,4 +132,32 @@ def changed(machine: Machine, setting: str) -> Machine:
     return replace(machine, **{name: given})
 
 
-DEVELOPMENT = Machine({"": 1e-6}, 4e-9, 2e-7, 3e-5, 2e-6, 4e-10, *[((1, 1e-10),)] * 4)
+def _nano(*knots: tuple[int, float]) -> Curve:
+    """Return a curve from bytes and nanoseconds a byte."""
+    return tuple((reach, rate * 1e-9) for reach, rate in knots)
+
+
+DEVELOPMENT = Machine(
+    calls={
+        "all_reduce": 1.3e-6,
+        "reduce": 1.6e-6,
+        "broadcast": 1.6e-6,
+        "all_gather": 1.9e-6,
+        "reduce_scatter": 2.0e-6,
+        "all_to_all": 2.1e-6,
+        "barrier": 1.0e-6,
+    },
+    step=4e-9,
+    wait=1e-7,
+    hop=4e-6,
+    send=4e-6,
+    stream=5.6e-10,
+    put=_nano((512, 0.01), (32 << 10, 0.03), (512 << 10, 0.07), (32 << 20, 0.05)),
+    get=_nano((512, 0.5), (32 << 10, 0.5), (128 << 10, 0.48), (512 << 10, 0.33), (32 << 20, 0.3)),
+    fold=_nano((512, 0.6), (32 << 10, 0.5), (512 << 10, 0.4), (32 << 20, 0.46)),
+    copy=_nano(
+        (512, 0.03), (128 << 10, 0.02), (512 << 10, 0.05), (2 << 20, 0.08), (32 << 20, 0.12)
+    ),
+    kernel=_nano((128 << 10, 0.1), (2 << 20, 0.09), (32 << 20, 0.12)),
+)
+"""Two virtual cores (AMD EPYC, Zen 4) that lie far apart, TCP over loopback; 2026-11-21, loaded."""

@@ -86,12 +86,13 @@ class TimedRank(FarRank):
             if row.kind is not Kind.TAKE and row.peer not in self.pushed
         ]
         begin = max(self.now, self.world.network)
-        gone = begin + sum(self.machine.send + n * self.machine.stream for _, n in new)
+        through = begin + self.machine.stream * sum(nbytes for _, nbytes in new)
+        gone = max(through, self.now + self.machine.send * len(new))
         for peer, nbytes in new:
             self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
             self.pushed[peer] = gone
         self.freed = [peer for peer, _ in new]
-        self.world.network = gone if new else self.world.network
+        self.world.network = through if new else self.world.network
         given = [self.pushed.pop(row.peer) for row in rows if row.kind is Kind.GIVE]
         return max(given, default=self.now)
 
