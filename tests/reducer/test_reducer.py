@@ -142,7 +142,7 @@ def test_a_gradient_that_no_rank_used_stays_as_it_was(used):
 
 def accumulated(group):
     reducer = Reducer([np.zeros(2)] * 2, group, find_unused_parameters=True)
-    reducer.gradients[0] += 1
+    reducer.gradients[0] += 4 * group.rank
     reducer.grad_ready(0)  # outside of a pass: this one accumulates
     reducer.begin(unused=[0])
     reducer.gradients[1] += group.rank
@@ -152,7 +152,7 @@ def accumulated(group):
 
 
 def test_what_was_used_in_a_pass_that_accumulated_counts_as_used():
-    assert run_local(accumulated, 2) == [[[1, 1], [0.5, 0.5]]] * 2
+    assert run_local(accumulated, 2) == [[[2, 2], [0.5, 0.5]]] * 2
 
 
 def static_passes(group):
@@ -181,6 +181,22 @@ def test_a_static_graph_learns_how_often_gradients_come_and_which_never_do():
     # Buckets leave as [2], [1], [0]; in the first pass all at its end.
     assert progress == ([0, 0, 0, 3, 3, 3, 6, 6],) * 2
     assert gradients[0] == gradients[1]
+
+
+def static_and_unused(group):
+    reducer = Reducer([np.zeros(1)] * 2, group, static_graph=True, find_unused_parameters=True)
+    reducer.gradients[0][...] = 0.1
+    found = []
+    for _ in range(2):
+        reducer.begin()
+        reducer.grad_ready(1)
+        reducer.finish()
+        found.append(float(reducer.gradients[0][0]))
+    return found
+
+
+def test_a_static_graph_learns_what_no_rank_uses():
+    assert run_local(static_and_unused, 3) == [[0.1, 0.1]] * 3
 
 
 def with_hooks(group, hook, late):
