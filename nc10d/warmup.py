@@ -21,6 +21,8 @@ from typing import Any
 from nc10d.run.quiet import quietly
 
 ENGINE = "nc10d.backend.cpu.native.engine"
+ABROAD = ("nc10d.backend.cpu.native.net", "nc10d.backend.cpu.native.streams")
+"""What the engine needs besides in a job of several hosts."""
 LINES = 5
 """How many lines tell of the progress where there is no bar."""
 Task = tuple[str, Callable[[], object]]
@@ -150,7 +152,8 @@ def _tasks() -> list[Task]:
 
 def _warm_engine() -> None:
     # Its functions are compiled as the module is imported.
-    importlib.import_module(ENGINE)
+    for module in (ENGINE, *ABROAD):
+        importlib.import_module(module)
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
