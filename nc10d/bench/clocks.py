@@ -258,7 +258,7 @@ class Walker:
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
         through = begin + sum(sizes) * machine.stream
-        gone = max(through, self.now + len(new) * machine.send)
+        gone = through + len(new) * machine.send
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
             self._pushed[row.peer] = gone

@@ -160,4 +160,8 @@ DEVELOPMENT = Machine(
     ),
     kernel=_nano((128 << 10, 0.1), (2 << 20, 0.09), (32 << 20, 0.12)),
 )
-"""Two virtual cores (AMD EPYC, Zen 4) that lie far apart, TCP over loopback; 2026-11-21, loaded."""
+"""Two virtual cores (AMD EPYC, Zen 4), TCP over loopback, 2026-11-21.
+
+Rounded from several runs on a loaded machine; `hop` and `send` are halves of what was left of an
+exchange of a few bytes, not measured apart. `--measure` finds those of the machine at hand.
+"""

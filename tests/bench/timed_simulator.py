@@ -87,7 +87,7 @@ class TimedRank(FarRank):
         ]
         begin = max(self.now, self.world.network)
         through = begin + self.machine.stream * sum(nbytes for _, nbytes in new)
-        gone = max(through, self.now + self.machine.send * len(new))
+        gone = through + self.machine.send * len(new)
         for peer, nbytes in new:
             self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
             self.pushed[peer] = gone
