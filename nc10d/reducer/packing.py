@@ -9,6 +9,7 @@ rounded to the wider of the two types, the product once to the target's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from nc10d.kernels.reduce import scale_address
 from nc10d.ops import Array
 
 Row = tuple[int, int, int]
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
@@ -90,3 +92,57 @@ def _kernel(src: DType, dst: DType, scale: float) -> int:
     if src is not dst:
         return cast_address(src, dst)
     return copy_address() if scale == 1 else scale_address(src)
+
+
+class Packer:
+    """`pack` and `unpack` between the same NumPy arrays and one flat one, time after time.
+
+    Everything is checked once. Where an array lies is read from the array object itself at each
+    call, by compiled code: a resize may have moved it. Errors as for `pack`; ValueError at a call
+    if an array has another number of bytes by then.
+    """
+
+    def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
+        if any(type(x) is not np.ndarray for x in (flat, *arrays)):
+            raise TypeError("a Packer is for plain NumPy arrays")
+        self._arrays, self._flat = list(arrays), flat
+        whole, found = _memory(flat, True), [_memory(x, True) for x in arrays]
+        _places(whole, found, offsets)
+        self._dtypes = _only([x.dtype for x in found]), whole.dtype
+        self._nbytes = [x.nbytes for x in (flat, *arrays)]
+        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in found]
+        self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
+        self._offsets = np.array(offsets, np.int64) * whole.dtype.itemsize
+        self._addresses = np.zeros(1 + len(found), np.int64)
+        to = self._addresses.ctypes.data
+        rows = [(to + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
+        self._look = np.array(rows, np.int64)
+
+    def pack(self, scale: float = 1.0) -> None:
+        """Write the arrays, times `scale`, to the flat one."""
+        arrays, places = self._now()
+        src, dst = self._dtypes
+        self._move(np.column_stack([places, arrays, self._sizes[:, 0]]), src, dst, scale)
+
+    def unpack(self, scale: float = 1.0) -> None:
+        """Write the flat array, times `scale`, to the arrays."""
+        arrays, places = self._now()
+        dst, src = self._dtypes
+        self._move(np.column_stack([arrays, places, self._sizes[:, 1]]), src, dst, scale)
+
+    def _now(self) -> tuple[Addresses, Addresses]:
+        """Return where the arrays and their places in the flat one lie now."""
+        if [x.nbytes for x in (self._flat, *self._arrays)] != self._nbytes:
+            raise ValueError("an array was resized since the Packer was made")
+        move_all(self._look.ctypes.data, len(self._look), copy_address(), 0)
+        return self._addresses[1:], self._addresses[0] + self._offsets
+
+    def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
+        if src is not None and dst is not None:
+            factor = np.array(scale, np.float64)
+            kernel = _kernel(src, dst, scale)
+            move_all(table.ctypes.data, len(table), kernel, factor.ctypes.data)
+
+
+_DATA = object.__basicsize__
+"""Where an ndarray keeps its address: right behind what every object has (NumPy's C API)."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.dtypes import DType, Family
-from nc10d.reducer.packing import cast, pack, unpack
+from nc10d.reducer.packing import Packer, cast, pack, unpack
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
@@ -115,3 +115,42 @@ def test_a_read_only_target_is_refused():
 
 def test_no_arrays_are_no_work():
     pack([], FLAT.copy(), [])
+
+
+@settings(deadline=None)
+@given(pieces=pieces(), pair=st.sampled_from(PAIRS), scale=st.sampled_from([1.0, 2.0]))
+def test_a_packer_does_as_pack_and_unpack_do_with_values_of_the_day(pieces, pair, scale):
+    counts, offsets, total = pieces
+    arrays = [np.zeros(n, pair[0]) for n in counts]
+    flat, expected = np.full(total, 7, pair[1]), np.full(total, 7, pair[1])
+    packer = Packer(arrays, flat, offsets)
+    for step in range(2):
+        for i, x in enumerate(arrays):
+            x[:] = np.arange(x.size) + i + step
+        pack(arrays, expected, offsets, scale)
+        packer.pack(scale)
+        assert same_bits(flat, expected)
+        back = [np.zeros_like(x) for x in arrays]
+        unpack(flat, back, offsets, scale)
+        packer.unpack(scale)
+        assert all(map(same_bits, arrays, back))
+
+
+def test_a_packer_finds_an_array_that_has_moved_and_refuses_one_that_has_grown():
+    moving, flat = np.ones(100_000), np.zeros(100_000)
+    packer = Packer([moving], flat, [0])
+    moving.resize(1, refcheck=False)
+    between = np.zeros(200_000)
+    moving.resize(100_000, refcheck=False)
+    moving[:] = 5
+    packer.pack()
+    assert (flat == 5).all()
+    assert not between.any()
+    moving.resize(100_001, refcheck=False)
+    with pytest.raises(ValueError, match="was resized"):
+        packer.pack()
+
+
+def test_a_packer_is_for_numpy_arrays_alone():
+    with pytest.raises(TypeError, match="plain NumPy arrays"):
+        Packer([memoryview(bytearray(8))], np.zeros(2), [0])
