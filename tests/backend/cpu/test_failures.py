@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,30 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
         assert error.seq == 1
         assert "waiting for rank 1" in str(error)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
+
+
+def too_late(group: Any, call: Callable[[Any], Any]) -> DistError:
+    call(group)  # known from here on: it would take the short way
+    group.timeout = 0.3
+    if group.rank == 2:
+        backend = group.backend("cpu")
+        while backend.failure() is None:
+            pass
+    return caught(group, call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.barrier(),
+        lambda g: g.all_reduce(np.ones(4)),
+        lambda g: g.all_reduce(np.ones(4), async_op=True).wait(),
+    ],
+)
+def test_a_rank_that_comes_when_the_others_have_given_up_hears_so(call: Any) -> None:
+    errors = run_ranks(lambda group: too_late(group, call), 3)
+    assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
+    assert all(isinstance(error, CollectiveTimeout) for error in errors)
 
 
 def third_message(group: Any, late: str) -> DistError:

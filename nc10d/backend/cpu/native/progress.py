@@ -135,6 +135,12 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 
 @njit(nogil=True)
+def nc10d_aborted(channel: int) -> bool:
+    """Say whether the group has failed: what its peers have shown for a call counts no more."""
+    return load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0
+
+
+@njit(nogil=True)
 def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     """Run a program here and now if the channel is free; see `run`.
 
@@ -142,7 +148,8 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     """
     if not nc10d_try_lock(channel):
         return BUSY
-    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL) or load(channel + C_BROKEN) != 0:
+    failed = load(channel + C_BROKEN) != 0 or nc10d_aborted(channel)
+    if failed or load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         nc10d_unlock(channel)
         return BUSY
     if x == 0:
@@ -325,7 +332,7 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
     """
     if not nc10d_waiting(channel):
         return BLOCKED
-    if load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0:
+    if nc10d_aborted(channel):
         return ABORTED
     if not nc10d_try_lock(channel):
         return BLOCKED
@@ -364,7 +371,7 @@ def nc10d_submit_here(channel: int, descriptor: int) -> int:
     Where it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which
     so need not wake up only to find that there is nothing to do yet.
     """
-    if load_acquire(channel + C_BROKEN) != 0:
+    if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
     if nc10d_append(channel, descriptor, RING_SLOTS) != DONE:
         return BUSY
