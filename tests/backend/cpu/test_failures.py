@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,14 +60,15 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
 
-def too_late(group: Any, call: Callable[[Any], Any]) -> DistError:
+def too_late(group: Any, call: Callable[[Any], Any], gone: Sequence[threading.Event]) -> DistError:
     call(group)  # known from here on: it would take the short way
     group.timeout = 0.3
     if group.rank == 2:
-        backend = group.backend("cpu")
-        while backend.failure() is None:
-            pass
-    return caught(group, call)
+        assert all(event.wait(30) for event in gone)
+        return caught(group, call)
+    error = caught(group, call)
+    gone[group.rank].set()
+    return error
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def too_late(group: Any, call: Callable[[Any], Any]) -> DistError:
     ],
 )
 def test_a_rank_that_comes_when_the_others_have_given_up_hears_so(call: Any) -> None:
-    errors = run_ranks(lambda group: too_late(group, call), 3)
+    gone = [threading.Event(), threading.Event()]
+    errors = run_ranks(lambda group: too_late(group, call, gone), 3)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
     assert all(isinstance(error, CollectiveTimeout) for error in errors)
 
