@@ -103,7 +103,8 @@ from nc10d.kernels.cache import compiled_callback
 
 # Sleeps on sockets are short: nothing but the socket ends them.
 POLL_MS = 10
-SHORTEST_LINGER = 8
+PAUSES = 8
+SHORTEST_LINGER = 32  # some 20 µs, more than a round trip
 
 
 @njit(nogil=True)
@@ -245,22 +246,24 @@ def _pull(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _linger(channel: int) -> int:
-    # Patience that was in vain halves, and doubles when something moved: where ranks share a
-    # core, looking again only keeps somebody else from running.
+    # Patience that was in vain halves; it doubles when something came while it lasted. Where ranks
+    # share a core, looking again only keeps somebody else from running.
     streams = load(channel + C_STREAMS)
     moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
-    tries = load(streams + S_TRIES) + 1
+    tries = load(streams + S_TRIES)
     if moved != load(streams + S_LAST):
         store(streams + S_LAST, moved)
-        longest = load(channel + C_SPIN) + load(channel + C_YIELD)
-        store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
+        if tries >= 0:
+            longest = load(channel + C_SPIN) + load(channel + C_YIELD)
+            store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
         tries = 0
     elif tries > patience:
-        store(streams + S_TRIES, 0)
+        store(streams + S_TRIES, -1)  # what moves next has come while this thread slept
         store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
         return 0
-    store(streams + S_TRIES, tries)
-    if tries < load(channel + C_SPIN):
+    store(streams + S_TRIES, max(tries, 0) + 1)
+    # A look is a system call: a pause between two is soon too short to be worth keeping the core.
+    if tries < PAUSES:
         pause()
     else:
         yield_core()
