@@ -278,6 +278,9 @@ def test_killing_all_ranks_leaves_no_file(tmp_path: Path) -> None:
 
 
 FORKED = """
+import warnings
+
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
 group = join(10.0)
 x = np.ones(4)
 group.all_reduce(x)
