@@ -27,7 +27,7 @@ from nc10d.deadline import Timeout
 from nc10d.group import ProcessGroup
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.work import Work
-from nc10d.world import Group, NonMember, get_default_group
+from nc10d.world import Group, NonMember, group_or_default
 
 
 def rank_in(
@@ -65,7 +65,7 @@ def all_reduce(
 
     TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
     """
-    return (group or get_default_group()).all_reduce(tensor, op, async_op)
+    return group_or_default(group).all_reduce(tensor, op, async_op)
 
 
 def reduce(
@@ -77,7 +77,7 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Reduce `tensor` over the group into that of rank `dst`; the others' keep their values."""
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
 
 
@@ -89,7 +89,7 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:
     """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
 
 
@@ -101,7 +101,7 @@ def all_gather(
     The list has one array per rank. Sizes may differ by rank and may be 0: `tensor_list[r]` has
     as many elements as rank r's `tensor`, on every rank.
     """
-    return (group or get_default_group()).all_gather(tensor_list, tensor, async_op)
+    return group_or_default(group).all_gather(tensor_list, tensor, async_op)
 
 
 def all_gather_into_tensor(
@@ -111,7 +111,7 @@ def all_gather_into_tensor(
 
     `output_tensor` has world size times as many elements, in any shape.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
 
@@ -130,7 +130,7 @@ def reduce_scatter(
     The list has one array per rank. Sizes may differ by rank and may be 0: everybody's
     `input_list[r]` has as many elements as rank r's `output`.
     """
-    return (group or get_default_group()).reduce_scatter(output, input_list, op, async_op)
+    return group_or_default(group).reduce_scatter(output, input_list, op, async_op)
 
 
 def reduce_scatter_tensor(
@@ -145,7 +145,7 @@ def reduce_scatter_tensor(
     `input` has world size times as many elements as `output`, in any shape; its chunks follow
     each other, rank after rank.
     """
-    return (group or get_default_group()).reduce_scatter_tensor(output, input, op, async_op)
+    return group_or_default(group).reduce_scatter_tensor(output, input, op, async_op)
 
 
 reduce_scatter_single = reduce_scatter_tensor
@@ -162,7 +162,7 @@ def all_to_all(
     Both lists have one array per rank. Sizes may all differ, and be 0, where sender and receiver
     agree; CollectiveMismatch where they don't.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
@@ -180,7 +180,7 @@ def all_to_all_single(
     them the rows are divided evenly. What I send to rank r has the size of what it awaits from
     me; CollectiveMismatch where it hasn't.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
@@ -197,7 +197,7 @@ def gather(
     `gather_list` has one array per rank on `dst`, where sizes may differ; it is None (or empty)
     on the other ranks.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
     return found.gather(tensor, gather_list, root, async_op)
 
@@ -215,7 +215,7 @@ def scatter(
     `scatter_list` has one array per rank on `src`, where sizes may differ; it is None (or empty)
     on the other ranks.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     root = rank_in(found, "src", first_unless(src, group_src), group_src)
     return found.scatter(tensor, scatter_list, root, async_op)
 
@@ -230,7 +230,7 @@ def barrier(
 
     `timeout` (seconds or timedelta) replaces the group's; `device_ids` is for c10d's callers.
     """
-    return (group or get_default_group()).barrier(async_op, timeout)
+    return group_or_default(group).barrier(async_op, timeout)
 
 
 def send(
@@ -245,7 +245,7 @@ def send(
     That may be before it is received. Messages of one tag (0 or more, 63 bits) arrive in their
     order; they overtake collectives.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
 
@@ -257,7 +257,7 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
 
@@ -274,7 +274,7 @@ def recv(
     dtype or size. Returns -1 for a non-member, and inside a coalescing block, where nothing has
     come yet.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):
         return -1
@@ -289,5 +289,5 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
-    found = group or get_default_group()
+    found = group_or_default(group)
     return found.irecv(tensor, source_in(found, src, group_src), tag)

@@ -6,7 +6,7 @@ from typing import Any
 
 from nc10d.batch import CoalescingManager
 from nc10d.group import ProcessGroup
-from nc10d.world import get_default_group
+from nc10d.world import group_or_default
 
 __all__ = ["CoalescingManager", "_coalescing_manager", "coalescing_manager"]
 
@@ -19,7 +19,7 @@ def coalescing_manager(
     The end of the block blocks until all are done; with `async_ops` it does not, and the block's
     `wait()` does. `device` is accepted for c10d's sake: the arrays say where they are.
     """
-    return CoalescingManager(group or get_default_group(), async_ops)
+    return CoalescingManager(group_or_default(group), async_ops)
 
 
 _coalescing_manager = coalescing_manager

@@ -16,7 +16,7 @@ from nc10d.errors import CollectiveTimeout
 from nc10d.group import ProcessGroup
 from nc10d.ops import Barrier
 from nc10d.work import Work
-from nc10d.world import Group, NonMember, get_default_group
+from nc10d.world import Group, NonMember, group_or_default
 
 _KEY = "monitored_barrier"
 
@@ -32,7 +32,7 @@ def monitored_barrier(
     the store can't be reached. ValueError for a group without a backend for cpu arrays, and inside
     a coalescing block. It costs a request to the store: meant for finding faults.
     """
-    found = group or get_default_group()
+    found = group_or_default(group)
     if isinstance(found, NonMember):
         message = "monitored_barrier: this rank is not in the group, so the call does nothing"
         warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -8,7 +8,7 @@ from nc10d.api import irecv, isend
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.work import Work
-from nc10d.world import Group, NonMember, get_default_group
+from nc10d.world import Group, NonMember, group_or_default
 
 
 class P2POp:
@@ -36,7 +36,7 @@ class P2POp:
             raise ValueError(f"P2POp: give either peer or group_peer, got {peer} and {group_peer}")
         self.op = op
         self.tensor = tensor
-        self.group: ProcessGroup = group or get_default_group()
+        self.group: ProcessGroup = group_or_default(group)
         self.tag = tag
         known = self.group.global_rank(group_peer) if group_peer is not None else peer
         self.group_peer = self.group.group_rank(known)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from nc10d.codec.messages import WORDS, Bytes, Locate
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CodecError
 from nc10d.group import ProcessGroup
-from nc10d.world import Group, NonMember, get_default_group
+from nc10d.world import Group, NonMember, group_or_default
 
 Location = Callable[[Any], Any] | str | None
 """What `map_location` may be."""
@@ -57,7 +57,7 @@ class Call:
     """One object call on one group: its deadline, and what it makes of what comes."""
 
     def __init__(self, name: str, group: Group, allow_pickle: bool, location: Location) -> None:
-        self.found: ProcessGroup | NonMember = group or get_default_group()
+        self.found: ProcessGroup | NonMember = group_or_default(group)
         self._name = name
         self._allow_pickle = allow_pickle
         self._locate = _locate(name, location)

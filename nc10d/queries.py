@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 from nc10d.group import ProcessGroup
-from nc10d.world import Group, NonMember, current_world, get_default_group
+from nc10d.world import Group, NonMember, current_world, group_or_default
 
 
 def _member(group: Group) -> ProcessGroup:
     """Return the group that is meant; ValueError for the mark of a non-member."""
     if isinstance(group, NonMember):
         raise ValueError("this rank is not in the group")
-    return group or get_default_group()
+    return group_or_default(group)
 
 
 def is_available() -> bool:
@@ -32,12 +32,12 @@ def is_torchelastic_launched() -> bool:
 
 def get_rank(group: Group = None) -> int:
     """Return this rank's number in `group`; -1 if it is not a member."""
-    return -1 if isinstance(group, NonMember) else (group or get_default_group()).rank
+    return -1 if isinstance(group, NonMember) else group_or_default(group).rank
 
 
 def get_world_size(group: Group = None) -> int:
     """Return the number of ranks in `group`; -1 if this rank is not a member."""
-    return -1 if isinstance(group, NonMember) else (group or get_default_group()).size
+    return -1 if isinstance(group, NonMember) else group_or_default(group).size
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

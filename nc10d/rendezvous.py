@@ -53,7 +53,10 @@ def rendezvous(
         raise ValueError(f"init_method {init_method!r} is not one of {known}")
     limit = seconds(timeout)
     end = time.monotonic() + limit
-    store, point, rank, size = meet(url, _given(rank), _given(world_size), limit)
+    rank, size = _given(rank), _given(world_size)
+    if rank is not None and size is not None:
+        _check_rank(rank, size)
+    store, point, rank, size = meet(url, rank, size, limit)
     try:
         mine = PrefixStore(_prefix(point, rank), store, closes=True)
         _gather(mine, rank, size, end, limit)
@@ -61,6 +64,11 @@ def rendezvous(
         store.close()
         raise
     return mine, rank, size
+
+
+def _check_rank(rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is outside a world of {size}")
 
 
 def _given(number: int | None) -> int | None:
@@ -80,8 +88,7 @@ def _gather(store: Store, rank: int, size: int, end: float, limit: float) -> Non
 
     `complete` tells all ranks that the meeting is over: well, or else why not.
     """
-    if not 0 <= rank < size:
-        raise ValueError(f"rank {rank} is outside a world of {size}")
+    _check_rank(rank, size)
     if store.add(f"rank/{rank}", 1) != 1:
         raise RendezvousError(f"rank {rank} of {size} has come twice", rank=rank)
     dispute = _dispute(store, rank, size)

@@ -18,6 +18,7 @@ from nc10d.world import (
     NonMember,
     current_world,
     get_default_group,
+    group_or_default,
 )
 
 
@@ -99,7 +100,7 @@ def new_subgroups(
     (ValueError); without it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts
     them. Blocks and fails as new_group does, as do the other arguments.
     """
-    whole = group or get_default_group()
+    whole = group_or_default(group)
     size = _ranks_per_host() if group_size is None else _size(group_size)
     if size < 1 or whole.size % size:
         raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
@@ -160,6 +161,6 @@ def split_group(
     default to the parent's. Blocks the members until all of theirs have come, and fails as
     new_group does.
     """
-    parent = parent_pg or get_default_group()
+    parent = group_or_default(parent_pg, "parent_pg")
     group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)
     return None if group is None else current_world().keep(group)

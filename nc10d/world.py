@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group
 from nc10d.backend.config import BackendConfig
@@ -180,6 +180,25 @@ class GroupMember(metaclass=_MemberMeta):
 
 
 Group = ProcessGroup | NonMember | None
+
+
+@overload
+def group_or_default(group: ProcessGroup | None, name: str = ...) -> ProcessGroup: ...
+
+
+@overload
+def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember: ...
+
+
+def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
+    """Return the group given as argument `name`, for None the default one; else TypeError."""
+    if group is None:
+        return get_default_group()
+    if not isinstance(group, Collectives):
+        raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
+    return group
+
+
 """What the public calls take: a group, None for the default one, or the mark of a non-member."""
 
 
@@ -281,7 +300,7 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
     world = current_world()
     if isinstance(group, NonMember):
         return
-    group = group or get_default_group()
+    group = group_or_default(group)
     if group is world.default:
         world.clear()
     elif world.groups.get(group.name) is group:
@@ -295,6 +314,6 @@ def abort_process_group(
 ) -> None:
     """Fail all operations of `group` on all its ranks, now; without one, of every group."""
     world = current_world()
-    group = group or get_default_group()
+    group = group_or_default(group)
     for one in [*world.groups.values()] if group is world.default else [group]:
         one.abort(reason)

@@ -595,3 +595,21 @@ def test_a_thread_sees_the_process_world_and_a_rank_thread_only_its_own() -> Non
         assert current_world() is world
         assert seen[0] is not world
     assert seen[0] is current_world()
+
+
+@pytest.mark.parametrize("group", [0, False, "", [], "x", 3, [0]])
+def test_what_is_no_group_is_refused(group: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(np.ones(1), group=group),
+        lambda: dist.broadcast(np.ones(1), 0, group=group),
+        lambda: dist.isend(np.ones(1), 1, group=group),
+        lambda: dist.get_rank(group),
+        lambda: dist.coalescing_manager(group),
+        lambda: dist.barrier(group),
+    ]
+    with own_world():
+        dist.init_process_group("fake", rank=0, world_size=2)
+        for call in calls:
+            with pytest.raises(TypeError, match="group must be a ProcessGroup or None"):
+                call()
+        dist.destroy_process_group()

@@ -211,3 +211,9 @@ def test_a_given_address_wins_over_a_derived_one(launcher: str) -> None:
 def test_torchruns_variables_win_over_the_launchers_around_it() -> None:
     place = find_place({**NAMELESS["srun"](0), **FULL}, None, None, lambda: "pid")
     assert (place.rank, place.size, place.host) == (1, 3, "h")
+
+
+def test_a_rank_outside_the_world_is_refused_before_anybody_is_asked() -> None:
+    for rank in (2, 3, 10**9):
+        with pytest.raises(ValueError, match="outside a world of 2"):
+            rendezvous("tcp://127.0.0.1:1", rank, 2, timeout=30.0)

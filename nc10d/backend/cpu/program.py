@@ -333,9 +333,11 @@ class Call:
 
     def describe(self) -> str:
         """Return the call as an error message shows it."""
-        parts = [self.op, f"dtype={self.dtype}"]
-        if self.count >= 0:
-            parts.append(f"count={self.count}")
+        parts = [self.op]
+        if self.dtype != "-":
+            parts.append(f"dtype={self.dtype}")
+            if self.count >= 0:
+                parts.append(f"count={self.count}")
         if self.reduce != "-":
             parts.append(f"op={self.reduce}")
         if self.root >= 0:

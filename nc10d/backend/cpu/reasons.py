@@ -13,6 +13,7 @@ from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel
 from nc10d.backend.cpu.links import Links
 from nc10d.backend.cpu.mates import Card, Mate
+from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside
 from nc10d.dtypes import DType
@@ -94,7 +95,7 @@ class Reasons:
         rank = self._areas.numbers[rank]
         message = (
             f"rank {rank} of group {self._name!r} is lost: {causes.death(mate)} "
-            f"(pid {mate.pid} on {mate.host}); its last operation was #{seq} {what}"
+            f"(pid {mate.pid} on {mate.host}); its last operation was {_told(seq, what)}"
             f"{self._everyone()}"
         )
         name, mine, _ = self.mine(())
@@ -160,9 +161,17 @@ class Reasons:
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
         peer = self._links.peer_of(channel)
+        # Matching has put the receive that the message is for at the ring's head.
+        place = at.C_RING // 8 + channel.get(at.C_HEAD) % at.RING_SLOTS
+        receive = int(channel.words[place])
+        awaited, kind = (
+            engine.load_word(receive + at.D_BYTES),
+            engine.load_word(receive + at.D_DTYPE),
+        )
         return CollectiveMismatch(
             f"the message with tag {tag} from rank {peer} to rank {self._areas.number} has "
-            f"{nbytes} bytes of {_LABELS.get(dtype)}, which is not what the receive expects",
+            f"{nbytes} bytes of {_LABELS.get(dtype)}, but the receive is for {awaited} bytes of "
+            f"{_LABELS.get(kind)}",
             rank=peer,
             op="recv",
         )
@@ -172,7 +181,7 @@ class Reasons:
             return ""
         last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
         told = [
-            f"rank {rank} #{seq} {what}"
+            f"rank {rank} {_told(seq, what)}"
             for rank, (seq, what) in zip(self._areas.numbers, last, strict=True)
         ]
         return f"; last operations: {', '.join(told)}"
@@ -185,6 +194,10 @@ def named(reason: BaseException) -> DistError:
     own = type(reason)(str(reason))
     own.__dict__.update(reason.__dict__)
     return own
+
+
+def _told(seq: int, what: str) -> str:
+    return f"#{seq} {what}" if seq else what
 
 
 def describe(ops: Sequence[Op]) -> str:
