@@ -102,7 +102,7 @@ class Channel:
         room = at.RING_SLOTS if last else self._room
         if engine.submit(self.address, submission.address, room) == at.DONE:
             return True
-        del self.flying[submission.address]
+        self.forget(submission)  # if it is still there: a channel that stops forgets everything
         return False
 
     def submit_arrays(
@@ -122,7 +122,7 @@ class Channel:
             self.address, words, linked.address, deadline_ns, linked.short, x, y
         )
         if answer == at.BUSY:
-            del self.flying[address]
+            self.forget(submission)
         return answer, submission
 
     def _forget_ended(self) -> None:
