@@ -137,7 +137,7 @@ def test_a_packer_does_as_pack_and_unpack_do_with_values_of_the_day(pieces, pair
 
 
 def moved(x):
-    """Let `x` lie elsewhere: so much memory the allocator takes from the kernel, and leaves there."""
+    """Let `x` lie elsewhere: the allocator asks the kernel for so much, and leaves it there."""
     count, before = x.size, x.ctypes.data
     x.resize(1 << 23, refcheck=False)
     x.resize(count, refcheck=False)

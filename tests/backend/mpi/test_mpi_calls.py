@@ -327,6 +327,7 @@ def makes_and_drops(group: ProcessGroup, count: int) -> None:
             group.barrier()
 
 
+@pytest.mark.long
 def test_groups_that_are_gone_cost_nothing(ranks: Ranks) -> None:
     # MPICH has numbers for 2048 communicators, and a group has two.
     ranks.run(makes_and_drops, [2100] * SIZE)
