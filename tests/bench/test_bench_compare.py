@@ -123,6 +123,7 @@ def test_wrong_elements_end_a_comparison(monkeypatch: pytest.MonkeyPatch) -> Non
         compare.collect(options)
 
 
+@pytest.mark.long
 def test_the_comparison_runs(tmp_path: Path) -> None:
     out = tmp_path / "samples.json"
     few = ["--rounds", "1", "--max-bytes", "8", "--collectives", "exchange,barrier"]

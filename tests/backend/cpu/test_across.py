@@ -57,7 +57,16 @@ def test_arrays_of_many_segments(name: str, shape: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 65536), 50_000, seed)], 65536, seed)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "reduce", "fused", "broadcast", "barrier"])
+FAR = [
+    "all_reduce",
+    "fused",
+    "broadcast",
+    "barrier",
+    pytest.param("reduce", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("name", FAR)
 def test_64_hosts_of_8_ranks(name: str) -> None:
     hosts = grouped([rank // 8 for rank in range(512)])
     for count in (1, 2000):
