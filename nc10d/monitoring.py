@@ -9,6 +9,7 @@ where ranks have died or make other calls instead, the barriers themselves say s
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 from nc10d.deadline import Timeout, seconds
@@ -51,16 +52,13 @@ def monitored_barrier(
 
 def _wait(group: ProcessGroup, work: Work, limit: float, arrivals: int) -> None:
     """Wait for the barrier; when the time is up, fail the group if somebody is missing."""
-    try:
+    with contextlib.suppress(CollectiveTimeout):  # by this wait, or a peer's finding: see below
         work.wait(limit)
         return
-    except CollectiveTimeout:
-        if work.is_completed():
-            raise  # a peer has found out before
-    missing = _missing(group, arrivals)
+    missing = [] if work.is_completed() else _missing(group, arrivals)
     if missing:
         group.abort(_late(group, missing, limit))
-    work.wait()  # raises it; or all have come at the last moment, and the barrier is ending
+    work.wait()  # raises what was found; or all came at the last moment, and the barrier is ending
 
 
 def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
