@@ -10,13 +10,17 @@ _MOST_NAMED = 8
 
 
 class Members:
-    """`ranks` are global, in the group's order; `rank` is mine among them, `size` how many."""
+    """`ranks` are global, in the group's order; `rank` is mine among them, `size` how many.
+
+    `reducers` counts the Reducers made on it so far: the same on all members.
+    """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
         self.name = name
         self.ranks = tuple(integer("ProcessGroup", "ranks", member) for member in ranks)
         self.rank = integer("ProcessGroup", "rank", rank)
         self.size = len(self.ranks)
+        self.reducers = 0
         self._index = {member: index for index, member in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: int) -> int:

@@ -38,13 +38,18 @@ class RedOp(enum.IntEnum):
 class ReduceOp:
     """How two elements become one: a kind and, for PREMUL_SUM, the factor.
 
-    There is one instance for each (kind, factor), so that `is`, `==` and the hash of the object
-    itself all mean the same: a reduce operation is a key on the fast path.
+    `purpose` says what a call is for, in a few words, and changes no element. Ranks compare it
+    like everything else of a call: equal calls for different purposes are a CollectiveMismatch,
+    whose words show both.
+
+    There is one instance for each (kind, factor, purpose), so that `is`, `==` and the hash of the
+    object itself all mean the same: a reduce operation is a key on the fast path.
     """
 
-    __slots__ = ("__weakref__", "factor", "kind")
+    __slots__ = ("__weakref__", "factor", "kind", "purpose")
     kind: RedOp
     factor: float | None
+    purpose: str
     SUM: ReduceOp
     AVG: ReduceOp
     PRODUCT: ReduceOp
@@ -54,34 +59,38 @@ class ReduceOp:
     BOR: ReduceOp
     BXOR: ReduceOp
 
-    def __new__(cls, kind: RedOp, factor: float | None = None) -> ReduceOp:
-        """Return the instance for `kind` and, for PREMUL_SUM, `factor`."""
+    def __new__(cls, kind: RedOp, factor: float | None = None, purpose: str = "") -> ReduceOp:
+        """Return the instance for `kind`, `purpose` and, for PREMUL_SUM, `factor`."""
         if (kind is RedOp.PREMUL_SUM) != (factor is not None):
             raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
-        key = (kind, None if factor is None else float(factor))
+        key = (kind, None if factor is None else float(factor), purpose)
         with _interning:
             found = _reduce_ops.get(key)
             if found is None:
                 found = object.__new__(cls)
-                found.kind, found.factor = key
+                found.kind, found.factor, found.purpose = key
                 _reduce_ops[key] = found
             return found
 
     @property
     def name(self) -> str:
-        """The kind's name, as c10d spells it."""
-        return self.kind.name
+        """The kind's name, as c10d spells it, and the purpose if there is one."""
+        return f"{self.kind.name} for {self.purpose}" if self.purpose else self.kind.name
+
+    def meant_for(self, purpose: str) -> ReduceOp:
+        """Return the same reduction for a purpose, in a few words; "" for none."""
+        return ReduceOp(self.kind, self.factor, purpose)
 
     def __repr__(self) -> str:
         inner = self.name if self.factor is None else f"{self.name}, factor={self.factor}"
         return f"ReduceOp({inner})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReduceOp, (self.kind, self.factor)
+        return ReduceOp, (self.kind, self.factor, self.purpose)
 
 
 _interning = threading.RLock()
-_reduce_ops: WeakValueDictionary[tuple[RedOp, float | None], ReduceOp] = WeakValueDictionary()
+_reduce_ops: WeakValueDictionary[tuple[RedOp, float | None, str], ReduceOp] = WeakValueDictionary()
 
 SUM = ReduceOp.SUM = ReduceOp(RedOp.SUM)
 AVG = ReduceOp.AVG = ReduceOp(RedOp.AVG)

@@ -1,36 +1,35 @@
 """What ranks make sure of before they share buckets: the same parameters, in the same order.
 
 Contract: collective calls, by small arrays; every rank calls, and blocks until all have. A
-difference is the same error on every rank, not a hang later on.
+difference is the same error, in the same words, on every rank, not a hang later on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nc10d.dtypes import DType
 from nc10d.ops import MIN
 from nc10d.reducer.plan import Spec
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-
 _SIDES = 16
-_DTYPES = {dtype.code: dtype for dtype in DType}
+_TEXT = 256
+"""Bytes that one side of a difference may take in an error."""
 
 
 def verify_parameters(group: ProcessGroup, specs: Sequence[Spec], names: Sequence[str]) -> None:
     """Raise the ValueError that names the first parameter that is not the same on all ranks.
 
-    Compared are the number of parameters, then dtype and shape of each, with those of rank 0.
+    Compared are the number of parameters, then name, dtype and shape of each, with rank 0's.
     """
-    _verify_count(group, len(specs))
-    mine = np.array([_row(spec) for spec in specs], np.int64)
+    verify_numbers(group, {"numbers of parameters": len(specs)})
+    mine = np.array([_row(spec, name) for spec, name in zip(specs, names, strict=True)], np.int64)
     first = mine.copy()
     group.broadcast(first, 0)
     differing = np.flatnonzero((mine != first).any(axis=1))
@@ -38,12 +37,27 @@ def verify_parameters(group: ProcessGroup, specs: Sequence[Spec], names: Sequenc
     if param == len(specs):
         return
     rank = _least(group, group.rank if (mine[param] != first[param]).any() else group.size)
-    theirs = mine[param].copy()
-    group.broadcast(theirs, rank)
+    mine_told = f"{names[param]!r}, {specs[param].dtype.label} of shape {specs[param].shape}"
     raise ValueError(
-        f"parameter {names[param]!r} (index {param}) is not the same on all ranks: rank 0 has "
-        f"{_text(first[param])}, rank {rank} has {_text(theirs)}"
+        f"parameter {param} is not the same on all ranks: rank 0 has "
+        f"{_told_by(group, 0, mine_told)}, rank {rank} has {_told_by(group, rank, mine_told)}"
     )
+
+
+def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
+    """Raise the ValueError that names the first of `numbers` that differs between ranks.
+
+    The mapping's keys, the same on all ranks, say in the plural what each number is.
+    """
+    mine = np.array(list(numbers.values()), np.int64)
+    rows = np.zeros((group.size, mine.size), np.int64)
+    group.all_gather_into_tensor(rows, mine)
+    for what, column in zip(numbers, rows.T, strict=True):
+        for rank, other in enumerate(column):
+            if other != column[0]:
+                raise ValueError(
+                    f"ranks have different {what}: rank 0 has {column[0]}, rank {rank} has {other}"
+                )
 
 
 def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
@@ -53,32 +67,24 @@ def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
     return [int(param) for param in theirs]
 
 
-def _verify_count(group: ProcessGroup, count: int) -> None:
-    counts = np.zeros(group.size, np.int64)
-    group.all_gather_into_tensor(counts, np.array([count], np.int64))
-    for rank, other in enumerate(counts):
-        if other != counts[0]:
-            raise ValueError(
-                f"ranks have different numbers of parameters: rank 0 has {counts[0]}, "
-                f"rank {rank} has {other}"
-            )
-
-
 def _least(group: ProcessGroup, number: int) -> int:
     least = np.array([number], np.int64)
     group.all_reduce(least, MIN)
     return int(least[0])
 
 
-def _row(spec: Spec) -> list[int]:
-    """Return a spec as numbers; NumPy's arrays have at most 64 dimensions, sane ones 16."""
+def _told_by(group: ProcessGroup, rank: int, text: str) -> str:
+    """Return the text of `rank`, cut to what an error has room for."""
+    row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8).copy()
+    group.broadcast(row, rank)
+    return row.tobytes().decode(errors="replace").rstrip()
+
+
+def _row(spec: Spec, name: str) -> list[int]:
+    """Return a parameter as numbers; NumPy's arrays have at most 64 dimensions, sane ones 16."""
     if len(spec.shape) > _SIDES:
         raise ValueError(f"parameters have at most {_SIDES} dimensions, not {len(spec.shape)}")
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     padding = [-1] * (_SIDES - len(spec.shape))
-    return [spec.dtype.code, *spec.shape, *padding]
-
-
-def _text(row: Rows) -> str:
-    code, *sides = (int(number) for number in row)
-    shape = tuple(side for side in sides if side >= 0)
-    return f"{_DTYPES[code].label} of shape {shape}"
+    called = int.from_bytes(digest, "little", signed=True)
+    return [called, spec.dtype.code, *spec.shape, *padding]

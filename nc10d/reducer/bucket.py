@@ -30,10 +30,11 @@ class Bucket:
         parameters: Sequence[Array],
         is_last: bool,
         allocate: Allocate,
+        purpose: str = "",
     ) -> None:
         self.buffer = allocate(plan.count, plan.dtype.numpy)
         mine = [parameters[param] for param in plan.params]
-        self._seen = GradBucket(index, self.buffer, plan.slots, mine, is_last)
+        self._seen = GradBucket(index, self.buffer, plan.slots, mine, is_last, purpose)
         self.views = dict(zip(plan.params, self._seen.gradients(), strict=True))
         self._outcome: Work | Future[Any] | None = None
 
@@ -61,13 +62,22 @@ class Bucket:
 
 
 class Storage:
-    """All buckets of a plan, and `gradients[param]`, the views of all parameters' gradients."""
+    """All buckets of a plan, and `gradients[param]`, the views of all parameters' gradients.
 
-    def __init__(self, plan: Plan, parameters: Sequence[Array], allocate: Allocate) -> None:
+    `purposes` say what each bucket is, in the words that ranks compare.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Sequence[Array],
+        allocate: Allocate,
+        purposes: Sequence[str],
+    ) -> None:
         last = len(plan.buckets) - 1
         self.buckets = [
-            Bucket(index, bucket, parameters, index == last, allocate)
-            for index, bucket in enumerate(plan.buckets)
+            Bucket(index, bucket, parameters, index == last, allocate, purpose)
+            for index, (bucket, purpose) in enumerate(zip(plan.buckets, purposes, strict=True))
         ]
         views = {param: view for bucket in self.buckets for param, view in bucket.views.items()}
         self.gradients = [views[param] for param in range(len(parameters))]

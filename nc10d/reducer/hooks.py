@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nc10d.dtypes import DType
-from nc10d.ops import AVG, Array
+from nc10d.ops import AVG, SUM, Array, ReduceOp
 from nc10d.reducer.packing import cast
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
@@ -31,7 +31,7 @@ CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
 class GradBucket:
     """What a hook sees of a bucket; answers are methods, as in c10d."""
 
-    __slots__ = ("_buffer", "_index", "_last", "_parameters", "_slots")
+    __slots__ = ("_buffer", "_index", "_last", "_parameters", "_purpose", "_slots")
 
     def __init__(
         self,
@@ -40,8 +40,10 @@ class GradBucket:
         slots: Sequence[Slot],
         parameters: Sequence[Array],
         is_last: bool,
+        purpose: str = "",
     ) -> None:
         self._index = index
+        self._purpose = purpose
         self._buffer = buffer
         self._slots = slots
         self._parameters = parameters
@@ -77,6 +79,10 @@ class GradBucket:
         """Say whether this is the last bucket to leave."""
         return self._last
 
+    def reduction(self, op: ReduceOp) -> ReduceOp:
+        """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
+        return op.meant_for(self._purpose)
+
 
 def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
     """Wait for what a hook has returned; return the array that it reduced.
@@ -97,7 +103,7 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
 
 def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work:
     """Average the bucket over the ranks."""
-    return _started(group.all_reduce(bucket.buffer(), AVG, async_op=True))
+    return _started(group.all_reduce(bucket.buffer(), bucket.reduction(AVG), async_op=True))
 
 
 def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
@@ -135,7 +141,7 @@ def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future
     whole = bucket.buffer()
     small = np.empty(whole.shape, dtype.numpy)
     cast(whole, small, 1 / group.size)
-    work = _started(group.all_reduce(small, async_op=True))
+    work = _started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
     return work.get_future().then(lambda done: _widen(done, whole))
 
 

@@ -24,13 +24,14 @@ import numpy as np
 
 from nc10d.buffer import as_buffer
 from nc10d.ops import Array
-from nc10d.reducer.agreement import agree_on_order, verify_parameters
+from nc10d.reducer.agreement import agree_on_order, verify_numbers, verify_parameters
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocate, Storage
 from nc10d.reducer.hooks import CommHook, allreduce_hook
 from nc10d.reducer.plan import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
+    BucketPlan,
     Plan,
     arrival_order,
     plan_buckets,
@@ -41,6 +42,9 @@ from nc10d.reducer.usage import Usage
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
+
+_NAME = 24
+"""How many characters of a parameter's name a bucket is called by."""
 
 
 class Reducer:
@@ -56,7 +60,8 @@ class Reducer:
     has used stays untouched. With `static_graph`, the first pass learns how often each gradient is
     marked, and all later ones are like it.
 
-    Blocks until all ranks have made theirs. ValueError, on every rank, if their parameters differ.
+    Blocks until all ranks have made theirs. ValueError, on every rank, if their parameters or
+    options differ.
     """
 
     def __init__(
@@ -90,12 +95,30 @@ class Reducer:
         self._rebuilt = False
         self._stats: list[int] = [0] * len(self._params)
         verify_parameters(group, self._specs, self._names)
+        verify_numbers(group, self._options())
+        group.reducers += 1
+        self._number = group.reducers
         self._lay_out(plan_buckets(self._specs, *self._caps))
+
+    def _options(self) -> dict[str, int]:
+        """Return what all ranks must have alike besides parameters, by what an error calls it."""
+        return {
+            "caps of buckets in bytes": self._caps[0],
+            "caps of the first bucket in bytes": self._caps[1],
+            "settings of find_unused_parameters": self._find_unused,
+            "settings of static_graph": self._static,
+        }
 
     def _lay_out(self, plan: Plan) -> None:
         self.plan = plan
-        self._storage = Storage(plan, self._params, self._allocate)
+        purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
+        self._storage = Storage(plan, self._params, self._allocate, purposes)
         self._schedule = Schedule([bucket.params for bucket in plan.buckets], self._names)
+
+    def _purpose(self, index: int, bucket: BucketPlan) -> str:
+        """Return what the call that reduces a bucket is for; short, as errors show both sides."""
+        first = self._names[bucket.params[0]][-_NAME:]
+        return f"bucket {index} of reducer {self._number} ({first})"
 
     @property
     def gradients(self) -> list[Array]:

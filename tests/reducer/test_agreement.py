@@ -43,15 +43,33 @@ def test_the_first_difference_is_named_on_every_rank(data, first, size):
         assert told == [None] * size
         return
     param, rank = min(where)
-    sides = [f"{s.dtype.label} of shape {s.shape}" for s in (first[param], ranks[rank][param])]
-    assert (
-        told
-        == [
-            f"parameter 'layer{param}' (index {param}) is not the same on all ranks: "
-            f"rank 0 has {sides[0]}, rank {rank} has {sides[1]}"
-        ]
-        * size
+    sides = [
+        f"'layer{param}', {s.dtype.label} of shape {s.shape}"
+        for s in (first[param], ranks[rank][param])
+    ]
+    words = (
+        f"parameter {param} is not the same on all ranks: "
+        f"rank 0 has {sides[0]}, rank {rank} has {sides[1]}"
     )
+    assert told == [words] * size
+
+
+def swapped(group):
+    names = ["body", "head", "größe"]
+    if group.rank == 1:
+        names[1:] = names[:0:-1]
+    try:
+        verify_parameters(group, [spec((2,), "float32")] * 3, names)
+    except ValueError as error:
+        return str(error)
+
+
+def test_parameters_in_another_order_differ_by_their_names_alone():
+    words = (
+        "parameter 1 is not the same on all ranks: rank 0 has 'head', float32 of shape (2,), "
+        "rank 1 has 'größe', float32 of shape (2,)"
+    )
+    assert run_local(swapped, 3) == [words] * 3
 
 
 def test_different_numbers_of_parameters_are_told():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.errors import Aborted
+from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.reducer.hooks import allreduce_hook, fp16_compress_hook, noop_hook
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing import run_local, run_ranks
@@ -390,10 +390,37 @@ def test_times_of_arrival_are_counted_from_the_beginning():
 def differ(group):
     params = [np.zeros(2), np.zeros(3 if group.rank else 4, np.float32)]
     with pytest.raises(
-        ValueError, match=r"'head' \(index 1\).*\(4,\), rank 1 has float32 of.*\(3,"
+        ValueError, match=r"parameter 1 .*'head'.*\(4,\), rank 1 has 'head', float32 of.*\(3,"
     ):
         Reducer(params, group, names=["body", "head"])
 
 
 def test_parameters_that_differ_between_ranks_are_refused():
     run_local(differ, 3)
+
+
+def differing_options(group):
+    with pytest.raises(ValueError, match="settings of static_graph: rank 0 has 0, rank 2"):
+        Reducer([np.zeros(1)], group, static_graph=group.rank == 2)
+
+
+def test_options_that_differ_between_ranks_are_refused():
+    run_local(differing_options, 3)
+
+
+def crossing(group):
+    reducers = [Reducer([np.zeros(8)], group, names=[name]) for name in ("encoder", "decoder")]
+    first = reducers[group.rank]  # the other rank's pass is the other model's
+    first.begin()
+    with pytest.raises(CollectiveMismatch, match=r"bucket 0 of reducer 1 \(encoder\)") as caught:
+        finish_with_one(first)
+    assert "bucket 0 of reducer 2 (decoder)" in str(caught.value)
+
+
+def finish_with_one(reducer):
+    reducer.grad_ready(0, np.ones(8))
+    reducer.finish()
+
+
+def test_passes_that_are_swapped_between_reducers_are_told_apart_by_their_buckets_names():
+    run_ranks(crossing, 2)

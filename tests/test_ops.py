@@ -1,0 +1,48 @@
+"""A reduction is one object for each kind, factor and purpose, also after it has travelled."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nc10d.errors import CollectiveMismatch
+from nc10d.ops import AVG, SUM, RedOp, ReduceOp, premul_sum
+from nc10d.testing import run_ranks
+
+KINDS = st.sampled_from([kind for kind in RedOp if kind is not RedOp.PREMUL_SUM])
+REDUCTIONS = st.one_of(st.builds(ReduceOp, KINDS), st.builds(premul_sum, st.floats(-2, 2)))
+PURPOSES = st.text(max_size=3)
+
+
+@given(op=REDUCTIONS, purpose=PURPOSES, other=PURPOSES)
+def test_equal_reductions_are_one_object(op, purpose, other):
+    meant = op.meant_for(purpose)
+    assert (meant.kind, meant.factor, meant.purpose) == (op.kind, op.factor, purpose)
+    assert (meant is op) == (purpose == "")
+    assert (meant is op.meant_for(other)) == (purpose == other)
+    assert pickle.loads(pickle.dumps(meant)) is meant
+    assert copy.copy(meant) is meant
+
+
+def test_the_purpose_stands_in_the_name():
+    assert SUM.name == "SUM"
+    assert SUM.meant_for("rent").name == "SUM for rent"
+
+
+def averaged(group, purposes):
+    x = np.array([float(group.rank)])
+    group.all_reduce(x, AVG.meant_for(purposes[group.rank]))
+    return x[0]
+
+
+def test_a_purpose_changes_no_element():
+    assert run_ranks(averaged, 2, "threads", [["rent"] * 2] * 2) == [0.5, 0.5]
+
+
+def test_calls_for_different_purposes_are_a_mismatch():
+    with pytest.raises(CollectiveMismatch, match="AVG for food") as caught:
+        run_ranks(averaged, 2, "threads", [["rent", "food"]] * 2)
+    assert "AVG for rent" in str(caught.value)
