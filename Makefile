@@ -11,7 +11,7 @@ CODE := nc10d tests examples
 
 # One job at a time: the stamps build on each other, and tests must not compete for cores.
 .NOTPARALLEL:
-.PHONY: demo test test-long lint typecheck warm unit clean
+.PHONY: demo test test-long test-nccl lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -41,6 +41,15 @@ test-long: warm
 	  $(BIN)/pytest -m long -vv --timeout 3600 --durations 10 $(ARGS); \
 	} 2>&1 | tee -a docs/logs/test-long-$$(date +%Y-%m-%d).log
 
+# The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own.
+test-nccl: .venv-gpu/test.stamp
+	NC10D_REQUIRE_NCCL=1 .venv-gpu/bin/pytest tests/cuda tests/backend/nccl
+
+.venv-gpu/test.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install -q -e ".[gpu-test,gpu-dev]"
+	@touch $@
+
 .venv/python.stamp:
 	$(PYTHON) -m venv .venv
 	@touch $@
@@ -56,5 +65,5 @@ test-long: warm
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-gpu build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

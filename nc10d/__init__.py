@@ -52,9 +52,11 @@ if TYPE_CHECKING:
         CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
+        CudaError,
         DistError,
         ForkedGroupError,
         GroupClosed,
+        NCCLError,
         NotANumberError,
         PeerLost,
         QueueEmptyError,
@@ -131,9 +133,9 @@ _NAMES = {
     "codec": "register_dataclass register_type",
     "debugging": "DebugLevel get_debug_level set_debug_level set_debug_level_from_env",
     "dtypes": "DType",
-    "errors": """Aborted CodecError CollectiveMismatch CollectiveTimeout DistError ForkedGroupError
-        GroupClosed NotANumberError PeerLost QueueEmptyError RendezvousError StoreError StoreTimeout
-        UnsupportedPlatform""",
+    "errors": """Aborted CodecError CollectiveMismatch CollectiveTimeout CudaError DistError
+        ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
+        RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
     "group": "ProcessGroup",
     "monitoring": "monitored_barrier",
     "objects": """all_gather_object broadcast_object_list gather_object recv_object_list
@@ -173,6 +175,7 @@ __all__ = [
     "CodecError",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "CudaError",
     "DType",
     "DebugLevel",
     "DistError",
@@ -183,6 +186,7 @@ __all__ = [
     "GroupClosed",
     "GroupMember",
     "HashStore",
+    "NCCLError",
     "NotANumberError",
     "P2POp",
     "PeerLost",

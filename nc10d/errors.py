@@ -94,5 +94,21 @@ class RendezvousError(DistError):
     """The ranks could not find each other (bad address, missing variable, wrong world size)."""
 
 
+class LibraryError(DistError):
+    """A library below nc10d refused a call or failed; `code` is its own number for why."""
+
+    def __init__(self, message: str, *, code: int | None = None, **who: Any) -> None:
+        super().__init__(message, **who)
+        self.code = code
+
+
+class NCCLError(LibraryError):
+    """NCCL failed; `code` is its ncclResult_t."""
+
+
+class CudaError(LibraryError):
+    """The CUDA driver or the device failed; `code` is its CUresult."""
+
+
 class UnsupportedPlatform(DistError):
     """This machine lacks something that the engine needs; the message says what."""

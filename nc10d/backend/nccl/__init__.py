@@ -1,0 +1,16 @@
+"""The NCCL backend: device arrays by NCCL, through ctypes, cuda.bindings and one compiled loop.
+
+`init_process_group()` has it for device arrays; nothing of it is loaded before the first one. From
+the bottom: `table` (NCCL's header as data), `library` and `communicator` (NCCL's calls as Python),
+`calls` (an operation as calls), `submit` (the loop), `works`, `watchdog`, `links`, and `backend`.
+
+What is different from other backends, because NCCL is:
+
+- `wait()` puts the operation in front of what is queued next on the current stream and does not
+  block the host, as c10d has it; `wait_blocking()` and `wait(timeout)` do block.
+- 16-bit ints can be moved but not reduced; bitwise reductions are for bools; products of complex
+  numbers are refused. What NCCL adds in which order is its own affair; MIN and MAX of NaNs too.
+- Arrays must be contiguous, and aligned to their element. They must be on one device.
+- A receive must name its sender. A message of a coalescing block meets only one of a block.
+- Ranks that make different calls are found by their timeout, not at once.
+"""

@@ -1,0 +1,286 @@
+"""A communicator of NCCL as an object: made within a deadline, used under its lock, ended once.
+
+`Communicator.create` is called by all ranks with the same unique id. All must be known to be there
+before (see forming): NCCL itself waits for a missing one for ever. A blocking init therefore runs
+on a thread of its own, which is given up at the deadline; a nonblocking one is polled.
+
+One thread at a time may be in NCCL with a communicator: every call holds its `lock`, except that
+`abort` goes ahead without, since it is there to free a thread that is stuck.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from nc10d.backend.nccl.config import NCCLConfig, as_struct
+from nc10d.backend.nccl.library import IN_PROGRESS, SUCCESS, Library, UniqueId
+from nc10d.backend.nccl.table import CONSTANTS
+from nc10d.deadline import Deadline
+from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
+
+_FIRST_LOOK, _LONGEST_LOOK = 0.0002, 0.005  # seconds between looks at a nonblocking communicator
+_UNTIL_ABORT_ANYWAY = 1.0  # seconds that an abort waits for the thread that is in NCCL
+_no_color = CONSTANTS["NCCL_SPLIT_NOCOLOR"]
+_never = threading.Event()
+
+OnDevice = Callable[[], AbstractContextManager[None]]
+"""Enters the communicator's device in whichever thread calls NCCL."""
+
+
+class Communicator:
+    """One rank's end of a communicator. Methods raise NCCLError; GroupClosed once it has ended."""
+
+    def __init__(
+        self, library: Library, handle: int, rank: int, size: int, enter: OnDevice, blocking: bool
+    ) -> None:
+        """Own a handle that NCCL has made (perhaps not to its end yet, if not `blocking`)."""
+        self.library = library
+        self.rank = rank
+        self.size = size
+        self.blocking = blocking
+        self.lock = threading.RLock()
+        self.enter = enter
+        self._handle: int | None = handle
+        self._scaled: dict[tuple[float, int], int] = {}
+
+    @classmethod
+    def create(
+        cls,
+        library: Library,
+        unique_id: bytes,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        enter: OnDevice,
+        config: NCCLConfig | None = None,
+    ) -> Communicator:
+        """Make rank `rank` of `size`; blocks until all have come or CollectiveTimeout."""
+        config = config or NCCLConfig()
+        blocking = config.blocking is None or bool(config.blocking)
+        struct = as_struct(config, library)
+        comm = ctypes.c_void_p()
+
+        def begin() -> None:
+            with enter():
+                given = UniqueId.from_buffer_copy(unique_id)
+                made, how = ctypes.byref(comm), ctypes.byref(struct)
+                library.call("ncclCommInitRankConfig", made, size, given, rank, how)
+
+        what = f"making a communicator of {size} ranks"
+        if blocking:
+            _within(deadline, what, begin)
+        else:
+            begin()
+        made = cls(library, int(comm.value or 0), rank, size, enter, blocking)
+        made.settle(deadline, what)
+        return made
+
+    @property
+    def handle(self) -> int:
+        """The ncclComm_t, for calls; GroupClosed once it has ended."""
+        if self._handle is None:
+            raise GroupClosed("the NCCL communicator has ended")
+        return self._handle
+
+    @property
+    def alive(self) -> bool:
+        """Say whether it has not been ended yet."""
+        return self._handle is not None
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        with self.lock, self.enter():
+            return self.library.call(name, self.handle, *arguments)
+
+    def async_error(self) -> int:
+        """Return the ncclResult_t of what is under way: SUCCESS, IN_PROGRESS, or what failed."""
+        state = ctypes.c_int()
+        self._call("ncclCommGetAsyncError", ctypes.byref(state))
+        return state.value
+
+    def settle(self, deadline: Deadline, what: str) -> None:
+        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if it won't.
+
+        Raises the NCCLError of what failed meanwhile.
+        """
+        pause = _FIRST_LOOK
+        while not self.blocking:
+            state = self.async_error()
+            self.library.check(state, what)
+            if state != IN_PROGRESS:
+                return
+            if deadline.expired():
+                self.abort()
+                raise CollectiveTimeout(f"{what} did not end in time", op=what)
+            _never.wait(pause)  # NCCL wakes nobody
+            pause = min(2 * pause, _LONGEST_LOOK)
+
+    def split(
+        self, color: int | None, key: int, deadline: Deadline, config: NCCLConfig | None = None
+    ) -> Communicator | None:
+        """Make communicators of the ranks with one `color`, ordered by `key`.
+
+        All ranks call; with the color None a rank is in none of them, and gets None. Without
+        `config` they are as this one.
+        """
+        made = ctypes.c_void_p()
+        number = _no_color if color is None else color
+        self._call("ncclCommSplit", number, key, ctypes.byref(made), self._as_pointer(config))
+        self.settle(deadline, "splitting a communicator")
+        return None if color is None else self._child(made, deadline, config)
+
+    def shrink(
+        self,
+        exclude: Sequence[int],
+        deadline: Deadline,
+        abort: bool = False,
+        config: NCCLConfig | None = None,
+    ) -> Communicator:
+        """Make a communicator without the ranks `exclude`, which don't call (NCCL 2.27).
+
+        With `abort`, what is under way is ended first: the way to go on after a rank has died.
+        """
+        made, count = ctypes.c_void_p(), len(exclude)
+        ranks = (ctypes.c_int * count)(*exclude)
+        flags = CONSTANTS["NCCL_SHRINK_ABORT" if abort else "NCCL_SHRINK_DEFAULT"]
+        pointer = self._as_pointer(config)
+        self._call("ncclCommShrink", ranks, count, ctypes.byref(made), pointer, flags)
+        return self._child(made, deadline, config)
+
+    def _as_pointer(self, config: NCCLConfig | None) -> Any:
+        return None if config is None else ctypes.byref(as_struct(config, self.library))
+
+    def _child(
+        self, made: ctypes.c_void_p, deadline: Deadline, config: NCCLConfig | None
+    ) -> Communicator:
+        given = None if config is None else config.blocking
+        blocking = self.blocking if given is None else bool(given)
+        self.settle(deadline, "making a communicator of another")
+        child = Communicator(self.library, int(made.value or 0), 0, 0, self.enter, blocking)
+        child.settle(deadline, "making a communicator of another")
+        child.rank, child.size = child._ask("ncclCommUserRank"), child._ask("ncclCommCount")
+        return child
+
+    def _ask(self, name: str) -> int:
+        answer = ctypes.c_int()
+        self._call(name, ctypes.byref(answer))
+        return answer.value
+
+    def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
+        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value.
+
+        Made once for each factor and type; they go with the communicator.
+        """
+        found = self._scaled.get((factor, datatype))
+        if found is None:
+            made = ctypes.c_int()
+            pointer, here = ctypes.byref(scalar), 1  # ncclScalarHostImmediate
+            with self.lock, self.enter():
+                self.library.call(
+                    "ncclRedOpCreatePreMulSum",
+                    *(ctypes.byref(made), pointer, datatype, here, self.handle),
+                )
+            found = self._scaled[factor, datatype] = made.value
+        return found
+
+    def register(self, address: int, nbytes: int) -> Registration:
+        """Register memory for zero-copy operations (NCCL 2.19); close it before memory is freed."""
+        made = ctypes.c_void_p()
+        self._call("ncclCommRegister", address, nbytes, ctypes.byref(made))
+        return Registration(self, "ncclCommDeregister", int(made.value or 0))
+
+    def window_register(self, address: int, nbytes: int, flags: int = 1) -> Registration:
+        """Register memory that all ranks register alike (NCCL 2.27; flags: NCCL_WIN_*).
+
+        All ranks call. The default, NCCL_WIN_COLL_SYMMETRIC, promises equal offsets in every call.
+        """
+        made = ctypes.c_void_p()
+        self._call("ncclCommWindowRegister", address, nbytes, ctypes.byref(made), flags)
+        return Registration(self, "ncclCommWindowDeregister", int(made.value or 0))
+
+    def finalize(self, deadline: Deadline) -> None:
+        """Wait until everything that was issued is done on all ranks; all ranks call."""
+        self._call("ncclCommFinalize")
+        self.settle(deadline, "finalizing a communicator")
+
+    def revoke(self, deadline: Deadline) -> None:
+        """End what is under way, and keep the communicator for `shrink` and `split` (2.28.7)."""
+        self._call("ncclCommRevoke", 0)
+        self.settle(deadline, "revoking a communicator")
+
+    def close(self) -> None:
+        """Give it back once what was issued is done; idempotent. Other ranks need not call."""
+        with self.lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                with self.enter():
+                    self.library.function("ncclCommDestroy")(handle)
+
+    def abort(self) -> None:
+        """Give it back now, ending what is under way; idempotent, from any thread.
+
+        It waits a second for a thread that is inside NCCL with it, and then goes ahead: that is
+        what frees such a thread.
+        """
+        owned = self.lock.acquire(timeout=_UNTIL_ABORT_ANYWAY)
+        try:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                with self.enter():
+                    self.library.function("ncclCommAbort")(handle)
+        finally:
+            if owned:
+                self.lock.release()
+
+
+class Registration:
+    """Memory that is registered with a communicator, until `close`."""
+
+    def __init__(self, communicator: Communicator, undo: str, handle: int) -> None:
+        self._communicator = communicator
+        self._undo = undo
+        self.handle: int | None = handle
+
+    def close(self) -> None:
+        """Deregister; idempotent. What has ended with its communicator is gone already."""
+        handle, self.handle = self.handle, None
+        if handle is not None and self._communicator.alive:
+            self._communicator._call(self._undo, handle)
+
+
+def mem_alloc(library: Library, nbytes: int) -> int:
+    """Return device memory that NCCL can register in every way (2.19), on the current device."""
+    made = ctypes.c_void_p()
+    library.call("ncclMemAlloc", ctypes.byref(made), nbytes)
+    return int(made.value or 0)
+
+
+def mem_free(library: Library, address: int) -> None:
+    """Free what `mem_alloc` gave."""
+    library.call("ncclMemFree", address)
+
+
+def _within(deadline: Deadline, what: str, function: Callable[[], None]) -> None:
+    """Run what blocks in NCCL on a thread that is given up at the deadline."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except NCCLError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="nc10d-nccl-init", daemon=True)
+    thread.start()
+    thread.join(min(deadline.remaining(), threading.TIMEOUT_MAX))
+    if thread.is_alive():
+        message = f"{what} did not end in time: a rank died meanwhile, or can't be reached"
+        raise CollectiveTimeout(message, op=what)
+    if failures:
+        raise failures[0]
+
+
+__all__ = ["SUCCESS", "Communicator", "Registration", "mem_alloc", "mem_free"]

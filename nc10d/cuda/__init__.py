@@ -1,0 +1,41 @@
+"""The driver floor: device memory, streams and events, by cuda.bindings, without a framework.
+
+    from nc10d import cuda
+
+    x = cuda.to_device(np.ones(1000, np.float32))
+    with cuda.stream(my_stream):        # an int, or CuPy's, Numba's, torch's, __cuda_stream__
+        dist.all_reduce(x)
+
+Importing this imports nothing of CUDA. The driver is loaded by the first call that needs it, which
+raises UnsupportedPlatform and says what is missing where there is none.
+"""
+
+from __future__ import annotations
+
+from nc10d.cuda.driver import (
+    available,
+    current_device,
+    device_count,
+    on_device,
+    ordinal,
+    synchronize,
+)
+from nc10d.cuda.memory import DeviceArray, empty, to_device, to_host
+from nc10d.cuda.streams import Stream, stream, stream_handle, stream_of
+
+__all__ = [
+    "DeviceArray",
+    "Stream",
+    "available",
+    "current_device",
+    "device_count",
+    "empty",
+    "on_device",
+    "ordinal",
+    "stream",
+    "stream_handle",
+    "stream_of",
+    "synchronize",
+    "to_device",
+    "to_host",
+]

@@ -1,0 +1,145 @@
+"""CUDA's driver API by cuda.bindings: loaded when first needed, its errors as exceptions.
+
+Contract: `call` raises CudaError with the driver's own words; a device is a small number
+(`ordinal`), its context is the primary one, the one that every framework shares. NC10D_CUDA_LIBRARY
+names another libcuda.so.1 than the system's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from nc10d.errors import CudaError, UnsupportedPlatform
+
+_EXTRA = 'pip install "nc10d[cu12]" (or cu13, for a driver of CUDA 13)'
+SUCCESS, NOT_READY = 0, 600
+"""Results of the driver API (cuda.h): CUDA_SUCCESS, CUDA_ERROR_NOT_READY."""
+
+
+@functools.cache
+def driver() -> Any:
+    """Return the module cuda.bindings.driver, initialised; UnsupportedPlatform if it can't be."""
+    library = os.environ.get("NC10D_CUDA_LIBRARY")
+    if library:
+        # cuda.bindings asks the loader for libcuda.so.1 and gets what is loaded by that name.
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
+    try:
+        (code,) = driver.cuInit(0)
+    except RuntimeError as error:  # its word for a library that can't be loaded
+        raise UnsupportedPlatform(f"no CUDA driver on this machine: {error}") from error
+    if code != SUCCESS:
+        raise UnsupportedPlatform(f"CUDA can't be used on this machine: cuInit: {code.name}")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the driver API; return its result, or a tuple of several, or None."""
+    code, *results = getattr(driver(), name)(*arguments)
+    if code != SUCCESS:
+        raise CudaError(f"{name}: {describe(int(code))}", code=int(code))
+    return results[0] if len(results) == 1 else tuple(results) or None
+
+
+def describe(code: int) -> str:
+    """Return the driver's words for one of its error codes."""
+    binding = driver()
+    kind = binding.CUresult
+    try:
+        result = kind(code)
+    except ValueError:
+        return f"CUDA error {code}"
+    answer, text = binding.cuGetErrorString(result)
+    words = text.decode() if answer == SUCCESS and text else "no description"
+    return f"{result.name} ({words})"
+
+
+@functools.cache
+def address(name: str) -> int:
+    """Return the address of a function of the driver API, for compiled code that calls it."""
+    from ctypes import c_void_p
+
+    library = ctypes.CDLL("libcuda.so.1")  # loaded by cuda.bindings already
+    driver()
+    found = ctypes.cast(getattr(library, name), c_void_p).value
+    assert found
+    return found
+
+
+def available() -> bool:
+    """Say whether there is a CUDA device that this process can use."""
+    try:
+        return device_count() > 0
+    except (UnsupportedPlatform, CudaError):
+        return False
+
+
+def device_count() -> int:
+    """Return how many CUDA devices this process sees."""
+    return int(call("cuDeviceGetCount"))
+
+
+@functools.cache
+def context(device: int) -> Any:
+    """Return the primary context of a device; it is kept until the process ends."""
+    return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device))
+
+
+@contextlib.contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """Make a device this thread's current one."""
+    call("cuCtxPushCurrent", context(device))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def current_device() -> int:
+    """Return this thread's current device; without one, the LOCAL_RANK's (modulo their number)."""
+    if int(call("cuCtxGetCurrent")):
+        return int(call("cuCtxGetDevice"))
+    return int(os.environ.get("LOCAL_RANK", "0")) % max(device_count(), 1)
+
+
+def device_of(pointer: int) -> int:
+    """Return the device that device memory is on."""
+    attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(call("cuPointerGetAttribute", attribute, pointer))
+
+
+def ordinal(device: Any) -> int:
+    """Return the number of a device: an int, "cuda:1", or an object with `index`, `id` or both.
+
+    "cuda", and None as an index, are the current device. ValueError for other kinds of device.
+    """
+    if isinstance(device, int):
+        return device
+    if isinstance(device, str):
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or not (number.isdigit() or not number):
+            raise ValueError(f'expected a device like "cuda:0", got {device!r}')
+        return int(number) if number else current_device()
+    if getattr(device, "type", "cuda") != "cuda":  # torch.device
+        raise ValueError(f"expected a CUDA device, got {device!r}")
+    for name in ("index", "device_id", "id"):
+        value = getattr(device, name, None)
+        if isinstance(value, int):
+            return value
+    if hasattr(device, "index"):
+        return current_device()
+    raise TypeError(f"expected a CUDA device, got {device!r}")
+
+
+def synchronize(device: int | None = None) -> None:
+    """Block until everything queued on a device (without one, the current) is done."""
+    with on_device(current_device() if device is None else device):
+        call("cuCtxSynchronize")

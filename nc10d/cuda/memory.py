@@ -1,0 +1,142 @@
+"""Device memory without a framework: what tests, staging and small programs need, and no more.
+
+A DeviceArray is contiguous; it speaks `__cuda_array_interface__`, so Numba, CuPy and torch can
+share it without a copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d.buffer import Buffer, as_buffer, register
+from nc10d.cuda.driver import call, current_device, on_device, ordinal
+from nc10d.cuda.streams import LEGACY, register_stream
+from nc10d.dtypes import DType, dtype_of
+
+HostArray = np.ndarray[Any, np.dtype[Any]]
+
+
+class DeviceArray:
+    """`shape` elements of `dtype` in the memory of one device, one after another."""
+
+    __slots__ = ("__weakref__", "address", "buffer", "device", "dtype", "owner", "shape")
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: DType, device: int, owner: object
+    ) -> None:
+        """Describe memory that exists; `owner` keeps it alive (and is not this object)."""
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.owner = owner
+        strides = _packed(shape, dtype.itemsize)
+        self.buffer = Buffer(address, prod(shape), dtype, "cuda", owner, True, True, shape, strides)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.buffer.nbytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": LEGACY,
+        }
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice | int) -> DeviceArray:
+        """Return one row, or a slice of them (of step 1), as an array on the same memory."""
+        inner = self.shape[1:]
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            shape = (max(stop - first, 0), *inner)
+        else:
+            first, step, shape = index, 1, inner
+        if step != 1 or (not isinstance(index, slice) and not 0 <= first < len(self)):
+            raise IndexError(f"no such rows of {len(self)}: {index!r}")
+        address = self.address + first * prod(inner) * self.dtype.itemsize
+        return DeviceArray(address, shape, self.dtype, self.device, self.owner)
+
+    def fill_from(self, x: HostArray) -> None:
+        """Copy a host array of the same shape and dtype here; blocks until it is here."""
+        if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):
+            raise ValueError(f"expected {self.dtype.label} {self.shape}, got {x.dtype} {x.shape}")
+        if self.nbytes:
+            packed = np.ascontiguousarray(x)
+            with on_device(self.device):
+                call("cuMemcpyHtoD", self.address, packed.ctypes.data, self.nbytes)
+
+    def to_host(self) -> HostArray:
+        """Return a copy in host memory; blocks until what is queued on the default stream is done.
+
+        Work of other streams must have been waited for.
+        """
+        return to_host(self)
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.shape} {self.dtype.label} on cuda:{self.device}>"
+
+
+def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
+    """Return an array of undefined contents on a device (without one, on the current)."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
+    number = current_device() if device is None else ordinal(device)
+    with on_device(number):
+        # An allocation of no bytes is an error; an array of no elements is none.
+        address = int(call("cuMemAlloc", max(prod(shape) * kind.itemsize, 1)))
+    return DeviceArray(address, shape, kind, number, _Allocation(number, address))
+
+
+class _Allocation:
+    """Memory that goes with the last array on it; at the process's end the driver takes it back."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, device: int, address: int) -> None:
+        weakref.finalize(self, _free, device, address).atexit = False
+
+
+def _free(device: int, address: int) -> None:
+    with on_device(device):
+        call("cuMemFree", address)
+
+
+def to_device(x: HostArray, device: Any = None) -> DeviceArray:
+    """Return a copy of a host array in device memory; blocks until it is there."""
+    x = np.asarray(x)
+    array = empty(x.shape, x.dtype, device)
+    array.fill_from(x)
+    return array
+
+
+def to_host(x: Any) -> HostArray:
+    """Return a copy of any contiguous device array in host memory; blocks until it is there."""
+    buffer = as_buffer(x)
+    if not buffer.contiguous:
+        raise TypeError("only contiguous device arrays can be copied to the host")
+    result: HostArray = np.empty(buffer.shape, buffer.dtype.numpy)
+    if buffer.nbytes:
+        with on_device(x.device if isinstance(x, DeviceArray) else current_device()):
+            call("cuMemcpyDtoH", result.ctypes.data, buffer.address, buffer.nbytes)
+    return result
+
+
+register(DeviceArray, lambda x: x.buffer, lambda _: "cuda")
+register_stream(DeviceArray, lambda _: LEGACY)
