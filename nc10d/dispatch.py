@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from nc10d.backend.table import BackendTable
 from nc10d.buffer import device_type
 from nc10d.collectives import Collectives
 from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.errors import DistError
 from nc10d.ops import Array, Barrier, Op
 from nc10d.point_to_point import PointToPoint
+from nc10d.views import borrow, lenders, on_views, view_of
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Dispatcher(Collectives, PointToPoint):
         self._observers: tuple[Observer, ...] = ()
         self._launches = itertools.count()
         self._looks = 0
+        self._stranded: list[Any] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
         self._hot: Backend | None = None
@@ -69,9 +72,11 @@ class Dispatcher(Collectives, PointToPoint):
         raise NotImplementedError
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        backend = self._hot
-        if type(array) is not np.ndarray or timeout is not None:
+        if type(array) is not np.ndarray:
+            return self._run_foreign(op, array, async_op, timeout)
+        if timeout is not None:
             return self._run_any(op, array, async_op, timeout)
+        backend = self._hot
         if backend is not None:
             next(self._launches)
             return backend.launch((op,), self.timeout, async_op)
@@ -80,6 +85,33 @@ class Dispatcher(Collectives, PointToPoint):
             return self._run_any(op, array, async_op, timeout)
         batch.append(op)
         return None
+
+    def _run_foreign(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        """Run an operation on another library's arrays, as one on NumPy's where it has views."""
+        backend = self._hot
+        if backend is None or async_op or timeout is not None or type(array) not in lenders:
+            return self._run_viewed(op, array, async_op, timeout)
+        arrays = borrow(op)
+        if arrays is None:
+            return self._run_viewed(op, array, async_op, timeout)
+        next(self._launches)
+        try:
+            return backend.launch((op,), self.timeout, False)
+        except (DistError, KeyboardInterrupt):
+            # A peer may still look at what has failed here: it must not be given back.
+            self._stranded.append(arrays)
+            raise
+
+    def _run_viewed(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        if type(array) in (list, tuple) and array:
+            array = array[0]
+        seen = view_of(array)
+        if seen is array:
+            return self._run_any(op, array, async_op, timeout)
+        work = self._run(on_views(op), seen, async_op, timeout)
+        if work is not None:
+            work.ops = (op,)  # the results that its user sees are the arrays of the call
+        return work
 
     def _run_any(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         device = self.config.first if type(op) is Barrier else device_type(array)

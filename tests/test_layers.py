@@ -17,7 +17,7 @@ import nc10d
 # A name stands for the module or for everything inside the package of that name.
 LAYERS = """
     errors deadline debugging
-    ops dtypes codec buffer arguments validate kernels cuda
+    ops dtypes codec buffer views arguments validate kernels cuda
     outcome work auth control
     store launchers rendezvous
     backend

@@ -94,6 +94,7 @@ class Reducer:
         self._learnt: list[int] | None = None
         self._rebuilt = False
         self._stats: list[int] = [0] * len(self._params)
+        self._used = [True] * len(self._params)
         verify_parameters(group, self._specs, self._names)
         verify_numbers(group, self._options())
         group.reducers += 1
@@ -208,7 +209,8 @@ class Reducer:
             raise RuntimeError("finish: no pass has begun")
         current.end()
         if self._find_unused:
-            current.restore(self._usage.settle())
+            self._used = self._usage.settle()
+            current.restore(self._used)
         if self._arrived is None:
             self._arrived, self._learnt = current.arrived, current.counts()
         self._stats = current.times
@@ -233,6 +235,14 @@ class Reducer:
             view[...] = gradient
         self._rebuilt = True
         return True
+
+    @property
+    def used(self) -> list[bool]:
+        """Whether any rank used a parameter up to the end of the last pass that was finished.
+
+        All are, without `find_unused_parameters`.
+        """
+        return list(self._used)
 
     def get_backward_stats(self) -> list[int]:
         """Return when each gradient of the last pass was ready, in ns since the pass began."""

@@ -1,0 +1,101 @@
+"""Comm hooks on tensors: what torch's hooks see of a bucket, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from nc10d.buffer import as_buffer
+from nc10d.ops import AllReduce, Op
+from nc10d.reducer.hooks import CommHook, GradBucket
+from nc10d.torch.tensors import as_numpy, as_tensor
+from nc10d.views import on_views, view_of
+from nc10d.work import Future, Work
+
+TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
+
+
+class TensorBucket(GradBucket):
+    """A bucket whose answers are tensors, in the same memory."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: GradBucket) -> None:
+        self._inner = inner
+
+    def index(self) -> int:
+        """Return the bucket's place in the order of leaving, from 0."""
+        return self._inner.index()
+
+    def buffer(self) -> torch.Tensor:
+        """Return the flat tensor of all gradients of the bucket."""
+        return as_tensor(self._inner.buffer())
+
+    def set_buffer(self, buffer: Any) -> None:
+        """Put another flat tensor or array, of the same length, in the place of the buffer."""
+        self._inner.set_buffer(view_of(buffer))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients, as views of the buffer with the parameters' shapes."""
+        return [as_tensor(x) for x in self._inner.gradients()]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters, in the order of their gradients in the buffer."""
+        return self._inner.parameters()
+
+    def is_last(self) -> bool:
+        """Say whether this is the last bucket to leave."""
+        return self._inner.is_last()
+
+
+def on_tensors(hook: TensorHook) -> CommHook:
+    """Return a hook on tensors as one on arrays."""
+
+    def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
+        outcome = hook(state, TensorBucket(bucket))
+        if isinstance(outcome, Work):
+            outcome.ops = [_on_arrays(op, bucket) for op in outcome.ops]
+        elif isinstance(outcome, torch.futures.Future):
+            return _from_torch(outcome, bucket)
+        elif isinstance(outcome, Future):
+            return outcome.then(lambda done: _arrays(done.value(), bucket))
+        return outcome  # what is neither is a mistake, which the Reducer names
+
+    return call
+
+
+def _on_arrays(op: Op, bucket: GradBucket) -> Op:
+    seen = on_views(op)
+    if isinstance(seen, AllReduce):
+        seen.x = _own(seen.x, bucket)
+    return seen
+
+
+def _from_torch(theirs: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
+    ours: Future[Any] = Future()
+
+    def end(done: torch.futures.Future[Any]) -> None:
+        try:
+            ours.set_result(_arrays(done.value(), bucket))
+        except Exception as error:  # noqa: BLE001  (whoever waits for it raises it)
+            ours.set_exception(error)
+
+    theirs.add_done_callback(end)
+    return ours
+
+
+def _arrays(value: Any, bucket: GradBucket) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _own(as_numpy(value), bucket)
+    if isinstance(value, Sequence):
+        return [_arrays(one, bucket) for one in value]
+    return value
+
+
+def _own(x: Any, bucket: GradBucket) -> Any:
+    """Return the bucket's buffer if `x` is the same memory, so that nobody copies it to itself."""
+    mine = bucket.buffer()
+    same = x.shape == mine.shape and as_buffer(x).address == as_buffer(mine).address
+    return mine if same else x

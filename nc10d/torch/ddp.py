@@ -1,0 +1,163 @@
+"""DistributedDataParallel: torch's, with the gradients reduced by nc10d.
+
+    model = nc10d.torch.DistributedDataParallel(model)
+    loss(model(x)).backward()       # every rank's gradients are the means when this returns
+
+Contract: constructor, semantics and attributes are torch.nn.parallel.DistributedDataParallel's,
+on an nc10d group. A gradient leaves in its bucket as soon as autograd has made it; `backward`
+waits for all of them, and raises what went wrong. Modules are on the CPU so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from nc10d.group import ProcessGroup
+from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from nc10d.torch.bucket import on_tensors
+from nc10d.torch.gradients import Gradients
+from nc10d.torch.graph import unused_in
+from nc10d.torch.replicas import Contents, same_everywhere
+from nc10d.world import get_default_group
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """`module`, trained by all ranks of a group on data of their own.
+
+    `process_group` is an nc10d group (None: the default one), `device_mesh` a mesh of one
+    dimension in its place. `bucket_cap_mb` (25) is the size of buckets in MiB, of which the first
+    to leave is at most 1. With `find_unused_parameters`, each forward pass looks for what its
+    output does not depend on; with `static_graph`, the first pass shows that for all. With
+    `gradient_as_bucket_view`, gradients lie in the buckets. `init_sync` gives every rank rank 0's
+    parameters and buffers at the start, `broadcast_buffers` its buffers before each forward pass.
+    `device_ids` and `output_device` must be None, `dim` is of no use: modules are on the CPU.
+    `check_reduction` is torch's, without a meaning.
+
+    Names in `module._ddp_params_and_buffers_to_ignore` are left alone.
+
+    Blocks until all ranks have made theirs. ValueError on every rank if their parameters differ,
+    RuntimeError if there is nothing to train. Backward passes raise DistErrors, and a RuntimeError
+    that names the parameters whose gradients have not come.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: list[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        *,
+        device_mesh: Any = None,
+    ) -> None:
+        super().__init__()
+        _check_devices(module, device_ids, output_device)
+        self.process_group = _group(process_group, device_mesh)
+        self.module = module
+        self.device_ids = self.output_device = None
+        self.dim = dim
+        self.broadcast_buffers = broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._contents = Contents(module)
+        self._gradients = Gradients(
+            self._contents.trained(),
+            self._contents.sparse(),
+            self.process_group,
+            as_views=gradient_as_bucket_view,
+            caps=_caps(bucket_cap_mb),
+            find_unused=find_unused_parameters,
+            static=static_graph,
+        )
+        if init_sync:
+            same_everywhere(self.process_group, self._contents.states())
+
+    @property
+    def reducer(self) -> Any:
+        """The nc10d.Reducer behind it."""
+        return self._gradients.reducer
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module; what is computed backwards from its output is reduced.
+
+        RuntimeError if the last backward pass was left by an exception; the next call is free.
+        """
+        recording = torch.is_grad_enabled()
+        reducing = recording and self.require_backward_grad_sync
+        self._gradients.settle(reducing)
+        if self.broadcast_buffers and self.require_forward_param_sync:
+            same_everywhere(self.process_group, self._contents.buffers())
+        output = self.module(*inputs, **kwargs)
+        self.require_forward_param_sync = reducing
+        if recording:
+            searching = reducing and self.find_unused_parameters and not self.static_graph
+            unused = unused_in(output, self._gradients.params) if searching else ()
+            self._gradients.expect(reducing, unused)
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank, for forward passes inside of the block.
+
+        The next pass outside reduces the sums. Every rank must use it alike.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Let `hook(state, bucket)` reduce the buckets; once, before the first backward pass.
+
+        `bucket` has c10d's methods and gives tensors. The hook returns a Work or Future of
+        nc10d's, or a torch.futures.Future, whose value is the reduced tensor or a list with it.
+        TypeError if it can't be called. The hooks of nc10d.reducer.hooks take the group as state.
+        """
+        if not callable(hook):
+            raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
+        self.reducer.register_comm_hook(state, on_tensors(hook))
+
+
+def _check_devices(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
+    if device_ids or output_device is not None:
+        raise ValueError("device_ids and output_device must be None: modules are on the CPU so far")
+    found = {str(x.device) for x in (*module.parameters(), *module.buffers())}
+    if found - {"cpu"}:
+        raise ValueError(
+            f"the module must be on the CPU so far, it is on {', '.join(sorted(found))}"
+        )
+
+
+def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
+    if mesh is None:
+        return get_default_group() if group is None else group
+    if group is not None:
+        raise ValueError("give either process_group or device_mesh")
+    if mesh.ndim != 1:
+        raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
+    found: ProcessGroup = mesh.get_group()
+    return found
+
+
+def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:
+    """Return the caps of buckets and of the first, in bytes; as torch does, one cap for both."""
+    if bucket_cap_mb is None:
+        return BUCKET_BYTES, FIRST_BUCKET_BYTES
+    if not bucket_cap_mb > 0:
+        raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb}")
+    cap = int(bucket_cap_mb * (1 << 20))
+    return cap, min(cap, FIRST_BUCKET_BYTES)

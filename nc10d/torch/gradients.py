@@ -1,0 +1,178 @@
+"""From autograd to the Reducer and back: gradients go in as they are made, means come out.
+
+Contract: autograd calls `_ready` once for each parameter in a backward pass, in whatever order,
+on the thread that called `backward`. The first of them begins the Reducer's pass, and the end of
+autograd's work ends it: a forward pass that nobody computes backwards from leaves nothing behind.
+A hook holds no reference to its Gradients, and goes when they go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from nc10d import registered
+from nc10d.group import ProcessGroup
+from nc10d.ops import Array
+from nc10d.reducer.reducer import Reducer
+from nc10d.torch.tensors import as_tensor, like
+
+
+class Gradients:
+    """The gradients of `params` (by name, all on the CPU), averaged over a group.
+
+    With `as_views` they lie in the Reducer's buckets, else they are tensors of their own. Those of
+    the names in `sparse` come as sparse tensors. `caps` are the sizes of buckets and of the first
+    one in bytes.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, torch.Tensor],
+        sparse: Collection[str],
+        group: ProcessGroup,
+        *,
+        as_views: bool,
+        caps: tuple[int, int],
+        find_unused: bool,
+        static: bool,
+    ) -> None:
+        def allocate(count: int, dtype: Any) -> Array:
+            return registered.zeros(count, dtype, group)
+
+        self.params = list(params.values())
+        self.reducer = Reducer(
+            self.params,
+            group,
+            names=list(params),
+            cap_bytes=caps[0],
+            first_bytes=caps[1],
+            find_unused_parameters=find_unused or static,
+            static_graph=static,
+            allocate=allocate,
+        )
+        self._as_views, self._static = as_views, static
+        self._reducing = self._running = False
+        self._unused: Collection[int] = ()
+        self._came: set[int] = set()
+        self._look()
+        handles = [
+            x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
+            for index, x in enumerate(self.params)
+        ]
+        weakref.finalize(self, _remove, handles)
+
+    def _look(self) -> None:
+        """See the buckets' memory as tensors with the parameters' shapes and strides."""
+        flat = [as_tensor(x.reshape(-1)) for x in self.reducer.gradients]
+        self._views = [like(one, x) for one, x in zip(flat, self.params, strict=True)]
+
+    def settle(self, reducing: bool) -> None:
+        """Be ready for a pass; on the way to one that is reduced, lay the buckets out anew, once.
+
+        Raises what the last backward pass left behind if an exception ended it.
+        """
+        if self._running:
+            self._fail_left_behind()
+        if not reducing:
+            return
+        old = self._views
+        if self.reducer.rebuild():
+            self._look()
+            for x, before, view in zip(self.params, old, self._views, strict=True):
+                if x.grad is before:
+                    x.grad = view
+
+    def expect(self, reducing: bool, unused: Collection[int]) -> None:
+        """Say of the backward pass to come whether it is reduced, and what will not be in it.
+
+        A static graph has shown that in its first pass.
+        """
+        self._reducing = reducing
+        if not self._static:
+            self._unused = unused
+
+    def _ready(self, index: int) -> None:
+        if self._reducing:
+            if not self._running:
+                self._begin()
+            self._take(index)
+            self._came.add(index)
+        self.reducer.grad_ready(index)
+
+    def _begin(self) -> None:
+        for index in self._unused:
+            self._take(index)
+        self._running = True
+        self.reducer.begin(() if self._static else self._unused)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _take(self, index: int) -> None:
+        """Put a parameter's gradient, zeros if it has none, into its bucket."""
+        x, view = self.params[index], self._views[index]
+        grad = x.grad
+        if grad is None:
+            view.zero_()
+        elif grad is not view:
+            view.copy_(grad.detach())
+            if self._as_views:
+                x.grad = view
+
+    def _end(self) -> None:
+        """Wait for the means and hand them out; autograd calls this when it is through."""
+        self._running = False
+        try:
+            self.reducer.finish()
+        except RuntimeError as error:
+            if (
+                type(error) is RuntimeError
+            ):  # gradients that have not come; what else may fail is not
+                error.add_note(_ADVICE)
+            raise
+        if self._static:
+            self._unused = set(range(len(self.params))) - self._came
+        used = self.reducer.used
+        self._hand_out(index for index in range(len(self.params)) if used[index])
+
+    def _hand_out(self, means: Iterable[int]) -> None:
+        grads, views = [], []
+        for index in means:
+            x, view = self.params[index], self._views[index]
+            if x.grad is None:  # of use on another rank only
+                x.grad = view if self._as_views else view.clone()
+            elif x.grad is not view:
+                grads.append(x.grad.detach())
+                views.append(view)
+        if grads:
+            torch._foreach_copy_(grads, views)
+
+    def _fail_left_behind(self) -> None:
+        self._running = False
+        try:
+            self.reducer.finish()
+        except RuntimeError as error:
+            error.add_note("the last backward pass was left by an exception: it is over now")
+            raise
+
+
+_ADVICE = (
+    "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
+    "on all parameters, and see that all of the module's output takes part in the loss."
+)
+
+
+def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
+    def ready(_: torch.Tensor) -> None:
+        found = owner()
+        if found is not None:
+            found._ready(index)
+
+    return ready
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,106 @@
+"""Operations on other libraries' host arrays, as the same operations on NumPy's views of them.
+
+A backend for the CPU is quick with NumPy arrays. An adapter registers, for its own type of array,
+how NumPy sees the same memory; groups ask here for operations on those. Nothing is copied. What
+nobody has registered, and what has no such view (another device, a layout without strides), stays
+as it is.
+
+There are two kinds of views. One keeps its array alive. The other is lent: it does not, so it can
+be found by address and used again and again; whoever borrows it holds the array meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Arrays,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+
+View = Callable[[Any], Array]
+Lend = Callable[[Any], Array | None]
+views: dict[type, View] = {}
+lenders: dict[type, Lend] = {}
+
+
+def register_view(kind: type, view: View, lend: Lend) -> None:
+    """See arrays of exactly the type `kind` as NumPy's.
+
+    `view(x)` returns an ndarray that is the memory of `x` and keeps it alive, or `x` itself where
+    there is none. `lend(x)` returns quickly one that does not keep it alive, or None.
+    """
+    views[kind], lenders[kind] = view, lend
+
+
+def view_of(x: Array) -> Array:
+    """Return the ndarray that is the memory of `x`, if its type is registered; else `x`."""
+    view = views.get(type(x))
+    return x if view is None else view(x)
+
+
+def borrow(op: Any) -> tuple[Array, ...] | None:
+    """Put lent views in the place of the arrays of `op`, and return those.
+
+    None, and all is as it was, where one of them has no such view. Whoever calls holds the arrays
+    until the operation is over.
+    """
+    names = _ARRAYS.get(type(op))
+    if names is None:
+        return None
+    if len(names) == 1:
+        x = op.x
+        seen = lenders[type(x)](x)
+        if seen is None:
+            return None
+        op.x = seen
+        return (x,)
+    arrays = op.out, op.inp
+    lent = [lend(x) for x in arrays if (lend := lenders.get(type(x)))]
+    if len(lent) < 2 or lent[0] is None or lent[1] is None:
+        return None
+    op.out, op.inp = lent
+    return arrays
+
+
+_ARRAYS: dict[type[Any], tuple[str, ...]] = {
+    **dict.fromkeys((AllReduce, Reduce, Broadcast, Send), ("x",)),
+    **dict.fromkeys((AllGather, ReduceScatter, AllToAll), ("out", "inp")),
+}
+"""Where the operations that can be quick have their one array, or their two."""
+
+
+def on_views(op: Op) -> Op:
+    """Return `op` on the views of its arrays; an operation without arrays is returned itself."""
+    seen = _SEEN.get(type(op))
+    return op if seen is None else seen(op)
+
+
+def _each(xs: Arrays) -> Arrays:
+    return [view_of(x) for x in xs] if isinstance(xs, (list, tuple)) else view_of(xs)
+
+
+_SEEN: dict[type[Any], Callable[[Any], Op]] = {
+    AllReduce: lambda op: AllReduce(view_of(op.x), op.op),
+    Reduce: lambda op: Reduce(view_of(op.x), op.root, op.op),
+    Broadcast: lambda op: Broadcast(view_of(op.x), op.root),
+    AllGather: lambda op: AllGather(_each(op.out), view_of(op.inp)),
+    ReduceScatter: lambda op: ReduceScatter(view_of(op.out), _each(op.inp), op.op),
+    AllToAll: lambda op: AllToAll(_each(op.out), _each(op.inp), op.out_splits, op.in_splits),
+    Gather: lambda op: Gather(_each(op.out), view_of(op.inp), op.root),
+    Scatter: lambda op: Scatter(view_of(op.out), _each(op.inp), op.root),
+    Send: lambda op: Send(view_of(op.x), op.peer, op.tag),
+    Recv: lambda op: Recv(view_of(op.x), op.peer, op.tag),
+}

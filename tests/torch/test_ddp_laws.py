@@ -1,0 +1,256 @@
+"""What a user of DistributedDataParallel can rely on beyond the numbers: views, hooks, errors."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from nc10d.ops import SUM
+from nc10d.reducer import hooks
+from nc10d.testing import run_local
+from nc10d.torch import DistributedDataParallel
+from nc10d.work import Future
+
+
+class Two(nn.Module):
+    """Two weights of which the second may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(2))
+        self.b = nn.Parameter(torch.ones(3))
+
+    def forward(self, x, both=True):
+        return x * self.a.sum() + (x * self.b.sum() if both else 0)
+
+
+def step(model, x, **options):
+    model(torch.tensor(float(x)), **options).backward()
+
+
+def both_gradients(model):
+    return [None if x.grad is None else x.grad.tolist() for x in (model.module.a, model.module.b)]
+
+
+def test_ranks_start_with_rank_0s_parameters_and_buffers_unless_told_otherwise():
+    def run(group, sync):
+        model = nn.BatchNorm1d(2)
+        for x in (*model.parameters(), *model.buffers()):
+            x.data.fill_(group.rank + 1)
+        DistributedDataParallel(model, init_sync=sync)
+        return {x.detach().double().mean().item() for x in (*model.parameters(), *model.buffers())}
+
+    assert run_local(run, 2, [True] * 2) == [{1.0}] * 2
+    assert run_local(run, 2, [False] * 2) == [{1.0}, {2.0}]
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_gradients_lie_in_buckets_only_if_asked_to_also_after_a_rebuild(views):
+    def run(group):
+        model = DistributedDataParallel(Two(), gradient_as_bucket_view=views)
+        found = []
+        for _ in range(3):
+            step(model, group.rank)
+            mine = {x.data_ptr() for x in model._gradients._views}
+            found.append([x.grad.data_ptr() in mine for x in model.parameters()])
+        return found, both_gradients(model)
+
+    assert run_local(run, 2) == [([[views] * 2] * 3, [[1.5] * 2, [1.5] * 3])] * 2
+
+
+def test_nothing_is_left_of_a_forward_pass_that_nobody_computes_backwards_from():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        model(torch.tensor(7.0))
+        with torch.no_grad():
+            model(torch.tensor(7.0))
+        step(model, group.rank)
+        return both_gradients(model)
+
+    assert run_local(run, 2) == [[[0.5] * 2, [0.5] * 3]] * 2
+
+
+def test_each_of_two_backward_passes_through_one_output_is_reduced():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        output = model(torch.tensor(float(group.rank)))
+        output.backward(retain_graph=True)
+        output.backward()
+        return both_gradients(model)
+
+    assert run_local(run, 2) == [[[1.0] * 2, [1.0] * 3]] * 2
+
+
+def test_a_parameter_that_another_rank_used_gets_its_mean_and_one_that_nobody_used_nothing():
+    def run(group, used):
+        model = DistributedDataParallel(Two(), find_unused_parameters=True)
+        step(model, 1, both=used)
+        return both_gradients(model)
+
+    assert run_local(run, 2, [True, False]) == [[[1.0] * 2, [0.5] * 3]] * 2
+    assert run_local(run, 2, [False, False]) == [[[1.0] * 2, None]] * 2
+
+
+def test_a_static_graph_forgets_what_other_ranks_put_into_an_unused_gradient():
+    def run(group, used):
+        model = DistributedDataParallel(Two(), static_graph=True)
+        found = []
+        for _ in range(3):
+            step(model, 1, both=used)
+            found.append(both_gradients(model))
+            model.zero_grad()
+        return found
+
+    assert run_local(run, 2, [True, False]) == [[[[1.0] * 2, [0.5] * 3]] * 3] * 2
+
+
+def test_gradients_that_never_come_are_named_with_what_to_do():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        with pytest.raises(RuntimeError, match="without the gradients of b") as caught:
+            step(model, 1, both=False)
+        assert "find_unused_parameters=True" in caught.value.__notes__[0]
+        step(model, group.rank)
+        return both_gradients(model)
+
+    # What had come in the pass that failed is still there, as the user left it.
+    assert run_local(run, 2) == [[[1.5] * 2, [0.5] * 3]] * 2
+
+
+def test_a_pass_that_an_exception_has_ended_is_told_once():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        x = torch.tensor(1.0, requires_grad=True)
+        x.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(x).backward()
+        with pytest.raises(RuntimeError) as caught:
+            model(torch.tensor(1.0))
+        model.zero_grad()
+        step(model, group.rank)
+        return both_gradients(model), caught.value.__notes__
+
+    for found, notes in run_local(run, 2):
+        assert found == [[0.5] * 2, [0.5] * 3]
+        assert notes
+
+
+def test_hooks_go_with_their_model():
+    def run(group):
+        model = Two()
+        whole = DistributedDataParallel(model)
+        gone = weakref.ref(whole)
+        del whole
+        gc.collect()
+        model(torch.tensor(1.0)).backward()
+        return gone() is None, model.a.grad.tolist()
+
+    assert run_local(run, 1) == [(True, [1.0] * 2)]
+
+
+def test_names_to_ignore_are_left_alone():
+    def run(group):
+        model = Two()
+        model._ddp_params_and_buffers_to_ignore = ["b"]
+        with torch.no_grad():
+            model.b += group.rank
+        whole = DistributedDataParallel(model)
+        step(whole, group.rank)
+        return both_gradients(whole), model.b.sum().item()
+
+    assert run_local(run, 2) == [([[0.5] * 2, [0.0] * 3], 3.0), ([[0.5] * 2, [1.0] * 3], 6.0)]
+
+
+def tensor_work(group, bucket):
+    x = bucket.buffer()
+    assert isinstance(x, torch.Tensor)
+    x /= group.size
+    return group.all_reduce(x, SUM, async_op=True)
+
+
+def tensor_future(group, bucket):
+    return tensor_work(group, bucket).get_future().then(lambda done: [done.value()[0] * 2])
+
+
+def torch_future(group, bucket):
+    future = torch.futures.Future()
+    group.all_reduce(bucket.buffer())
+    future.set_result(bucket.buffer() * 3)
+    return future
+
+
+def every_answer(group, bucket):
+    assert bucket.is_last()
+    assert bucket.index() == 0
+    params = bucket.parameters()
+    assert all(isinstance(x, nn.Parameter) for x in params)
+    assert [x.shape for x in bucket.gradients()] == [x.shape for x in params]
+    bucket.set_buffer(bucket.buffer() + 1)
+    done = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+HOOKS = [
+    (tensor_work, [0.5, 0.5]),
+    (tensor_future, [1.0, 1.0]),
+    (torch_future, [3.0, 3.0]),
+    (every_answer, [1.0, 2.0]),
+    (hooks.fp16_compress_hook, [0.5, 0.5]),
+    (hooks.bf16_compress_wrapper(hooks.allreduce_hook), [0.5, 0.5]),
+]
+
+
+@pytest.mark.parametrize(("hook", "means"), HOOKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_hooks_see_tensors_and_say_what_becomes_of_them(hook, means, dtype):
+    def run(group):
+        model = DistributedDataParallel(Two().to(dtype))
+        model.register_comm_hook(None, hook)
+        step(model, group.rank)
+        return both_gradients(model)[0][0]
+
+    assert run_local(run, 2) == means
+
+
+def test_a_hook_that_fails_fails_backward():
+    def failing(state, bucket):
+        future = torch.futures.Future()
+        future.set_exception(ValueError("not today"))
+        return future
+
+    def run(group):
+        model = DistributedDataParallel(Two())
+        model.register_comm_hook(None, failing)
+        with pytest.raises(ValueError, match="not today"):
+            step(model, 1)
+
+    run_local(run, 2)
+
+
+def test_mistakes_are_named_before_anything_is_sent():
+    def run(group):
+        with pytest.raises(ValueError, match="device_ids"):
+            DistributedDataParallel(Two(), device_ids=[0])
+        with pytest.raises(ValueError, match="it is on meta"):
+            DistributedDataParallel(Two().to("meta"))
+        with pytest.raises(RuntimeError, match="nothing to reduce"):
+            DistributedDataParallel(Two().requires_grad_(False))
+        with pytest.raises(ValueError, match="bucket_cap_mb"):
+            DistributedDataParallel(Two(), bucket_cap_mb=0)
+        with pytest.raises(TypeError, match="must be callable"):
+            DistributedDataParallel(Two()).register_comm_hook(None, 3)
+
+    run_local(run, 1)
+
+
+def test_parameters_that_differ_between_ranks_are_named():
+    def run(group):
+        model = Two()
+        model.b = nn.Parameter(torch.ones(3 + group.rank))
+        with pytest.raises(ValueError, match=r"'b'.*shape \(3,\).*shape \(4,\)"):
+            DistributedDataParallel(model)
+
+    run_local(run, 2)

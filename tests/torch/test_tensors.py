@@ -1,0 +1,144 @@
+"""Tensors are arrays like any other: every call, type and layout, and the same memory."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+import nc10d.torch
+from nc10d import ops as O
+from nc10d.testing import Ranks, reference, run_local, strategies
+from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, is_dense, like
+
+FIELDS = ("x", "out", "inp")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(3) as three:
+        yield three
+
+
+def as_tensors(op):
+    """Return the operation on tensors, in the memory of its arrays."""
+    for name in FIELDS:
+        x = getattr(op, name, None)
+        if x is not None:
+            seen = [as_tensor(one) for one in x] if isinstance(x, list) else as_tensor(x)
+            setattr(op, name, seen)
+    return op
+
+
+def performed(group, calls, modes):
+    ops = [as_tensors(call.make(group.rank)) for call in calls]
+    if modes == "block":
+        with group.coalescing_manager():
+            for op in ops:
+                strategies.issue(group, op)
+    else:
+        works = [strategies.issue(group, op, modes == "async") for op in ops]
+        for work, op in zip(works, ops, strict=True):
+            written = work.result() if work is not None else []
+            assert all(map(lambda a, b: a is b, written, strategies.outputs(op)))
+    return [[as_numpy(x) for x in strategies.outputs(op)] for op in ops]
+
+
+@settings(deadline=None, max_examples=60)
+@given(calls=strategies.programs(3), mode=st.sampled_from(["sync", "async", "block"]))
+def test_any_program_of_collectives_on_tensors(ranks, calls, mode):
+    answers = ranks.run(performed, [calls] * 3, [mode] * 3)
+    for index, call in enumerate(calls):
+        for rank, expected in enumerate(call.expected()):
+            if not (call.kind in (O.Gather,) and rank != call.root):
+                assert all(map(reference.same_bits, answers[rank][index], expected))
+
+
+def test_messages_are_tensors_too():
+    def run(group):
+        if group.rank == 0:
+            dist.send(torch.full((3,), 5.0, dtype=torch.bfloat16), dst=1)
+            got = torch.empty(3, dtype=torch.int64)
+            return dist.recv(got), got.tolist()
+        x = torch.empty(3, dtype=torch.bfloat16)
+        dist.recv(x, src=0)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.arange(3), 0)]):
+            work.wait()
+        return x.tolist()
+
+    assert run_local(run, 2) == [(1, [0, 1, 2]), [5.0] * 3]
+
+
+def test_parameters_are_taken_as_their_memory_and_autograd_learns_nothing():
+    def run(group):
+        p = torch.nn.Parameter(torch.ones(3))
+        y = p * 1
+        dist.all_reduce(p)
+        dist.all_reduce(y)
+        y.sum().backward()
+        return p.tolist(), p.grad.tolist(), y.requires_grad
+
+    assert run_local(run, 2) == [([2.0] * 3, [1.0] * 3, True)] * 2
+
+
+def test_the_memory_is_followed_when_a_tensor_gets_another():
+    def run(group):
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        x.set_(torch.full((5,), 3.0))
+        dist.all_reduce(x)
+        x.resize_(1000).fill_(1)
+        dist.all_reduce(x)
+        return x.sum().item()
+
+    with Ranks(2) as two:
+        assert two.run(run) == [2000.0] * 2
+
+
+@pytest.mark.parametrize("kind", list(DTYPES), ids=str)
+def test_every_type_there_and_back_is_the_same_memory(kind):
+    x = torch.zeros(2, 3).to(kind)
+    seen = as_numpy(x)
+    assert seen.dtype == DTYPES[kind].numpy
+    assert seen.ctypes.data == x.data_ptr() == as_tensor(seen).data_ptr()
+    assert as_tensor(seen).dtype is kind
+    found = dist.as_buffer(x.t())
+    assert (found.address, found.dtype, found.owner.shape) == (x.data_ptr(), DTYPES[kind], (3, 2))
+    assert not found.contiguous
+    assert found.strides == seen.T.strides
+
+
+REFUSED = {
+    "several arrays": lambda: torch.eye(2).to_sparse(),
+    "no such type": lambda: torch.zeros(2, dtype=torch.float8_e4m3fnuz),
+    "resolve_conj": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    "resolve_neg": lambda: torch.zeros(2, dtype=torch.complex64).conj().imag,
+    "no backend for meta": lambda: torch.zeros(2, device="meta"),
+    "elements must not share": lambda: torch.zeros(1).expand(3),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_has_no_memory_of_its_values_is_refused(reason):
+    def run(group):
+        with pytest.raises((TypeError, ValueError), match=reason):
+            dist.all_reduce(REFUSED[reason]())
+
+    with Ranks(1) as one:
+        one.run(run)
+
+
+@given(order=st.permutations([0, 1, 2, 3]), shape=st.tuples(*[st.integers(0, 3)] * 4))
+def test_dense_tensors_keep_their_strides_in_a_bucket(order, shape):
+    x = torch.zeros(shape).permute(order)
+    assert is_dense(x)
+    flat = torch.arange(float(x.numel()))
+    assert like(flat, x).stride() == x.stride()
+    assert sorted(like(flat, x).flatten().tolist()) == flat.tolist()
+
+
+def test_other_tensors_lie_side_by_side_in_a_bucket():
+    x = torch.zeros(4, 4)[:, ::2]
+    assert not is_dense(x)
+    assert like(torch.arange(8.0), x).tolist() == np.arange(8.0).reshape(4, 2).tolist()

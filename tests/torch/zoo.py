@@ -1,0 +1,96 @@
+"""Models that ask different things of data-parallel training, each with one rank's batches.
+
+Sizes are small, and numbers double: two ranks' means are then the same bits whoever adds them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def perceptron():
+    return nn.Sequential(
+        nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)
+    )
+
+
+def convolution():
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2)).to(
+        memory_format=torch.channels_last
+    )
+
+
+class Transformer(nn.Module):
+    """One block, and an output that shares the weights of the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(self.block(self.embed(x)))
+
+
+class Branches(nn.Module):
+    """Takes one of three branches by what it is told; one is never taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x, branch):
+        return {"y": [self.head(self.branches[branch](x))]}
+
+
+class Repeats(nn.Module):
+    """Goes through one layer as often as the batch's numbers say."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.rare = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(int(x.abs().sum()) % 3 + 1):
+            x = torch.tanh(self.layer(x))
+        return self.rare(x) if x.sum() > 0 else x
+
+
+def numbers(rank, step, *shape):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def tokens(rank, step, *shape):
+    return torch.randint(11, shape, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+ZOO = {
+    "perceptron": (perceptron, lambda r, s: (numbers(r, s, 5, 6),)),
+    "convolution": (convolution, lambda r, s: (numbers(r, s, 3, 2, 6, 6),)),
+    "transformer": (Transformer, lambda r, s: (tokens(r, s, 2, 5),)),
+    "branches": (Branches, lambda r, s: (numbers(r, s, 3, 4), (r + s) % 2)),
+    "repeats": (Repeats, lambda r, s: (numbers(r, s, 3, 4),)),
+}
+
+
+def make(name):
+    """Return a new model, different on each call, in double precision."""
+    return ZOO[name][0]().double()
+
+
+def inputs(name, rank, step):
+    """Return what the model is called with."""
+    return ZOO[name][1](rank, step)
+
+
+def loss(output):
+    """Return the mean of the squares of all that comes out."""
+    found = output["y"][0] if isinstance(output, dict) else output
+    return (found**2).mean()
