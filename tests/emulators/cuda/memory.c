@@ -1,0 +1,190 @@
+/* Memory: device, pinned and registered host ranges. With NC10D_EMULATED_GUARD=1 a device address
+ * can't be read or written by the CPU, as on a real GPU: its bytes lie elsewhere. */
+#include "emulator.h"
+#include <sys/mman.h>
+
+#define PAGE 4096
+#define ROUND(n, to) (((n) + (to) - 1) / (to) * (to))
+
+static struct range *ranges;
+static size_t in_use[MOST_DEVICES];
+
+static bool guarded(void) { return cuemu_number("NC10D_EMULATED_GUARD", 0); }
+
+/* The range that has all of [address, address + size), NULL if none has. */
+struct range *cuemu_range(uintptr_t address, size_t size) {
+  pthread_mutex_lock(&cuemu_lock);
+  struct range *found = ranges;
+  while (found && !(address >= found->base && address + size <= found->base + found->size)) found = found->next;
+  pthread_mutex_unlock(&cuemu_lock);
+  return found;
+}
+
+/* Where the bytes of an address are: a range's own, or the address itself for plain host memory. */
+void *cuemu_bytes(uintptr_t address, size_t size) {
+  struct range *range = cuemu_range(address, size);
+  if (range) return range->shadow + (address - range->base);
+  /* A copy that begins in a range and runs over its end is an error, not plain memory. */
+  return cuemu_range(address, 1) ? NULL : (void *)address;
+}
+
+static void add(uintptr_t base, size_t size, void *shadow, CUmemorytype kind, CUdevice device) {
+  struct range *range = malloc(sizeof *range);
+  *range = (struct range){NULL, base, size, shadow, kind, device};
+  pthread_mutex_lock(&cuemu_lock);
+  range->next = ranges;
+  ranges = range;
+  if (kind == CU_MEMORYTYPE_DEVICE) in_use[device] += size;
+  pthread_mutex_unlock(&cuemu_lock);
+}
+
+/* Take out the range that begins at `base`; false if there is none of that kind. */
+static bool take(uintptr_t base, CUmemorytype kind, struct range *taken) {
+  bool found = false;
+  pthread_mutex_lock(&cuemu_lock);
+  for (struct range **link = &ranges; *link; link = &(*link)->next) {
+    struct range *range = *link;
+    if (range->base != base || range->kind != kind) continue;
+    *taken = *range;
+    *link = range->next;
+    if (kind == CU_MEMORYTYPE_DEVICE) in_use[range->device] -= range->size;
+    free(range);
+    found = true;
+    break;
+  }
+  pthread_mutex_unlock(&cuemu_lock);
+  return found;
+}
+
+CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size) {
+  NEED_CONTEXT();
+  REQUIRE(pointer && size, CUDA_ERROR_INVALID_VALUE);
+  CUresult unsafe = cuemu_unsafe();
+  REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
+  REQUIRE(size < (size_t)80 << 30, CUDA_ERROR_OUT_OF_MEMORY);
+  size_t room = ROUND(size, PAGE);
+  void *shadow = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(shadow != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
+  void *base = shadow;
+  if (guarded()) base = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(base != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
+  memset(shadow, 0xCD, size); /* nothing may rely on zeros */
+  add((uintptr_t)base, size, shadow, CU_MEMORYTYPE_DEVICE, cuemu_context()->device);
+  *pointer = (CUdeviceptr)base;
+  return CUDA_SUCCESS;
+}
+
+static void unmap(struct range *range) {
+  munmap(range->shadow, ROUND(range->size, PAGE));
+  if (range->shadow != (char *)range->base) munmap((void *)range->base, ROUND(range->size, PAGE));
+}
+
+/* Waits for the device, as the driver does: what is on its way may use the memory. */
+CUresult cuMemFree(CUdeviceptr pointer) {
+  struct range range;
+  REQUIRE(pointer, CUDA_SUCCESS);
+  CUresult unsafe = cuemu_unsafe();
+  REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
+  if (cuemu_context()) cuCtxSynchronize();
+  REQUIRE(take(pointer, CU_MEMORYTYPE_DEVICE, &range), CUDA_ERROR_INVALID_VALUE);
+  unmap(&range);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
+  (void)stream;
+  return cuMemAlloc(pointer, size);
+}
+
+static void free_later(void *args) {
+  struct range range;
+  if (take(*(CUdeviceptr *)args, CU_MEMORYTYPE_DEVICE, &range)) unmap(&range);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+  REQUIRE(cuemu_range(pointer, 1), CUDA_ERROR_INVALID_VALUE);
+  return cuemu_enqueue(stream, free_later, &pointer, sizeof pointer);
+}
+
+/* Host memory */
+
+CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
+  (void)flags;
+  NEED_CONTEXT();
+  REQUIRE(pointer && size, CUDA_ERROR_INVALID_VALUE);
+  CUresult unsafe = cuemu_unsafe();
+  REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
+  void *base = mmap(NULL, ROUND(size, PAGE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(base != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
+  add((uintptr_t)base, size, base, CU_MEMORYTYPE_HOST, cuemu_context()->device);
+  *pointer = base;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocHost(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
+
+CUresult cuMemFreeHost(void *pointer) {
+  struct range range;
+  if (cuemu_context()) cuCtxSynchronize();
+  REQUIRE(take((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_INVALID_VALUE);
+  unmap(&range);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostRegister(void *pointer, size_t size, unsigned flags) {
+  (void)flags;
+  NEED_CONTEXT();
+  REQUIRE(pointer && size, CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(!cuemu_range((uintptr_t)pointer, 1), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  add((uintptr_t)pointer, size, pointer, CU_MEMORYTYPE_HOST, cuemu_context()->device);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostUnregister(void *pointer) {
+  struct range range;
+  REQUIRE(take((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *pointer, void *host, unsigned flags) {
+  (void)flags;
+  REQUIRE(cuemu_range((uintptr_t)host, 1), CUDA_ERROR_INVALID_VALUE);
+  *pointer = (CUdeviceptr)host;
+  return CUDA_SUCCESS;
+}
+
+/* What is known of memory */
+
+CUresult cuMemGetInfo(size_t *available, size_t *total) {
+  NEED_CONTEXT();
+  *total = (size_t)80 << 30;
+  *available = *total - in_use[cuemu_context()->device];
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
+  struct range *range = cuemu_range(pointer, 1);
+  REQUIRE(range && range->kind == CU_MEMORYTYPE_DEVICE, CUDA_ERROR_NOT_FOUND);
+  if (base) *base = range->base;
+  if (size) *size = range->size;
+  return CUDA_SUCCESS;
+}
+
+/* HOST_POINTER of device memory is an error on a GPU; here it is how other emulators, which play
+ * the part of kernels, find the bytes of guarded memory. */
+CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  struct range *range = cuemu_range(pointer, 1);
+  REQUIRE(range, CUDA_ERROR_INVALID_VALUE);
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = cuemu_context_of(range->device); break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = range->kind; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = range->shadow + (pointer - range->base); break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = range->device; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = range->base; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = range->size; break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return CUDA_SUCCESS;
+}

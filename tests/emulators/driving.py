@@ -1,0 +1,178 @@
+"""The emulators by ctypes, for their own tests: no binding of nc10d's stands between.
+
+    gpu = Gpu(device=0)                       # loads libcuda, makes a context current
+    address = gpu.put(x)                      # device memory that holds a copy of x
+    nccl = Nccl()
+    comm = nccl.init(group)                   # the id travels by a group of the cpu backend
+    nccl("ncclAllReduce", address, address, x.size, FLOAT32, SUM, comm, stream)
+
+A call that returns anything but 0 raises Refused, which has the code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+
+from build import Libraries, build
+from nc10d.group import ProcessGroup
+
+Array = np.ndarray[Any, np.dtype[Any]]
+INTS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+TYPES = {label: code for code, label in enumerate([*INTS, *FLOATS])}
+OPS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+IN_PROGRESS = 7
+SCALAR_ON_HOST = 1
+
+
+class Refused(Exception):
+    """A call returned the code `code`."""
+
+    def __init__(self, name: str, code: int, words: str = "") -> None:
+        super().__init__(f"{name} returned {code} {words}")
+        self.code = code
+
+
+def libraries() -> Libraries:
+    """Return the emulators; AssertionError where they can't be built."""
+    found = build()
+    assert found is not None, "no gcc, or no headers"
+    return found
+
+
+class Gpu:
+    """libcuda: `gpu("cuStreamQuery", stream)`, and what tests do all the time."""
+
+    def __init__(self, device: int = 0) -> None:
+        self._lookup = ctypes.CDLL(str(libraries().cuda)).cuGetProcAddress_v2
+        self._found: dict[str, Any] = {}
+        self("cuInit", 0)
+        context = self.out("cuDevicePrimaryCtxRetain", device)
+        self("cuCtxSetCurrent", ctypes.c_void_p(context))
+
+    def __call__(self, name: str, *args: Any) -> None:
+        function = self._found.get(name) or self._find(name)
+        code = function(*map(_wide, args))
+        if code:
+            raise Refused(name, code)
+
+    def _find(self, name: str) -> Any:
+        """Look a function up as programs do: by its name in the documentation."""
+        address, status = ctypes.c_void_p(), ctypes.c_int()
+        wanted = ctypes.byref(address), 12090, ctypes.c_uint64(0), ctypes.byref(status)
+        code = self._lookup(name.encode(), *wanted)
+        if code:
+            raise Refused(f"cuGetProcAddress({name})", code)
+        self._found[name] = ctypes.CFUNCTYPE(ctypes.c_int)(address.value)
+        return self._found[name]
+
+    def out(self, name: str, *args: Any) -> int:
+        """Call with a pointer to 8 bytes as the first argument; return what is there then."""
+        result = ctypes.c_uint64()
+        self(name, ctypes.byref(result), *args)
+        return result.value
+
+    def code(self, name: str, *args: Any) -> int:
+        """Return the code of a call that may be refused."""
+        try:
+            self(name, *args)
+        except Refused as error:
+            return error.code
+        return 0
+
+    def stream(self, flags: int = NON_BLOCKING) -> int:
+        return self.out("cuStreamCreate", flags)
+
+    def event(self, flags: int = DISABLE_TIMING) -> int:
+        return self.out("cuEventCreate", flags)
+
+    def put(self, x: Array) -> int:
+        """Return new device memory with a copy of `x`."""
+        address = self.out("cuMemAlloc", max(x.nbytes, 1))
+        self("cuMemcpyHtoD", address, x.ctypes.data, x.nbytes)
+        return address
+
+    def get(self, address: int, like: Array) -> Array:
+        """Return what is in device memory, as an array like `like`."""
+        x = np.empty_like(like)
+        self("cuMemcpyDtoH", x.ctypes.data, address, x.nbytes)
+        return x
+
+    def pinned(self, x: Array) -> tuple[int, Array]:
+        """Return pinned memory with a copy of `x`: its address, and an array that is it."""
+        address = self.out("cuMemHostAlloc", max(x.nbytes, 1), 0)
+        room = (ctypes.c_char * x.nbytes).from_address(address)
+        view = np.frombuffer(room, np.uint8).view(x.dtype).reshape(x.shape)
+        view[...] = x
+        return address, view
+
+
+class Nccl:
+    """libnccl: `nccl("ncclCommDestroy", comm)`. Gpu must be there first."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(str(libraries().nccl))
+        self.library.ncclGetErrorString.restype = ctypes.c_char_p
+        self.library.ncclGetLastError.restype = ctypes.c_char_p
+
+    def __call__(self, name: str, *args: Any) -> None:
+        code = self.code(name, *args)
+        if code:
+            raise Refused(name, code, self.last_error())
+
+    def code(self, name: str, *args: Any) -> int:
+        """Return the code of a call that may be refused."""
+        code: int = getattr(self.library, name)(*map(_wide, args))
+        return code
+
+    def last_error(self) -> str:
+        text: bytes = self.library.ncclGetLastError(None)
+        return text.decode()
+
+    def unique_id(self) -> Array:
+        found = np.zeros(128, np.uint8)
+        self("ncclGetUniqueId", found.ctypes.data)
+        return found
+
+    def init(self, group: ProcessGroup, blocking: bool = True) -> int:
+        """Make a communicator of all ranks of `group`; the device is the current one."""
+        unique = self.unique_id() if group.rank == 0 else np.zeros(128, np.uint8)
+        group.broadcast(unique, 0)
+        comm, code = self.init_rank(group.size, unique, group.rank, blocking)
+        if code not in (0, IN_PROGRESS):
+            raise Refused("ncclCommInitRankConfig", code, self.last_error())
+        return comm
+
+    def init_rank(self, size: int, unique: Array, rank: int, blocking: bool) -> tuple[int, int]:
+        comm = ctypes.c_uint64()
+        config = (ctypes.c_int32 * 5)(20, 0, -0x35014111, 23203, int(blocking))
+        function = self.library.ncclCommInitRankConfig
+        by_value = _Id.from_buffer_copy(unique)
+        code = function(ctypes.byref(comm), size, by_value, rank, ctypes.byref(config))
+        return comm.value, code
+
+    def state(self, comm: int) -> int:
+        """Return the asynchronous error of a communicator."""
+        state = ctypes.c_int()
+        self("ncclCommGetAsyncError", comm, ctypes.byref(state))
+        return state.value
+
+    def ready(self, comm: int) -> int:
+        """Look until a nonblocking communicator is not in progress; return its state."""
+        while (state := self.state(comm)) == IN_PROGRESS:
+            os.sched_yield()
+        return state
+
+
+class _Id(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+def _wide(x: Any) -> Any:
+    return ctypes.c_uint64(x & (2**64 - 1)) if isinstance(x, int) else x

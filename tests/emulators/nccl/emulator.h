@@ -1,0 +1,151 @@
+/* What the parts of the libnccl emulator share: communicators, operations, the shared segment.
+ *
+ * Contract: the API of nccl.h between processes or threads of one host. The members of a
+ * communicator share one memfd, which has no name in any file system. An operation is a host
+ * function on the caller's stream, so it begins when the stream comes there; nothing but official
+ * functions of libcuda is used.
+ */
+#pragma once
+#define _GNU_SOURCE
+#include <cuda.h>
+/* All that nccl.h needs of the runtime's headers is two names; they need a whole toolkit. */
+#define __CUDA_RUNTIME_H__
+#define __CUDA_FP16_H__
+typedef CUstream cudaStream_t;
+typedef CUevent cudaEvent_t;
+#include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+
+#define BOARD (1 << 18) /* bytes that a rank shows the others at a time */
+#define RING (1 << 16)  /* bytes of messages on their way from one rank to another */
+#define PATH 64
+#define MOST_OPS 64 /* reductions that a communicator was given */
+
+/* The calls. What each does with arrays stands in collective.c as a table. */
+enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
+
+struct call { /* what all ranks must have alike */
+  enum kind kind;
+  ncclDataType_t type;
+  int op, root;
+  size_t count;
+};
+
+struct op {
+  struct call call; /* of a message, `root` is the peer */
+  const char *send;
+  char *recv;
+  CUstream stream;
+  int hang, error; /* faults: never progress; an asynchronous error */
+  double delay;    /* seconds */
+};
+
+enum presence { ABSENT, HERE, LEFT, ABORTED };
+
+struct member { /* one rank's part of the shared segment */
+  _Alignas(64) atomic_ulong arrived; /* barriers that its operations have entered */
+  atomic_ulong met;                  /* the same for calls that the host makes: init, split */
+  atomic_ulong shrunk;
+  atomic_int presence;
+  int device, color, key;
+  unsigned long host;
+  struct call call;
+  char path[PATH];
+};
+
+struct ring {
+  _Alignas(64) atomic_ulong head, tail; /* bytes written, bytes read */
+  char data[RING];
+};
+
+struct shared {
+  atomic_int size;
+  atomic_uint bell, sleepers; /* rung at every change; how many to wake */
+  struct member members[];
+};
+
+struct factor {
+  bool used, on_device;
+  ncclDataType_t type;
+  const void *device;
+  char value[8];
+};
+
+struct ncclComm {
+  unsigned magic;
+  int rank, size, device, fd;
+  bool blocking;
+  struct shared *shared;
+  size_t mapped;
+  atomic_int state;      /* an ncclResult_t: what ncclCommGetAsyncError answers */
+  atomic_int references; /* its owner, and launches that are not over */
+  atomic_bool aborted, revoked, finalized;
+  atomic_int pending; /* launches that are not over */
+  unsigned long arrived, met, shrinks;
+  CUevent tail; /* where its latest launch ends */
+  CUstream last;
+  struct factor factors[MOST_OPS];
+  char message[256];
+};
+
+/* driver.c: libcuda, found as NCCL finds it */
+struct driver {
+  __typeof__(&cuCtxGetDevice) get_device;
+  __typeof__(&cuLaunchHostFunc) launch_host;
+  __typeof__(&cuPointerGetAttribute) attribute;
+  __typeof__(&cuEventCreate) event_create;
+  __typeof__(&cuEventDestroy) event_destroy;
+  __typeof__(&cuEventRecord) event_record;
+  __typeof__(&cuStreamWaitEvent) wait_event;
+  __typeof__(&cuStreamIsCapturing) is_capturing;
+  __typeof__(&cuMemAlloc) alloc;
+  __typeof__(&cuMemFree) free;
+  __typeof__(&cuDevicePrimaryCtxRetain) retain;
+  __typeof__(&cuCtxSetCurrent) set_current;
+};
+const struct driver *nccl_driver(void); /* NULL where there is no driver */
+void *nccl_bytes(const void *pointer, size_t size);
+
+/* shared.c */
+size_t nccl_segment_size(int size);
+int nccl_segment_new(char *path);
+ncclResult_t nccl_attach(ncclComm_t comm, const char *path);
+void nccl_release(ncclComm_t comm);
+char *nccl_board(ncclComm_t comm, int rank);
+struct ring *nccl_ring(ncclComm_t comm, int src, int dst);
+void nccl_ring_bell(ncclComm_t comm);
+bool nccl_wait(ncclComm_t comm, bool (*ready)(ncclComm_t, void *), void *argument, bool device);
+bool nccl_barrier(ncclComm_t comm);
+bool nccl_meet(ncclComm_t comm);
+
+/* comm.c */
+ncclResult_t nccl_check(ncclComm_t comm);
+ncclResult_t nccl_fail(ncclComm_t comm, ncclResult_t result, const char *format, ...);
+ncclComm_t nccl_new(int size, int rank, const ncclConfig_t *config);
+ncclResult_t nccl_stop(ncclComm_t comm);
+
+/* group.c. A job is what a call does that waits for other ranks. */
+typedef ncclResult_t (*job_fn)(ncclComm_t comm, void *args);
+ncclResult_t nccl_submit(ncclComm_t comm, const struct op *op);
+void nccl_note(ncclResult_t result);
+ncclResult_t nccl_do(ncclComm_t comm, job_fn job, const void *args, size_t size);
+
+/* What operations do, on a stream's thread. False: stopped by an abort. */
+bool nccl_collective(ncclComm_t comm, const struct op *op);
+bool nccl_messages(ncclComm_t comm, const struct op *ops, size_t count);
+void nccl_fold(ncclComm_t comm, const struct call *call, char *out, const char *const *in, size_t count);
+size_t nccl_width(ncclDataType_t type);
+
+/* faults.c: true if the call must return `*result` at once */
+bool nccl_fault(const char *function, int rank, struct op *op, ncclResult_t *result);
+
+#define REQUIRE(comm, condition, error, ...) \
+  do { if (!(condition)) return nccl_fail(comm, error, __VA_ARGS__); } while (0)

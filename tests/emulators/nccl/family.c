@@ -1,0 +1,152 @@
+/* Communicators from communicators: split, shrink, revoke. Whoever will be rank 0 of the new one
+ * makes its segment and shows the path in its part of the old one. */
+#include "emulator.h"
+
+struct plan {
+  ncclComm_t parent, *result;
+  ncclConfig_t config;
+  bool configured;
+  int color, key, flags, count;
+  int excluded[64];
+};
+
+static ncclComm_t child(const struct plan *plan, int size, int rank) {
+  ncclComm_t comm = nccl_new(size, rank, plan->configured ? &plan->config : NULL);
+  if (!plan->configured) comm->blocking = plan->parent->blocking;
+  comm->device = plan->parent->device;
+  nccl_driver()->event_create(&comm->tail, CU_EVENT_DISABLE_TIMING);
+  return comm;
+}
+
+/* Whether `a` comes before `b` in the new communicator. */
+static bool before(const struct member *members, int a, int b) {
+  return members[a].key < members[b].key || (members[a].key == members[b].key && a < b);
+}
+
+static ncclResult_t start(ncclComm_t comm, ncclResult_t result) {
+  atomic_store(&comm->state, result);
+  return result;
+}
+
+static ncclResult_t split(ncclComm_t parent, void *args) {
+  struct plan *plan = args;
+  struct member *members = parent->shared->members, *mine = &members[parent->rank];
+  char path[PATH] = "";
+  mine->color = plan->color;
+  mine->key = plan->key;
+  REQUIRE(parent, nccl_meet(parent), ncclInternalError, "aborted in a split");
+  int size = 0, rank = 0, leader = parent->rank;
+  for (int other = 0; other < parent->size; other++) {
+    if (members[other].color != plan->color) continue;
+    size++;
+    rank += before(members, other, parent->rank);
+    if (before(members, other, leader)) leader = other;
+  }
+  bool takes_part = plan->color != NCCL_SPLIT_NOCOLOR;
+  if (takes_part && leader == parent->rank) nccl_segment_new(mine->path);
+  REQUIRE(parent, nccl_meet(parent), ncclInternalError, "aborted in a split");
+  if (!takes_part) return ncclSuccess;
+  memcpy(path, members[leader].path, PATH);
+  ncclComm_t comm = child(plan, size, rank);
+  ncclResult_t result = start(comm, nccl_attach(comm, path));
+  *plan->result = comm;
+  return result;
+}
+
+static bool excluded(const struct plan *plan, int rank) {
+  for (int i = 0; i < plan->count; i++)
+    if (plan->excluded[i] == rank) return true;
+  return false;
+}
+
+struct awaited {
+  atomic_ulong *counter;
+  unsigned long number;
+};
+
+static bool reached(ncclComm_t comm, void *argument) {
+  (void)comm;
+  struct awaited *awaited = argument;
+  return atomic_load(awaited->counter) >= awaited->number;
+}
+
+/* Only those who stay call; the others may be dead. */
+static ncclResult_t shrink(ncclComm_t parent, void *args) {
+  struct plan *plan = args;
+  struct member *members = parent->shared->members;
+  if (plan->flags & NCCL_SHRINK_ABORT) nccl_stop(parent);
+  int size = 0, rank = 0, leader = -1;
+  for (int other = 0; other < parent->size; other++) {
+    if (excluded(plan, other)) continue;
+    if (leader < 0) leader = other;
+    size++;
+    rank += other < parent->rank;
+  }
+  unsigned long number = ++parent->shrinks;
+  if (leader == parent->rank) {
+    nccl_segment_new(members[leader].path);
+    atomic_store(&members[leader].shrunk, number);
+    nccl_ring_bell(parent);
+  }
+  struct awaited awaited = {&members[leader].shrunk, number};
+  REQUIRE(parent, nccl_wait(parent, reached, &awaited, false), ncclInternalError, "aborted in a shrink");
+  ncclComm_t comm = child(plan, size, rank);
+  ncclResult_t result = start(comm, nccl_attach(comm, members[leader].path));
+  *plan->result = comm;
+  return result;
+}
+
+/* What a communicator may still do after an error on it: be left for another one. */
+static ncclResult_t check_parent(ncclComm_t comm, bool despite_errors) {
+  ncclResult_t result = nccl_check(comm);
+  if (despite_errors && comm && result != ncclInvalidArgument) return ncclSuccess;
+  return result;
+}
+
+static struct plan plan_of(ncclComm_t parent, ncclComm_t *result, const ncclConfig_t *config) {
+  struct plan plan = {.parent = parent, .result = result, .configured = config != NULL};
+  if (config) memcpy(&plan.config, config, config->size < sizeof plan.config ? config->size : sizeof plan.config);
+  *result = NULL;
+  return plan;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *result, ncclConfig_t *config) {
+  ncclResult_t checked = check_parent(comm, comm && atomic_load(&comm->revoked));
+  if (checked != ncclSuccess) return checked;
+  if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
+  REQUIRE(comm, result, ncclInvalidArgument, "newcomm argument is NULL");
+  REQUIRE(comm, color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument, "invalid color %d", color);
+  struct plan plan = plan_of(comm, result, config);
+  plan.color = color;
+  plan.key = key;
+  return nccl_do(comm, split, &plan, sizeof plan);
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *ranks, int count, ncclComm_t *result, ncclConfig_t *config,
+                            int flags) {
+  bool aborts = flags & NCCL_SHRINK_ABORT;
+  ncclResult_t checked = check_parent(comm, aborts || (comm && atomic_load(&comm->revoked)));
+  if (checked != ncclSuccess) return checked;
+  if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
+  REQUIRE(comm, result && ranks && count > 0 && count < comm->size && count <= 64, ncclInvalidArgument,
+          "invalid list of %d ranks to exclude", count);
+  struct plan plan = plan_of(comm, result, config);
+  plan.flags = flags;
+  plan.count = count;
+  memcpy(plan.excluded, ranks, count * sizeof *ranks);
+  REQUIRE(comm, !excluded(&plan, comm->rank), ncclInvalidArgument, "rank %d excludes itself", comm->rank);
+  return nccl_do(comm, shrink, &plan, sizeof plan);
+}
+
+static ncclResult_t stop(ncclComm_t comm, void *args) {
+  (void)args;
+  return nccl_stop(comm);
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+  ncclResult_t checked = check_parent(comm, true);
+  if (checked != ncclSuccess) return checked;
+  if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
+  REQUIRE(comm, flags == NCCL_REVOKE_DEFAULT, ncclInvalidArgument, "revokeFlags must be 0, not %d", flags);
+  return nccl_do(comm, stop, "", 1);
+}

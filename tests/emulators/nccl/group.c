@@ -1,0 +1,255 @@
+/* Groups, launches, and jobs.
+ *
+ * Operations of a group are kept until its end; then each communicator's become one launch: one
+ * host function on its stream, which carries out the collectives in their order and then all
+ * messages side by side. A job is what a call does that waits for other ranks: at once if the
+ * communicator is blocking, in a thread of its own if it is not, at the group's end inside one. */
+#include "emulator.h"
+#include <errno.h>
+#include <time.h>
+
+struct launch {
+  ncclComm_t comm;
+  size_t count;
+  bool captured; /* run again and again: never freed */
+  struct op ops[];
+};
+
+struct queued {
+  ncclComm_t comm;
+  struct op op;
+};
+
+struct job {
+  ncclComm_t comm;
+  job_fn run;
+  ncclResult_t result;
+  pthread_t thread;
+  char args[];
+};
+
+static __thread int depth;
+static __thread ncclResult_t failure; /* the first error inside the group */
+static __thread struct queued *queue;
+static __thread size_t queued, room;
+static __thread struct job **jobs;
+static __thread size_t job_count;
+
+/* On the stream's thread */
+
+static void sleep_for(double seconds) {
+  struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+  while (nanosleep(&time, &time) && errno == EINTR) {}
+}
+
+static bool never(ncclComm_t comm, void *argument) {
+  (void)comm, (void)argument;
+  return false;
+}
+
+static bool begin(ncclComm_t comm, const struct op *op) {
+  if (op->delay) sleep_for(op->delay);
+  if (op->error) atomic_store(&comm->state, op->error);
+  return !(op->hang || op->error) || nccl_wait(comm, never, NULL, true);
+}
+
+static bool is_message(const struct op *op) { return op->call.kind == SEND || op->call.kind == RECV; }
+
+static void run(void *data) {
+  struct launch *launch = data;
+  ncclComm_t comm = launch->comm;
+  size_t collectives = 0;
+  bool going = !atomic_load(&comm->aborted) && !atomic_load(&comm->revoked);
+  for (size_t i = 0; i < launch->count && going; i++) going = begin(comm, &launch->ops[i]);
+  for (; collectives < launch->count && !is_message(&launch->ops[collectives]) && going; collectives++)
+    going = nccl_collective(comm, &launch->ops[collectives]);
+  if (going && collectives < launch->count)
+    nccl_messages(comm, &launch->ops[collectives], launch->count - collectives);
+  if (launch->captured) return;
+  atomic_fetch_sub(&comm->pending, 1);
+  nccl_ring_bell(comm);
+  nccl_release(comm);
+  free(launch);
+}
+
+/* On the caller's thread */
+
+static bool captures(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  nccl_driver()->is_capturing(stream, &status);
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Order `stream` after `other`, as it stands now. */
+static void follow(CUstream stream, CUstream other) {
+  CUevent event;
+  nccl_driver()->event_create(&event, CU_EVENT_DISABLE_TIMING);
+  nccl_driver()->event_record(event, other);
+  nccl_driver()->wait_event(stream, event, 0);
+  nccl_driver()->event_destroy(event);
+}
+
+/* One launch, on the first operation's stream; the streams of the others wait for it and it for them. */
+static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
+  CUstream stream = launch->ops[0].stream;
+  launch->comm = comm;
+  launch->captured = captures(stream);
+  for (size_t i = 1; i < launch->count; i++)
+    if (launch->ops[i].stream != stream) follow(stream, launch->ops[i].stream);
+  if (!launch->captured) {
+    if (comm->last && comm->last != stream) nccl_driver()->wait_event(stream, comm->tail, 0);
+    atomic_fetch_add(&comm->references, 1);
+    atomic_fetch_add(&comm->pending, 1);
+  }
+  REQUIRE(comm, !nccl_driver()->launch_host(stream, run, launch), ncclUnhandledCudaError, "the launch failed");
+  if (!launch->captured) {
+    nccl_driver()->event_record(comm->tail, stream);
+    comm->last = stream;
+  }
+  for (size_t i = 1; i < launch->count; i++)
+    if (launch->ops[i].stream != stream) follow(launch->ops[i].stream, stream);
+  return ncclSuccess;
+}
+
+/* Take the operations of one communicator out of the queue: collectives first, then messages. */
+static struct launch *collect(ncclComm_t comm) {
+  struct launch *launch = calloc(1, sizeof *launch + queued * sizeof *launch->ops);
+  for (int messages = 0; messages < 2; messages++)
+    for (size_t i = 0; i < queued; i++)
+      if (queue[i].comm == comm && is_message(&queue[i].op) == messages) launch->ops[launch->count++] = queue[i].op;
+  for (size_t i = 0; i < queued; i++)
+    if (queue[i].comm == comm) queue[i].comm = NULL;
+  return launch;
+}
+
+static ncclResult_t launch_job(ncclComm_t comm, void *args) {
+  const char *text = getenv("NC10D_EMULATED_IN_PROGRESS");
+  if (!comm->blocking && text) sleep_for(atof(text));
+  return launch(comm, *(struct launch **)args);
+}
+
+static ncclResult_t launch_queue(void) {
+  ncclResult_t result = ncclSuccess;
+  for (size_t i = 0; i < queued; i++) {
+    ncclComm_t comm = queue[i].comm;
+    if (!comm) continue;
+    struct launch *launch = collect(comm);
+    ncclResult_t one = nccl_do(comm, launch_job, &launch, sizeof launch);
+    if (result == ncclSuccess) result = one;
+  }
+  queued = 0;
+  return result;
+}
+
+ncclResult_t nccl_submit(ncclComm_t comm, const struct op *op) {
+  if (queued == room) queue = realloc(queue, (room = room ? 2 * room : 64) * sizeof *queue);
+  queue[queued++] = (struct queued){comm, *op};
+  return depth ? ncclSuccess : launch_queue();
+}
+
+/* Jobs */
+
+static void *run_job(void *argument) {
+  struct job *job = argument;
+  job->result = job->run(job->comm, job->args);
+  ncclResult_t expected = ncclInProgress; /* not over an error that came meanwhile */
+  atomic_compare_exchange_strong(&job->comm->state, &expected, job->result);
+  return NULL;
+}
+
+static void *run_alone(void *argument) {
+  run_job(argument);
+  nccl_release(((struct job *)argument)->comm);
+  free(argument);
+  return NULL;
+}
+
+static struct job *make_job(ncclComm_t comm, job_fn run, const void *args, size_t size) {
+  struct job *job = calloc(1, sizeof *job + size);
+  job->comm = comm;
+  job->run = run;
+  memcpy(job->args, args, size);
+  return job;
+}
+
+static ncclResult_t start_alone(struct job *job) {
+  atomic_store(&job->comm->state, ncclInProgress);
+  atomic_fetch_add(&job->comm->references, 1);
+  pthread_create(&job->thread, NULL, run_alone, job);
+  pthread_detach(job->thread);
+  return ncclInProgress;
+}
+
+ncclResult_t nccl_do(ncclComm_t comm, job_fn run, const void *args, size_t size) {
+  struct job *job = make_job(comm, run, args, size);
+  if (depth) {
+    jobs = realloc(jobs, (job_count + 1) * sizeof *jobs);
+    jobs[job_count++] = job;
+    return ncclSuccess;
+  }
+  if (!comm->blocking) return start_alone(job);
+  run_job(job);
+  ncclResult_t result = job->result;
+  free(job);
+  return result;
+}
+
+/* All at once: they may wait for each other. */
+static ncclResult_t run_jobs(void) {
+  ncclResult_t result = ncclSuccess;
+  size_t count = job_count;
+  job_count = 0;
+  for (size_t i = 0; i < count; i++)
+    if (jobs[i]->comm->blocking) pthread_create(&jobs[i]->thread, NULL, run_job, jobs[i]);
+  for (size_t i = 0; i < count; i++) {
+    ncclResult_t one;
+    if (jobs[i]->comm->blocking) {
+      pthread_join(jobs[i]->thread, NULL);
+      one = jobs[i]->result;
+      free(jobs[i]);
+    } else {
+      one = start_alone(jobs[i]);
+    }
+    if (result == ncclSuccess) result = one;
+  }
+  return result;
+}
+
+/* Groups */
+
+ncclResult_t ncclGroupStart(void) {
+  ncclResult_t result;
+  if (nccl_fault(__func__, -1, NULL, &result)) return result;
+  if (!depth++) failure = ncclSuccess;
+  return ncclSuccess;
+}
+
+/* An error of a call inside the group is also the group's: nothing of it is launched. */
+void nccl_note(ncclResult_t result) {
+  if (depth && failure == ncclSuccess) failure = result;
+}
+
+ncclResult_t ncclGroupEnd(void) {
+  REQUIRE(NULL, depth, ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+  if (--depth) return ncclSuccess;
+  ncclResult_t result = failure;
+  nccl_fault(__func__, -1, NULL, &result);
+  if (result != ncclSuccess) {
+    queued = job_count = 0;
+    return result;
+  }
+  if (job_count) result = run_jobs();
+  if (result == ncclSuccess || result == ncclInProgress) {
+    ncclResult_t launched = launch_queue();
+    if (launched != ncclSuccess) result = launched;
+  }
+  return result;
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *info) {
+  REQUIRE(NULL, depth, ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call.");
+  if (--depth) return ncclSuccess;
+  queued = job_count = 0;
+  if (info) info->estimatedTime = 1.0f;
+  return failure;
+}
