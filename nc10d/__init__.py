@@ -101,7 +101,9 @@ if TYPE_CHECKING:
         is_initialized,
         is_torchelastic_launched,
     )
+    from nc10d.reducer.gradients import SparseGradient
     from nc10d.reducer.hooks import GradBucket
+    from nc10d.reducer.logger import Logger
     from nc10d.reducer.plan import compute_bucket_assignment_by_size
     from nc10d.reducer.reducer import Reducer
     from nc10d.registered import empty, from_numpy, zeros
@@ -145,7 +147,9 @@ _NAMES = {
     "queries": """get_backend get_backend_config get_global_rank get_group_rank
         get_node_local_rank get_process_group_ranks get_rank get_world_size is_available
         is_initialized is_torchelastic_launched""",
+    "reducer.gradients": "SparseGradient",
     "reducer.hooks": "GradBucket",
+    "reducer.logger": "Logger",
     "reducer.plan": "compute_bucket_assignment_by_size",
     "reducer.reducer": "Reducer",
     "registered": "empty from_numpy zeros",
@@ -186,6 +190,7 @@ __all__ = [
     "GroupClosed",
     "GroupMember",
     "HashStore",
+    "Logger",
     "NCCLError",
     "NotANumberError",
     "P2POp",
@@ -196,6 +201,7 @@ __all__ = [
     "ReduceOp",
     "Reducer",
     "RendezvousError",
+    "SparseGradient",
     "Store",
     "StoreError",
     "StoreTimeout",

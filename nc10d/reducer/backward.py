@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
+from typing import Any
 
-from nc10d.ops import Array
 from nc10d.reducer.bucket import Storage
+from nc10d.reducer.gradients import assign, kept
 from nc10d.reducer.schedule import Schedule
 
 
 class BackwardPass:
     """A pass in which parameter p is marked `marks[p]` times.
 
-    Without `marks` nobody knows yet: buckets stay until the end, and the marks are counted.
-    `arrived` are the marks in their order, `times` the last one of each parameter in ns since the
-    pass began.
+    Without `marks` nobody knows yet: buckets stay until the end, and the marks are counted. With
+    `delay` they stay until then as well. `arrived` are the marks in their order, `times` the last
+    one of each parameter in ns since the pass began (`began`, on the clock of perf_counter_ns),
+    `left` when the first bucket left; 0 is not at all.
     """
 
     def __init__(
@@ -29,15 +31,20 @@ class BackwardPass:
         schedule: Schedule,
         marks: Sequence[int] | None,
         leave: Callable[[int], None],
+        *,
+        delay: bool = False,
     ) -> None:
         self._storage = storage
         self._schedule = schedule
         self._marks = marks
         self._leave = leave
+        self._delay = delay
+        self._waiting: list[int] = []
         self._failure: BaseException | None = None
-        self._given: dict[int, Array] = {}
-        self._kept: dict[int, Array] = {}
-        self._began = perf_counter_ns()
+        self._given: dict[int, Any] = {}
+        self._kept: dict[int, Any] = {}
+        self.began = perf_counter_ns()
+        self.left = 0
         self.arrived: list[int] = []
         self.times = [0] * len(storage.gradients)
 
@@ -46,12 +53,12 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def ready(self, param: int, gradient: Array | None) -> None:
+    def ready(self, param: int, gradient: Any) -> None:
         """Take a mark; `gradient` is the array of the caller's own that gets the mean, if any."""
         if gradient is not None:
             self._given[param] = gradient
         self.arrived.append(param)
-        self.times[param] = perf_counter_ns() - self._began
+        self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
             self._send(self._schedule.mark(param))
 
@@ -65,32 +72,41 @@ class BackwardPass:
 
         RuntimeError names the gradients that have not come.
         """
+        buckets = self._storage.buckets
         failures = [self._failure or _attempt(self._release)]
-        failures.extend(_attempt(bucket.settle) for bucket in self._storage.buckets)
+        if failures[0] is None:
+            failures.extend(_attempt(bucket.follow) for bucket in buckets)
+        failures.extend(_attempt(bucket.settle) for bucket in buckets)
         for failure in filter(None, failures):
             raise failure
         for param, gradient in self._given.items():
-            gradient[...] = self._storage.gradients[param]
+            assign(gradient, self._storage.gradients[param])
 
     def restore(self, used: Sequence[bool]) -> None:
         """Give gradients that no rank has used the values back that they had."""
         for param, values in self._kept.items():
             if not used[param]:
-                self._storage.gradients[param][...] = values
+                assign(self._storage.gradients[param], values)
 
     def _release(self) -> None:
         if self._marks is None:
             self._begin(self.counts(), hold=False)
         self._schedule.require_complete()
+        self._delay = False
+        self._send(self._waiting)
 
     def _begin(self, marks: Sequence[int], hold: bool = True) -> None:
         # They take part in the mean like all others, with what lies in them.
         unused = [param for param, count in enumerate(marks) if count == 0]
-        self._kept = {param: self._storage.gradients[param].copy() for param in unused}
+        self._kept = {param: kept(self._storage.gradients[param]) for param in unused}
         self._send(self._schedule.begin(marks if hold else [0] * len(marks)))
 
     def _send(self, leaving: Iterable[int]) -> None:
+        if self._delay:
+            self._waiting.extend(leaving)
+            return
         for index in leaving:
+            self.left = self.left or perf_counter_ns()
             try:
                 self._leave(index)
             except BaseException as error:

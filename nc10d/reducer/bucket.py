@@ -1,20 +1,25 @@
 """Buckets: their flat memory, the gradients as views of it, and the reduction under way.
 
-Contract: who owns a Bucket calls `leave` once all gradients are in it, then `settle`; nobody
-writes to it in between.
+Contract: who owns buckets calls `leave` once all gradients are in one, `follow` when all have left,
+then `settle`; nobody writes to them in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from nc10d.ops import Array
 from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
+from nc10d.reducer.mean import Mean
 from nc10d.reducer.plan import BucketPlan, Plan
+from nc10d.reducer.sparse import SparseBucket
 from nc10d.work import Future, Work
+
+if TYPE_CHECKING:
+    from nc10d.group import ProcessGroup
 
 Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
 """Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
@@ -45,6 +50,13 @@ class Bucket:
             wrong, self._outcome = self._outcome, None
             raise TypeError(f"a comm hook must return a Work or a Future, got {wrong!r:.80}")
 
+    def follow(self) -> None:
+        """Take the second step, for buckets that have one: this has none."""
+
+    def zero(self) -> None:
+        """Set all of it to zero."""
+        self.buffer[...] = 0
+
     def settle(self) -> None:
         """Wait until it is reduced and put the result where the views are; raise what failed.
 
@@ -62,27 +74,45 @@ class Bucket:
 
 
 class Storage:
-    """All buckets of a plan, and `gradients[param]`, the views of all parameters' gradients.
+    """All buckets of a plan, and `gradients[param]`: for each parameter a view, or sparse rows.
 
-    `purposes` say what each bucket is, in the words that ranks compare.
+    `purposes` say what each bucket is, in the words that ranks compare. `allocate` makes memory on
+    every device, or maps devices ("cpu", "cuda:0") to what makes it there; TypeError for a device
+    that is missing.
     """
 
     def __init__(
         self,
         plan: Plan,
         parameters: Sequence[Array],
-        allocate: Allocate,
+        allocate: Allocate | Mapping[str, Allocate],
         purposes: Sequence[str],
+        group: ProcessGroup,
+        mean: Mean,
     ) -> None:
         last = len(plan.buckets) - 1
-        self.buckets = [
-            Bucket(index, bucket, parameters, index == last, allocate, purpose)
+        self.buckets: list[Bucket | SparseBucket] = [
+            SparseBucket(bucket, group, mean)
+            if bucket.sparse
+            else Bucket(index, bucket, parameters, index == last, _maker(allocate, bucket), purpose)
             for index, (bucket, purpose) in enumerate(zip(plan.buckets, purposes, strict=True))
         ]
-        views = {param: view for bucket in self.buckets for param, view in bucket.views.items()}
+        views: dict[int, Any] = {}
+        for bucket in self.buckets:
+            views.update(bucket.views)
         self.gradients = [views[param] for param in range(len(parameters))]
 
     def zero(self) -> None:
         """Set all gradients to zero."""
         for bucket in self.buckets:
-            bucket.buffer[...] = 0
+            bucket.zero()
+
+
+def _maker(allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan) -> Allocate:
+    if not isinstance(allocate, Mapping):
+        return allocate
+    found = allocate.get(bucket.device)
+    if found is None:
+        known = ", ".join(allocate)
+        raise TypeError(f"parameters are on {bucket.device}, `allocate` knows of {known} alone")
+    return found

@@ -103,7 +103,7 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
 
 def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work:
     """Average the bucket over the ranks."""
-    return _started(group.all_reduce(bucket.buffer(), bucket.reduction(AVG), async_op=True))
+    return started(group.all_reduce(bucket.buffer(), bucket.reduction(AVG), async_op=True))
 
 
 def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
@@ -141,7 +141,7 @@ def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future
     whole = bucket.buffer()
     small = np.empty(whole.shape, dtype.numpy)
     cast(whole, small, 1 / group.size)
-    work = _started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
+    work = started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
     return work.get_future().then(lambda done: _widen(done, whole))
 
 
@@ -170,7 +170,8 @@ def _widen(done: Future[Any], whole: Array) -> Array:
     return whole
 
 
-def _started(work: Work | None) -> Work:
+def started(work: Work | None) -> Work:
+    """Return the Work of an asynchronous call; ValueError if an open block has taken it."""
     if work is None:
         raise ValueError("a comm hook's group has an open coalescing block: close it first")
     return work

@@ -17,48 +17,51 @@ rank does so at the same place between the same two buckets.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.agreement import agree_on_order, verify_numbers, verify_parameters
 from nc10d.reducer.backward import BackwardPass
-from nc10d.reducer.bucket import Allocate, Storage
-from nc10d.reducer.hooks import CommHook, allreduce_hook
+from nc10d.reducer.bucket import Allocate
+from nc10d.reducer.gradients import SparseGradient, assign, check
+from nc10d.reducer.hooks import CommHook
+from nc10d.reducer.layout import Layouts
+from nc10d.reducer.mean import Mean
 from nc10d.reducer.plan import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
-    BucketPlan,
     Plan,
     arrival_order,
-    plan_buckets,
     spec_of,
 )
-from nc10d.reducer.schedule import Schedule
+from nc10d.reducer.settings import Settings, checked_names, checked_sparse
+from nc10d.reducer.timing import PassTimes
 from nc10d.reducer.usage import Usage
+from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
-
-_NAME = 24
-"""How many characters of a parameter's name a bucket is called by."""
+    from nc10d.reducer.logger import Logger
 
 
 class Reducer:
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; of each, shape and dtype count, and its gradient has the same. `names`
-    (one each) are for errors. Buckets hold about `cap_bytes`, the first to leave `first_bytes`;
-    `allocate(count, dtype)` makes their memory (nc10d.zeros: memory that peers read directly).
-    `hook(state, bucket)` says what becomes of a bucket: the mean, if nothing else is said. The
-    state is the group, if nothing else is said.
+    (one each) are for errors, and ranks compare them. Buckets hold about `cap_bytes`, the first to
+    leave `first_bytes`; `allocate(count, dtype)` makes their memory (nc10d.zeros: memory that peers
+    read directly), or maps devices to what makes it there. `hook(state, bucket)` says what becomes
+    of a bucket: the mean, if nothing else is said. The state is the group, if nothing else is said.
 
-    With `find_unused_parameters`, passes may declare gradients unused, and a gradient that no rank
-    has used stays untouched. With `static_graph`, the first pass learns how often each gradient is
-    marked, and all later ones are like it.
+    A parameter with `expect_sparse` gets its gradients as SparseGradients. With
+    `find_unused_parameters`, passes may declare gradients unused, and a gradient that no rank has
+    used stays untouched. With `static_graph`, the first pass learns how often each gradient is
+    marked, and all later ones are like it. With `delay_all_reduce`, buckets stay until `finish`.
 
     Blocks until all ranks have made theirs. ValueError, on every rank, if their parameters or
     options differ.
@@ -74,56 +77,57 @@ class Reducer:
         state: Any = None,
         cap_bytes: int = BUCKET_BYTES,
         first_bytes: int = FIRST_BUCKET_BYTES,
+        expect_sparse: Sequence[bool] | None = None,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
-        allocate: Allocate = np.zeros,
+        delay_all_reduce: bool = False,
+        allocate: Allocate | Mapping[str, Allocate] = np.zeros,
     ) -> None:
         self.group = group
         self._params = list(params)
-        self._names = _names(names, len(self._params))
-        self._specs = [spec_of(x) for x in self._params]
-        self._caps = cap_bytes, first_bytes
-        self._allocate = allocate
-        self._find_unused = find_unused_parameters
-        self._static = static_graph
+        self.specs = [spec_of(x) for x in self._params]
+        self.settings = chosen = Settings(
+            checked_names(names, len(self._params)),
+            cap_bytes,
+            first_bytes,
+            find_unused_parameters,
+            static_graph,
+            delay_all_reduce,
+            checked_sparse(expect_sparse, len(self._params)),
+        )
         self._hook = None if hook is None else (hook, state)
         self._lock = threading.RLock()
         self._usage = Usage(len(self._params))
+        self._mean = Mean(group.size)
         self._pass: BackwardPass | None = None
-        self._arrived: list[int] | None = None
+        self._forward = 0
         self._learnt: list[int] | None = None
-        self._rebuilt = False
-        self._stats: list[int] = [0] * len(self._params)
+        self._logger: weakref.ref[Logger] | None = None
+        self.arrived: list[int] | None = None
+        self.rebuilt = False
+        self.passes = 0
+        self.times = PassTimes.of_none(len(self._params))
         self._used = [True] * len(self._params)
-        verify_parameters(group, self._specs, self._names)
-        verify_numbers(group, self._options())
+        verify_parameters(group, self.specs, chosen.names)
+        verify_numbers(group, chosen.numbers())
         group.reducers += 1
-        self._number = group.reducers
-        self._lay_out(plan_buckets(self._specs, *self._caps))
-
-    def _options(self) -> dict[str, int]:
-        """Return what all ranks must have alike besides parameters, by what an error calls it."""
-        return {
-            "caps of buckets in bytes": self._caps[0],
-            "caps of the first bucket in bytes": self._caps[1],
-            "settings of find_unused_parameters": self._find_unused,
-            "settings of static_graph": self._static,
-        }
-
-    def _lay_out(self, plan: Plan) -> None:
-        self.plan = plan
-        purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
-        self._storage = Storage(plan, self._params, self._allocate, purposes)
-        self._schedule = Schedule([bucket.params for bucket in plan.buckets], self._names)
-
-    def _purpose(self, index: int, bucket: BucketPlan) -> str:
-        """Return what the call that reduces a bucket is for; short, as errors show both sides."""
-        first = self._names[bucket.params[0]][-_NAME:]
-        return f"bucket {index} of reducer {self._number} ({first})"
+        self._layouts = Layouts(
+            self._params, self.specs, chosen, allocate, group, self._mean, group.reducers
+        )
+        self._layout = self._layouts.make()
+        self._storage = self._layout.storage
 
     @property
-    def gradients(self) -> list[Array]:
-        """The gradients, by parameter: views of the buckets; others after `rebuild`."""
+    def plan(self) -> Plan:
+        """Which gradient lies where; another one after `rebuild`."""
+        return self._layout.plan
+
+    @property
+    def gradients(self) -> list[Any]:
+        """The gradients, by parameter: views of the buckets, or SparseGradients.
+
+        They are other objects after `rebuild`.
+        """
         return self._storage.gradients
 
     def zero_grad(self) -> None:
@@ -135,9 +139,33 @@ class Reducer:
         """Let `hook(state, bucket)` reduce buckets; once, and before the first pass."""
         if self._hook is not None:
             raise RuntimeError("a comm hook has been registered already")
-        if self._pass is not None or self._arrived is not None:
+        if self._pass is not None or self.arrived is not None:
             raise RuntimeError("a comm hook must be registered before the first pass")
         self._hook = hook, state
+
+    @property
+    def hook_name(self) -> str:
+        """The name of the registered comm hook; empty if there is none."""
+        return "" if self._hook is None else getattr(self._hook[0], "__qualname__", "a hook")
+
+    def set_logger(self, logger: Logger) -> None:
+        """Let a logger see the passes; it is not kept alive."""
+        self._logger = weakref.ref(logger)
+
+    def prepare_for_forward(self) -> None:
+        """Take note that a forward pass begins: for the times of the next pass alone."""
+        self._forward = perf_counter_ns()
+
+    def set_forward_pass_work_handle(self, work: Work, use_static_world_size: bool = False) -> None:
+        """Divide the sums of the next pass by what `work` counts: ranks that still have a batch.
+
+        Its result is an array of one element. Every rank passes the Work of the same all_reduce,
+        to which it gave 1, or 0 if it has run out; such a rank calls `shadow_pass` then. With
+        `use_static_world_size` sums are divided by all ranks even so. A comm hook divides for
+        itself. Does not block; the pass does when its first bucket leaves.
+        """
+        self._refuse_running("set_forward_pass_work_handle")
+        self._mean.count_by(work, use_static_world_size)
 
     def begin(self, unused: Collection[int] = ()) -> None:
         """Begin a pass; the gradients of `unused` parameters will not come. Does not block.
@@ -147,52 +175,36 @@ class Reducer:
         pass has not been finished; ValueError if `unused` needs `find_unused_parameters`.
         """
         self._refuse_running("begin")
-        marks = self._marks(frozenset(unused))
+        self._begin(self.settings.marks(frozenset(unused), self._learnt))
+
+    def _begin(self, marks: Sequence[int] | None) -> None:
+        schedule, delay = self._layout.schedule, self.settings.delay
         with self._lock:
-            self._pass = BackwardPass(self._storage, self._schedule, marks, self._leave)
+            self._pass = BackwardPass(self._storage, schedule, marks, self._leave, delay=delay)
             self._pass.start()
 
-    def _marks(self, unused: frozenset[int]) -> list[int] | None:
-        """Return how often each parameter is going to be marked; None if that is to be learnt."""
-        if self._static:
-            return self._learnt
-        if unused and not self._find_unused:
-            raise ValueError("unused gradients need a Reducer with find_unused_parameters=True")
-        if not unused <= frozenset(range(len(self._params))):
-            raise ValueError(f"unused must be parameters' indices, got {sorted(unused)}")
-        return [int(param not in unused) for param in range(len(self._params))]
-
-    def grad_ready(self, param: int, gradient: Array | None = None) -> None:
+    def grad_ready(self, param: int, gradient: Array | SparseGradient | None = None) -> None:
         """Take note that a gradient is final; its bucket leaves when all in it are.
 
-        Without `gradient` it lies in `gradients[param]` already. An array of the caller's own is
-        copied there, and gets the mean when the pass is finished. Any order, any thread; may block
-        as long as the hook does. RuntimeError if the gradient was not expected (again); ValueError
-        or TypeError if the array does not fit. Outside of a pass the parameter only counts as used.
+        Without `gradient` it lies in `gradients[param]` already. An array (or SparseGradient) of
+        the caller's own is copied there, and gets the mean when the pass is finished. Any order,
+        any thread; may block as long as the hook does. RuntimeError if the gradient was not
+        expected (again); ValueError or TypeError if it does not fit. Outside of a pass the
+        parameter only counts as used.
         """
         if gradient is not None:
-            self._check(param, gradient)
-            self.gradients[param][...] = gradient
+            chosen = self.settings
+            check(gradient, self.specs[param], chosen.sparse[param], chosen.names[param])
+            assign(self.gradients[param], gradient)
         with self._lock:
-            self._usage.mark([param])
+            self._usage.mark(param)
             if self._pass is not None:
                 self._pass.ready(param, gradient)
 
-    def _check(self, param: int, gradient: Array) -> None:
-        spec, found, name = self._specs[param], as_buffer(gradient), self._names[param]
-        if tuple(found.shape) != spec.shape:
-            got = tuple(found.shape)
-            raise ValueError(f"{name} has shape {spec.shape}, its gradient has {got}")
-        if found.dtype is not spec.dtype:
-            got_dtype = found.dtype.label
-            raise TypeError(f"{name} is of {spec.dtype.label}, its gradient of {got_dtype}")
-        if not found.writable:
-            raise ValueError(f"the gradient of {name} is read-only: the mean can't be put there")
-
     def _leave(self, index: int) -> None:
-        hook, state = self._hook or (allreduce_hook, None)
+        hook, state = self._hook or (self._mean, None)
         self._storage.buckets[index].leave(hook, self.group if state is None else state)
-        if self._find_unused and index == len(self._storage.buckets) - 1:
+        if self.settings.find_unused and index == len(self._storage.buckets) - 1:
             # After the last bucket: a place in the sequence that all ranks share.
             self._usage.agree(self.group)
 
@@ -207,13 +219,41 @@ class Reducer:
             current, self._pass = self._pass, None
         if current is None:
             raise RuntimeError("finish: no pass has begun")
-        current.end()
-        if self._find_unused:
-            self._used = self._usage.settle()
-            current.restore(self._used)
-        if self._arrived is None:
-            self._arrived, self._learnt = current.arrived, current.counts()
-        self._stats = current.times
+        try:
+            current.end()
+            if self.settings.find_unused:
+                self._used = self._usage.settle()
+                current.restore(self._used)
+        finally:
+            self._mean.reset()
+        self._learn(current)
+
+    def _learn(self, ended: BackwardPass) -> None:
+        if self.arrived is None:
+            self.arrived, self._learnt = ended.arrived, ended.counts()
+        self.times = PassTimes(
+            self._forward, ended.began, ended.times, ended.left, perf_counter_ns()
+        )
+        self._forward = 0
+        self.passes += 1
+        logger = self._logger and self._logger()
+        if logger:
+            logger.pass_ended(self)
+
+    def shadow_pass(self) -> None:
+        """Take part in one pass of the other ranks with zeros; `gradients` stay as they are.
+
+        For a rank that has run out of batches while others go on; see
+        `set_forward_pass_work_handle`. Blocks as `finish` does, and raises what that raises.
+        """
+        self._refuse_running("shadow_pass")
+        own, learnt = self._storage, self._learnt
+        self._storage = self._layouts.storage(self.plan)
+        try:
+            self._begin([0] * len(self._params))
+            self.finish()
+        finally:
+            self._storage, self._learnt = own, learnt
 
     def rebuild(self) -> bool:
         """Lay the buckets out anew, in the order in which rank 0's gradients arrived.
@@ -224,16 +264,15 @@ class Reducer:
         until all have.
         """
         self._refuse_running("rebuild")
-        varies = self._find_unused and not self._static
-        if self._rebuilt or self._arrived is None or varies:
+        if self.rebuilt or self.arrived is None or self.settings.varies:
             return False
-        mine = arrival_order(self._arrived, len(self._params))
-        order = agree_on_order(self.group, mine)
+        mine = arrival_order(self.arrived, len(self._params))
         old = self.gradients
-        self._lay_out(plan_buckets(self._specs, *self._caps, order=order))
-        for view, gradient in zip(self.gradients, old, strict=True):
-            view[...] = gradient
-        self._rebuilt = True
+        self._layout = self._layouts.make(agree_on_order(self.group, mine))
+        self._storage = self._layout.storage
+        for gradient, values in zip(self.gradients, old, strict=True):
+            assign(gradient, values)
+        self.rebuilt = True
         return True
 
     @property
@@ -246,16 +285,8 @@ class Reducer:
 
     def get_backward_stats(self) -> list[int]:
         """Return when each gradient of the last pass was ready, in ns since the pass began."""
-        return list(self._stats)
+        return list(self.times.ready)
 
     def _refuse_running(self, what: str) -> None:
         if self._pass is not None:
             raise RuntimeError(f"{what}: the last pass has not been finished; call finish() first")
-
-
-def _names(names: Sequence[str] | None, count: int) -> list[str]:
-    if names is None:
-        return [f"parameter {index}" for index in range(count)]
-    if len(names) != count:
-        raise ValueError(f"there are {len(names)} names for {count} parameters")
-    return list(names)

@@ -7,7 +7,6 @@ it would wake optimizers that keep momentum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,19 +24,19 @@ class Usage:
     """One flag for each of `count` parameters; marks add up until ranks have agreed."""
 
     def __init__(self, count: int) -> None:
-        self._mine: Flags = np.zeros(count, np.uint8)
+        self._mine = bytearray(count)
         self._ours: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
 
-    def mark(self, params: Iterable[int]) -> None:
-        """Take note that this rank used `params`, in this pass or an accumulating one before."""
-        self._mine[list(params)] = 1
+    def mark(self, param: int) -> None:
+        """Take note that this rank used a parameter, in this pass or an accumulating one before."""
+        self._mine[param] = 1
 
     def agree(self, group: Collectives) -> None:
         """Start to find out what any rank used; all ranks call. Does not block."""
         # The other array travels: marks of the next pass may come before this one has ended.
-        self._ours[:] = self._mine
-        self._mine[:] = 0
+        self._ours[:] = np.frombuffer(self._mine, np.uint8)
+        self._mine = bytearray(len(self._mine))
         self._work = group.all_reduce(self._ours, MAX, async_op=True)
 
     def settle(self) -> list[bool]:

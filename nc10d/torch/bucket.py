@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from nc10d.buffer import as_buffer
-from nc10d.ops import AllReduce, Op
+from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.hooks import CommHook, GradBucket
 from nc10d.torch.tensors import as_numpy, as_tensor
 from nc10d.views import on_views, view_of
@@ -48,6 +48,10 @@ class TensorBucket(GradBucket):
     def is_last(self) -> bool:
         """Say whether this is the last bucket to leave."""
         return self._inner.is_last()
+
+    def reduction(self, op: ReduceOp) -> ReduceOp:
+        """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
+        return self._inner.reduction(op)
 
 
 def on_tensors(hook: TensorHook) -> CommHook:

@@ -1,12 +1,14 @@
 """After a pass, gradients are the means over the ranks, whatever came when."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.buffer import as_buffer, register
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.reducer.hooks import allreduce_hook, fp16_compress_hook, noop_hook
 from nc10d.reducer.reducer import Reducer
@@ -330,7 +332,7 @@ READ_ONLY.flags.writeable = False
 @pytest.mark.parametrize(
     ("gradient", "error", "words"),
     [
-        (np.zeros(1), ValueError, r"a\.weight has shape \(2,\), its gradient has \(1,\)"),
+        (np.zeros(1), ValueError, r"a\.weight must have shape \(2,\), it has \(1,"),
         (np.zeros(2, np.float32), TypeError, r"a\.weight is of float64, its gradient of float32"),
         (READ_ONLY, ValueError, r"gradient of a\.weight is read-only"),
         (np.float64(1), TypeError, "NumPy scalar"),
@@ -424,3 +426,81 @@ def finish_with_one(reducer):
 
 def test_passes_that_are_swapped_between_reducers_are_told_apart_by_their_buckets_names():
     run_ranks(crossing, 2)
+
+
+def delayed(group):
+    sent = []
+
+    def spy(state, bucket):
+        sent.append(bucket.index())
+        return allreduce_hook(state, bucket)
+
+    reducer = three(group, hook=spy, delay_all_reduce=True)
+    reducer.begin()
+    for param in range(3):
+        reducer.grad_ready(param, np.full(2, float(group.rank)))
+    before = list(sent)
+    reducer.finish()
+    return before, sent, [g.tolist() for g in reducer.gradients]
+
+
+def test_delayed_buckets_leave_in_plan_order_when_the_pass_ends():
+    assert run_local(delayed, 2) == [([], [0, 1, 2], [[0.5, 0.5]] * 3)] * 2
+
+
+def test_a_delayed_pass_that_lacks_gradients_sends_nothing():
+    def run(group):
+        sent = []
+
+        def spy(_state, bucket):
+            sent.append(bucket.index())
+            return noop_hook(None, bucket)
+
+        reducer = three(group, hook=spy, delay_all_reduce=True)
+        reducer.begin()
+        reducer.grad_ready(2)
+        with pytest.raises(RuntimeError, match=r"without the gradients of a\.weight, a\.bias\."):
+            reducer.finish()
+        return sent
+
+    assert alone(run) == []
+
+
+class Elsewhere(np.ndarray):
+    """An array that says it lies on another device."""
+
+
+def elsewhere(x):
+    buffer = as_buffer(np.asarray(x))
+    return replace(buffer, device="gpu:1", owner=x)
+
+
+register(Elsewhere, elsewhere)
+
+
+def two_devices(group):
+    made = []
+
+    def there(count, dtype):
+        made.append(count)
+        return np.zeros(count, dtype).view(Elsewhere)
+
+    params = [np.zeros(2), np.zeros(3).view(Elsewhere), np.zeros(4)]
+    with pytest.raises(TypeError, match="parameters are on gpu:1, `allocate` knows of cpu alone"):
+        Reducer(params, group, allocate={"cpu": np.zeros})
+    allocate = {"cpu": np.zeros, "gpu:1": there}
+    reducer = Reducer(params, group, allocate=allocate, hook=noop_hook)
+    reducer.begin()
+    for param in range(3):
+        reducer.gradients[param][...] = param
+        reducer.grad_ready(param)
+    reducer.finish()
+    devices = [(bucket.params, bucket.device) for bucket in reducer.plan.buckets]
+    return made, devices, [g.tolist() for g in reducer.gradients]
+
+
+def test_parameters_of_several_devices_have_buckets_of_their_own():
+    made, devices, gradients = alone(two_devices)
+    assert made == [3]
+    assert devices == [([1], "gpu:1"), ([0, 2], "cpu")]
+    assert gradients == [[0] * 2, [1] * 3, [2] * 4]

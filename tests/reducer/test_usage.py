@@ -1,5 +1,7 @@
 """A parameter counts as used if any rank used it since the last agreement."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +17,8 @@ def agree(group, sessions):
     usage = Usage(COUNT)
     found = []
     for passes in sessions:
-        for params in passes:
-            usage.mark(params)
+        for param in itertools.chain.from_iterable(passes):
+            usage.mark(param)
         usage.agree(group)
         found.append(usage.settle())
     return found
@@ -33,9 +35,9 @@ def test_ranks_agree_on_the_union_of_what_they_used(data, size, sessions):
 
 def mark_while_under_way(group):
     usage = Usage(2)
-    usage.mark([group.rank])
+    usage.mark(group.rank)
     usage.agree(group)
-    usage.mark([0])
+    usage.mark(0)
     first = usage.settle()
     usage.agree(group)
     return first, usage.settle()

@@ -1,0 +1,99 @@
+"""What a gradient may be: an array like its parameter, or some rows of such an array.
+
+Contract: pure; looks at arrays and copies between them. A sparse gradient is what an embedding has:
+`values[k]` belongs to the place `indices[:, k]` of the parameter, and places may repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nc10d.buffer import as_buffer
+from nc10d.dtypes import DType
+from nc10d.ops import Array
+from nc10d.reducer.plan import Spec
+
+
+@dataclass(slots=True, eq=False)
+class SparseGradient:
+    """Rows of a gradient: torch's COO layout.
+
+    For n rows of a parameter of `shape`, addressed by its first d dimensions, `indices` is an
+    int64 array (d, n), and `values` an array (n, *shape[d:]) of the parameter's dtype. What stands
+    for one place twice is added up. NumPy arrays, or what can be seen as such.
+    """
+
+    indices: Array
+    values: Array
+
+    def dense(self, shape: tuple[int, ...]) -> Array:
+        """Return the whole gradient, zero where there are no rows."""
+        whole = np.zeros(shape, self.values.dtype)
+        np.add.at(whole, tuple(self.indices), self.values)
+        return whole
+
+
+def no_rows(spec: Spec) -> SparseGradient:
+    """Return a sparse gradient without rows."""
+    rows = (0, *spec.shape[1:])
+    return SparseGradient(np.zeros((1, 0), np.int64), np.zeros(rows, spec.dtype.numpy))
+
+
+def assign(target: Any, source: Any) -> None:
+    """Let `target` have the values of `source`, which is of the same kind."""
+    if isinstance(target, SparseGradient):
+        target.indices, target.values = source.indices, source.values
+    else:
+        target[...] = source
+
+
+def kept(gradient: Any) -> Any:
+    """Return a copy that stays as it is while the gradient is reduced."""
+    if isinstance(gradient, SparseGradient):
+        return SparseGradient(gradient.indices, gradient.values)
+    return gradient.clone() if hasattr(gradient, "clone") else gradient.copy()
+
+
+def check(gradient: Any, spec: Spec, sparse: bool, name: str) -> None:
+    """Raise the ValueError or TypeError that says why this is no gradient of the parameter."""
+    if isinstance(gradient, SparseGradient) is not sparse:
+        expected = "a SparseGradient" if sparse else "an array"
+        raise TypeError(f"the gradient of {name} must be {expected}, got {type(gradient).__name__}")
+    if sparse:
+        _check_rows(gradient, spec, name)
+    else:
+        _check_array(gradient, spec, name)
+
+
+def _check_array(gradient: Array, spec: Spec, name: str) -> None:
+    found = as_buffer(gradient)
+    _same(tuple(found.shape), spec.shape, name)
+    _same_dtype(found.dtype, spec, name)
+    if not found.writable:
+        raise ValueError(f"the gradient of {name} is read-only: the mean can't be put there")
+
+
+def _check_rows(gradient: SparseGradient, spec: Spec, name: str) -> None:
+    places, values = as_buffer(gradient.indices), as_buffer(gradient.values)
+    if places.dtype is not DType.INT64 or len(places.shape) != 2 or not places.shape[0]:
+        raise TypeError(f"the indices of {name}'s gradient must be int64 of shape (d, n)")
+    depth, rows = places.shape
+    _same(tuple(values.shape), (rows, *spec.shape[depth:]), name)
+    _same_dtype(values.dtype, spec, name)
+    where = places.as_numpy()
+    sides = np.array(spec.shape[:depth]).reshape(-1, 1)
+    if len(sides) != depth or ((where < 0) | (where >= sides)).any():
+        raise ValueError(f"an index of {name}'s gradient is outside of its shape {spec.shape}")
+
+
+def _same(got: tuple[int, ...], wanted: tuple[int, ...], name: str) -> None:
+    if got != wanted:
+        raise ValueError(f"the gradient of {name} must have shape {wanted}, it has {got}")
+
+
+def _same_dtype(got: DType, spec: Spec, name: str) -> None:
+    if got is not spec.dtype:
+        raise TypeError(f"{name} is of {spec.dtype.label}, its gradient of {got.label}")

@@ -1,0 +1,112 @@
+"""What a Reducer is and what its passes cost, in c10d's fields: `Logger(reducer).data()`.
+
+Contract: sees passes when they have ended, in the thread that finishes them, and does not block.
+The first ten passes are looked at and then each hundredth, as c10d does it, unless another rate is
+set. Times are ns, moments ns since 1970. Fields about a framework's module are the caller's to add.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nc10d.debugging import get_debug_level
+
+if TYPE_CHECKING:
+    from nc10d.reducer.plan import Plan
+    from nc10d.reducer.reducer import Reducer
+
+FIRST = 10
+"""So many passes are looked at in any case."""
+SAMPLE_RATE = 100
+"""Then one in so many."""
+Fields = dict[str, int | str]
+
+
+class Logger:
+    """Fields about a Reducer; `more` are the caller's own, such as `module_name`."""
+
+    def __init__(self, reducer: Reducer, **more: int | str) -> None:
+        self._reducer = reducer
+        self._more = more
+        self._rate = SAMPLE_RATE
+        self._looked = 0
+        self._sums: Counter[str] = Counter()
+        self._last: Fields = {}
+        self._epoch = time.time_ns() - time.perf_counter_ns()
+        self._initial = reducer.plan
+        reducer.set_logger(self)
+
+    def set_sample_rate(self, rate: int) -> None:
+        """Look at one pass in `rate` after the first ten; ValueError if that is less than 1."""
+        if rate < 1:
+            raise ValueError(f"the sample rate is a number of passes from 1 on, got {rate}")
+        self._rate = rate
+
+    def pass_ended(self, reducer: Reducer) -> None:
+        """Look at the pass that has just ended, if it is one of those."""
+        if reducer.passes > FIRST and reducer.passes % self._rate:
+            return
+        durations, moments = reducer.times.durations(), reducer.times.moments()
+        self._looked += 1
+        self._sums.update(durations)
+        unused = [
+            spec for spec, at in zip(reducer.specs, reducer.times.ready, strict=True) if not at
+        ]
+        self._last = {
+            **durations,
+            **{f"avg_{name}": self._sums[name] // self._looked for name in durations},
+            **{name: at and at + self._epoch for name, at in moments.items()},
+            "iteration": reducer.passes,
+            "unused_parameter_size": sum(spec.nbytes for spec in unused),
+            "prev_iteration_grad_ready_order_indices": _words(_order(reducer.times.ready), ", "),
+        }
+
+    def data(self) -> Fields:
+        """Return all fields; those about passes only once one was looked at."""
+        return {**self._fixed(), **self._rebuilt(), **self._last, **self._more}
+
+    def _fixed(self) -> Fields:
+        reducer, group = self._reducer, self._reducer.group
+        return {
+            "world_size": group.size,
+            "rank": group.rank,
+            "backend_name": group.backend_name,
+            "torch_distributed_debug": get_debug_level().name,
+            "dtypes": _words(sorted({spec.dtype.label for spec in reducer.specs}), ", "),
+            "num_parameter_tensors": len(reducer.specs),
+            "total_parameter_size_bytes": sum(spec.nbytes for spec in reducer.specs),
+            "bucket_cap_bytes": reducer.settings.cap_bytes,
+            "bucket_sizes": _sizes(self._initial),
+            "find_unused_parameters": int(reducer.settings.find_unused),
+            "static_graph": int(reducer.settings.static),
+            "comm_hook": reducer.hook_name,
+        }
+
+    def _rebuilt(self) -> Fields:
+        plan, done = self._reducer.plan, self._reducer.rebuilt
+        return {
+            "has_rebuilt_buckets": int(done),
+            "rebuilt_bucket_sizes": _sizes(plan) if done else "",
+            "rebuilt_per_bucket_param_indices": _params(plan) if done else "",
+            "num_buckets_reduced": len(plan.buckets),
+        }
+
+
+def _order(ready: Iterable[int]) -> list[int]:
+    """Return the gradients that came, as they did."""
+    return [param for at, param in sorted((at, param) for param, at in enumerate(ready)) if at]
+
+
+def _words(items: Iterable[object], between: str) -> str:
+    return between.join(map(str, items))
+
+
+def _sizes(plan: Plan) -> str:
+    return _words((bucket.count * bucket.dtype.itemsize for bucket in plan.buckets), ", ")
+
+
+def _params(plan: Plan) -> str:
+    return _words((_words(bucket.params, " ") for bucket in plan.buckets), ", ")

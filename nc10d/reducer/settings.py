@@ -1,0 +1,69 @@
+"""What the user has chosen for a Reducer, and what follows from it for a pass.
+
+Contract: pure. Choices are values that all ranks must have alike; `numbers` is how they compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of a Reducer for `names`, one for each parameter."""
+
+    names: tuple[str, ...]
+    cap_bytes: int
+    first_bytes: int
+    find_unused: bool
+    static: bool
+    delay: bool
+    sparse: tuple[bool, ...]
+
+    def numbers(self) -> dict[str, int]:
+        """Return what must be the same on all ranks, by what an error calls it."""
+        return {
+            "caps of buckets in bytes": self.cap_bytes,
+            "caps of the first bucket in bytes": self.first_bytes,
+            "settings of find_unused_parameters": self.find_unused,
+            "settings of static_graph": self.static,
+            "parameters with sparse gradients": crc32(bytes(self.sparse)),
+        }
+
+    @property
+    def varies(self) -> bool:
+        """Say whether one pass may differ from another in what it uses."""
+        return self.find_unused and not self.static
+
+    def marks(self, unused: frozenset[int], learnt: Sequence[int] | None) -> Sequence[int] | None:
+        """Return how often each parameter is going to be marked; None if that is to be learnt.
+
+        ValueError if `unused` are no parameters, or need another setting.
+        """
+        if self.static:
+            return learnt
+        if unused and not self.find_unused:
+            raise ValueError("unused gradients need a Reducer with find_unused_parameters=True")
+        if not unused <= frozenset(range(len(self.names))):
+            raise ValueError(f"unused must be parameters' indices, got {sorted(unused)}")
+        return [int(param not in unused) for param in range(len(self.names))]
+
+
+def checked_names(names: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """Return the names, or made-up ones; ValueError if their number is wrong."""
+    if names is None:
+        return tuple(f"parameter {index}" for index in range(count))
+    if len(names) != count:
+        raise ValueError(f"there are {len(names)} names for {count} parameters")
+    return tuple(names)
+
+
+def checked_sparse(sparse: Sequence[bool] | None, count: int) -> tuple[bool, ...]:
+    """Return whether each gradient is sparse; ValueError if their number is wrong."""
+    if sparse is None:
+        return (False,) * count
+    if len(sparse) != count:
+        raise ValueError(f"expect_sparse has {len(sparse)} entries for {count} parameters")
+    return tuple(map(bool, sparse))
