@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nc10d.dtypes import DType
     from nc10d.errors import (
         Aborted,
+        AuthError,
         CodecError,
         CollectiveMismatch,
         CollectiveTimeout,
@@ -135,8 +136,8 @@ _NAMES = {
     "codec": "register_dataclass register_type",
     "debugging": "DebugLevel get_debug_level set_debug_level set_debug_level_from_env",
     "dtypes": "DType",
-    "errors": """Aborted CodecError CollectiveMismatch CollectiveTimeout CudaError DistError
-        ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
+    "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
+        DistError ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
         RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
     "group": "ProcessGroup",
     "monitoring": "monitored_barrier",
@@ -173,6 +174,7 @@ __all__ = [
     "PRODUCT",
     "SUM",
     "Aborted",
+    "AuthError",
     "BackendConfig",
     "Buffer",
     "CoalescingManager",

@@ -14,7 +14,9 @@ class DistError(RuntimeError):
     """A peer, a store or the network failed; attributes say who, where and in which call.
 
     Attributes that are unknown are None: `rank` (the failed rank in its group), `host`, `pid`,
-    `group` (its name), `op` (operation name), `seq` (its sequence number in the group).
+    `cause` (what the system says of it: "killed by signal 9"), `group` (its name), `op` (operation
+    name), `seq` (its sequence number in the group), `waited` (for how many seconds the rank that
+    noticed had been in that operation), `last` (rank → sequence number of its last operation).
     """
 
     def __init__(
@@ -27,6 +29,9 @@ class DistError(RuntimeError):
         group: str | None = None,
         op: str | None = None,
         seq: int | None = None,
+        cause: str | None = None,
+        waited: float | None = None,
+        last: dict[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -35,6 +40,9 @@ class DistError(RuntimeError):
         self.group = group
         self.op = op
         self.seq = seq
+        self.cause = cause
+        self.waited = waited
+        self.last = last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))
@@ -108,6 +116,10 @@ class NCCLError(LibraryError):
 
 class CudaError(LibraryError):
     """The CUDA driver or the device failed; `code` is its CUresult."""
+
+
+class AuthError(DistError):
+    """The job's token is missing or unfit, or somebody who should know it does not."""
 
 
 class UnsupportedPlatform(DistError):

@@ -27,8 +27,8 @@ _FIRST_PORT, _PORTS = 10000, 20000
 class Place:
     """Who this rank is and where all meet.
 
-    `served`: a launcher's agent runs the store's server. `job` sets the keys of jobs apart whose
-    derived ports happen to be the same.
+    `served`: a launcher's agent runs the store's server; `foreign`: it is torch's, which knows no
+    tokens. `job` sets the keys of jobs apart whose derived ports happen to be the same.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class Place:
     port: int
     served: bool = False
     job: str = ""
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ def find_place(
         raise RendezvousError(f"rank {rank} is outside a world of {size}", rank=rank)
     host, port, job = _address(environment, launcher, size, ancestor)
     served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Place(rank, size, host, _port(port), served, job)
+    foreign = served and "NC10D_RESTART_COUNT" not in environment
+    return Place(rank, size, host, _port(port), served, job, foreign)
 
 
 def _address(

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from nc10d.auth import demand, job_token
 from nc10d.deadline import Timeout, seconds
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.launchers import Place, find_place, launcher_ancestor
@@ -43,7 +44,8 @@ def rendezvous(
     `rank` and `world_size` may be None (or negative) where the method knows them. `timeout` is
     the whole call's, and then the store's. Blocks until all ranks have come. RendezvousError
     says which variable is missing, which ranks did not come, or who disagrees on their number;
-    StoreError that the address is taken or unreachable; a malformed method is a ValueError.
+    StoreError that the address is taken or unreachable; AuthError that others can reach it and the
+    job has no token; a malformed method is a ValueError.
     Closing the store lets go of it.
     """
     url = urlsplit(init_method)
@@ -145,10 +147,19 @@ def _meet_by_address(
 def _meet_at(place: Place, limit: float) -> tuple[Store, str, int, int]:
     host, port = place.host, place.port
     serves = place.rank == 0 and not place.served
+    if not place.served:  # an agent has its own opinion of where to listen
+        demand(host, "the store in which the ranks meet")
     if serves:
         # A second init meets at the same port, where clients of the first may still be connected.
         keep_one(host, port)
-    store = TCPStore(host, port, is_master=serves, timeout=limit, multi_tenant=True)
+    store = TCPStore(
+        host,
+        port,
+        is_master=serves,
+        timeout=limit,
+        multi_tenant=True,
+        token=None if place.foreign else job_token,
+    )
     point = f"{host}:{port}/{place.job}"
     job = PrefixStore(place.job, store, closes=True) if place.job else store
     return job, point, place.rank, place.size

@@ -9,12 +9,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nc10d.errors import StoreError
+from nc10d.auth import VALUE, demand, job_token, new_token
+from nc10d.errors import AuthError, StoreError
 from nc10d.run.environment import Job
 from nc10d.run.plumbing import OutputPlan
 
@@ -40,6 +41,7 @@ class Request:
     command: tuple[str, ...]
     output: OutputPlan
     grace: float
+    standalone: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = read(sys.argv[1:] if argv is None else argv)
     job = request.job
     try:
+        _admit(request, os.environ)
         with hosted_store(job) as port:
             job = replace(job, master_port=port)
             return agent.run(job, request.command, request.output, request.grace)
@@ -63,9 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         agent.tell(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE
+    except AuthError as error:
+        agent.tell(f"nc10d-run: {error}\n")
+        return 1
     except StoreError as error:
         agent.tell(f"nc10d-run: cannot host the store: {error}\n")
         return 1
+
+
+def _admit(request: Request, environment: MutableMapping[str, str]) -> None:
+    """See to it that the job has a token, if it needs one; AuthError if only the user can."""
+    if request.standalone and job_token(environment) is None:
+        environment[VALUE] = new_token()  # for the store here, and for the ranks, who inherit it
+    demand(request.job.master_addr, "the store of a job of several nodes")
 
 
 def read(argv: Sequence[str]) -> Request:
@@ -73,7 +86,8 @@ def read(argv: Sequence[str]) -> Request:
     options = parser()
     args = options.parse_args(argv)
     try:
-        return Request(_job(args), command(args), _output(args), args.grace_period)
+        job, output = _job(args), _output(args)
+        return Request(job, command(args), output, args.grace_period, args.standalone)
     except ValueError as error:
         options.error(str(error))
 
@@ -191,7 +205,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "type": int,
             "help": f"default: any free port; {DEFAULT_PORT} with several nodes",
         },
-        "--standalone": {"action": "store_true", "help": "one node, free port (the default)"},
+        "--standalone": {"action": "store_true", "help": "one node, free port, and a token"},
         "--max-restarts": {
             "metavar": "N",
             "type": int,

@@ -7,16 +7,18 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nc10d.errors import StoreError
+from nc10d.auth import job_token
+from nc10d.errors import AuthError, StoreError
 from nc10d.store.hosting import check_port, listen
 from nc10d.store.messages import Limits
-from nc10d.store.server import Server, raise_descriptor_limit
+from nc10d.store.server import raise_descriptor_limit, server_for
 
 _ABOUT = """\
 Serve a key-value store over TCP until Ctrl-C or SIGTERM. Clients are nc10d.TCPStore(host, port)
 and torch.distributed.TCPStore(host, port, is_master=False) of torch 2.13; a job meets there with
-init_method tcp://host:port. Says where it serves once clients may come. Whoever reaches the port
-may read and write."""
+init_method tcp://host:port. Says where it serves once clients may come. With a job token
+(NC10D_TOKEN_FILE or NC10D_TOKEN) it serves those who know it, and speaks nc10d's wire; without one
+it serves this machine alone, or, with NC10D_INSECURE=1, whoever reaches the port."""
 _BOUNDS = {
     "key": "bytes of a key",
     "value": "bytes of a value",
@@ -36,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--host",
         default="",
         help="address or name to listen on; one that is not this machine's means any, as does "
-        "none; the variable NC10D_BIND goes before it",
+        "none (without a token: this machine alone); the variable NC10D_BIND goes before it",
     )
     parser.add_argument(
         "--port", type=_port, default=29500, help="0 to 65535; 0: any free one (default 29500)"
@@ -66,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     limits = Limits(*(getattr(options, f"max_{name}") for name in Limits._fields))
     try:
-        listener = listen(options.host, options.port)
-    except StoreError as error:
+        token = job_token()
+        listener = listen(options.host, options.port, token)
+    except (StoreError, AuthError) as error:
         print(f"nc10d.store: {error}", file=sys.stderr)
         return 1
     raise_descriptor_limit()
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host, port = listener.getsockname()[:2]
     print(f"serving on {f'[{host}]' if ':' in host else host}:{port}", flush=True)
     try:
-        Server(listener, None, limits).serve()
+        server_for(listener, None, limits, token).serve()
     except KeyboardInterrupt:
         return 0
     return 0

@@ -18,6 +18,8 @@ from nc10d.deadline import Timeout, seconds
 Value = str | bytes | bytearray | memoryview
 _BYTES = (bytes, bytearray, memoryview)  # a union made for each call takes longer than the call
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+MOST_KEY = 8191
+"""The bytes of the longest key; what torch's server takes, too."""
 
 
 class Store(ABC):
@@ -124,10 +126,20 @@ class Store(ABC):
 
 
 def encode_key(key: str) -> bytes:
-    """Return `key` as bytes; TypeError if it is not text."""
+    """Return `key` as bytes; TypeError if it is not text, ValueError if it is too long."""
     if not isinstance(key, str):
-        raise TypeError(f"a key must be str, not {type(key).__name__}")
-    return key.encode("utf-8", "surrogateescape")
+        raise not_text(key)
+    name = key.encode("utf-8", "surrogateescape")
+    if len(name) > MOST_KEY:
+        raise ValueError(
+            f"a key has at most {MOST_KEY} bytes in UTF-8, not {len(name)}: {key[:40]!r}..."
+        )
+    return name
+
+
+def not_text(key: object) -> TypeError:
+    """Return what to raise for a key that is no text."""
+    return TypeError(f"a key must be str, not {type(key).__name__}")
 
 
 def encode_keys(keys: Sequence[str]) -> list[bytes]:

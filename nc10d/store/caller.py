@@ -25,14 +25,18 @@ T = TypeVar("T")
 monotonic = time.monotonic
 _CANCEL_GRACE = 0.05
 _NAMED_KEYS = 8
+_LONGEST_SHOWN = 200
 
 
 class Caller:
     """Calls the server at `host` and `port`; `name` is what errors call the store."""
 
-    def __init__(self, host: str, port: int, limit: float, name: str) -> None:
+    def __init__(
+        self, host: str, port: int, limit: float, name: str, token: bytes | None = None
+    ) -> None:
         self.seconds = limit
         self.name = name
+        self._token = token
         self.host, self.port = host, port
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -45,7 +49,7 @@ class Caller:
         StoreError at once if something else than a store answers.
         """
         try:
-            self._link = connect(self.host, self.port, deadline)
+            self._link = connect(self.host, self.port, deadline, self._token)
         except Foreign as error:
             raise StoreError(f"{self.name}: cannot connect: {why_unreached(error)}") from error
         except OSError as error:
@@ -54,9 +58,17 @@ class Caller:
             ) from error
 
     def close(self) -> None:
-        """Close the connection; idempotent. Later calls are StoreErrors."""
+        """Close the connection; idempotent. Later calls, and one under way, are StoreErrors."""
         self._closed = True
-        self._drop()
+        if self._lock.acquire(False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+        elif (link := self._link) is not None:
+            # Its descriptor's number may be another's as soon as it is closed: that is for the
+            # thread that is using it.
+            link.shut()
 
     def call(
         self,
@@ -86,15 +98,15 @@ class Caller:
             self._drop()  # interrupted: the reply is still to come
             raise
         finally:
-            self._lock.release()
+            self._end_turn()
 
     def tell(self, packet: bytes, keys: Sequence[str]) -> None:
         """Send `packet`, which has no answer: `call`, shorter where nothing is in the way."""
-        link = self._link
-        if link is None or not self._lock.acquire(False):
+        if self._link is None or not self._lock.acquire(False):
             self.call(packet, _nothing, keys)
             return
         try:
+            link = self._link or self._reconnect(monotonic() + self.seconds)
             link.post(packet, self.seconds)
         except OSError as error:
             raise self._failure(error, self.seconds, keys) from error
@@ -102,7 +114,7 @@ class Caller:
             self._drop()
             raise
         finally:
-            self._lock.release()
+            self._end_turn()
 
     def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
         """Leave the connection so that the next call can use it; return what the user is told."""
@@ -110,7 +122,8 @@ class Caller:
             self._take_back()
             return self._late(limit, keys)
         self._drop()
-        return StoreError(f"{self.name}{_named(keys)}: {why_gone(error)}")
+        why = "it was closed on this rank" if self._closed else why_gone(error)
+        return StoreError(f"{self.name}{_named(keys)}: {why}")
 
     def wait_then(
         self,
@@ -137,10 +150,15 @@ class Caller:
         if not self._lock.acquire(timeout=left):
             raise self._late(limit, keys, "; another thread's call was under way")
 
+    def _end_turn(self) -> None:
+        self._lock.release()
+        if self._closed:  # meanwhile: what was left to this thread
+            self.close()
+
     def _reconnect(self, deadline: float) -> Link:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
-        self._link = connect_once(self.host, self.port, deadline)
+        self._link = connect_once(self.host, self.port, deadline, self._token)
         return self._link
 
     def _take_back(self) -> None:
@@ -179,9 +197,13 @@ os.register_at_fork(after_in_child=_after_fork)
 def _named(keys: Sequence[str]) -> str:
     if not keys:
         return ""
-    shown = ", ".join(map(repr, keys[:_NAMED_KEYS]))
+    shown = ", ".join(map(_shown, keys[:_NAMED_KEYS]))
     more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
     return f", key{'s' if len(keys) > 1 else ''} {shown}{more}"
+
+
+def _shown(key: str) -> str:
+    return repr(key if len(key) <= _LONGEST_SHOWN else key[:_LONGEST_SHOWN] + "...")
 
 
 def _nothing(link: Link) -> None:

@@ -14,11 +14,13 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
+from nc10d.auth import job_token
 from nc10d.deadline import Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import messages as m
 from nc10d.store.base import (
     DEFAULT_TIMEOUT,
+    MOST_KEY,
     Store,
     Value,
     decode_key,
@@ -48,6 +50,10 @@ class TCPStore(Store):
     and all clients have gone) or "thread"; `limits` are its bounds. A client on the server's
     host goes on over a Unix socket, unless NC10D_STORE_TCP is set. Raises StoreError if the
     address is taken or cannot be reached within `timeout`.
+
+    Server and clients prove to each other that they know `token`: 32 bytes, or what is called to
+    get them; by default the job's, if it has one (auth.py). With None they speak torch's wire, and
+    the server listens on addresses of this machine alone, else AuthError, unless NC10D_INSECURE=1.
     """
 
     def __init__(
@@ -64,20 +70,22 @@ class TCPStore(Store):
         *,
         server: str = "process",
         limits: m.Limits = m.Limits(),  # noqa: B008 (an immutable tuple)
+        token: bytes | Callable[[], bytes | None] | None = job_token,
     ) -> None:
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")
         check_port(port, least=0 if is_master else 1)
         self._seconds = seconds(timeout)
+        self._token = token = token() if callable(token) else token
         self._hosting: Hosting | None = None
         if is_master and multi_tenant and master_listen_fd is None:
-            self._hosting = shared_server(host, port, server, limits)
+            self._hosting = shared_server(host, port, server, limits, token)
         elif is_master:
-            self._hosting = host_server(host, port, server, limits, master_listen_fd)
+            self._hosting = host_server(host, port, server, limits, token, master_listen_fd)
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner need not be able to reach itself under the name that others use.
         near = self._hosting.host if self._hosting else host
-        self._caller = Caller(near, self._port, self._seconds, f"store {self.address}")
+        self._caller = Caller(near, self._port, self._seconds, f"store {self.address}", token)
         self._call, self._tell = self._caller.call, self._caller.tell
         self._wait_then = self._caller.wait_then
         try:
@@ -221,7 +229,7 @@ class TCPStore(Store):
 
     def clone(self) -> TCPStore:
         host = self._caller.host
-        twin = TCPStore(host, self._port, timeout=self._seconds)
+        twin = TCPStore(host, self._port, timeout=self._seconds, token=self._token)
         twin._host = self._host
         return twin
 
@@ -242,9 +250,10 @@ class TCPStore(Store):
 
 def _key(key: str) -> bytes:
     try:
-        return ("/" + key).encode()
+        name = ("/" + key).encode()
     except (TypeError, UnicodeEncodeError):
         return b"/" + encode_key(key)
+    return name if len(name) <= MOST_KEY else b"/" + encode_key(key)
 
 
 def _keys(keys: Sequence[str]) -> list[bytes]:

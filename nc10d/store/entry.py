@@ -1,4 +1,6 @@
-"""The server's process: `python -I -S entry.py LISTENER OWNER [LIMIT ...]`, descriptors to serve.
+"""The server's process: `python -I -S entry.py LISTENER OWNER SECRET [LIMIT ...]`.
+
+LISTENER and OWNER are descriptors; the first SECRET bytes that OWNER gives are the job's token.
 
 Starts in a few milliseconds because nothing but the standard library is loaded: the package's
 own `__init__` is not run, an empty module stands in for it.
@@ -21,12 +23,12 @@ def _stand_in(name: str, folder: Path) -> None:
     sys.modules[name] = module
 
 
-def main(listener: int, owner: int, *limits: int) -> None:
+def main(listener: int, owner: int, secret: int, *limits: int) -> None:
     """Serve `listener` until `owner` reads end-of-file and the last client has gone."""
     _stand_in("nc10d", Path(__file__).resolve().parent.parent)
     _stand_in("nc10d.store", Path(__file__).resolve().parent)
     from nc10d.store.messages import Limits
-    from nc10d.store.server import Server, raise_descriptor_limit
+    from nc10d.store.server import raise_descriptor_limit, server_for
 
     # The terminal's Ctrl-C is for the ranks; the server ends after them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -36,7 +38,8 @@ def main(listener: int, owner: int, *limits: int) -> None:
         os._exit(0)
     raise_descriptor_limit()
     gc.disable()  # the loop makes no cycles
-    Server(socket.socket(fileno=listener), owner, Limits(*limits)).serve()
+    token = os.read(owner, secret) if secret else None
+    server_for(socket.socket(fileno=listener), owner, Limits(*limits), token).serve()
 
 
 if __name__ == "__main__":

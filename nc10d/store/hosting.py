@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from nc10d.auth import exposed, insecure, job_token, reachable
 from nc10d.errors import StoreError
 from nc10d.store.messages import Limits
 from nc10d.store.reasons import why_unheard
@@ -96,12 +97,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def host_server(
-    host: str, port: int, kind: str, limits: Limits, listen_fd: int | None = None
+    host: str,
+    port: int,
+    kind: str,
+    limits: Limits,
+    token: bytes | None = None,
+    listen_fd: int | None = None,
 ) -> Hosting:
     """Start a server for `host` and `port` (0: any free one); StoreError if the port is taken.
 
-    `kind` is "process" or "thread". `listen_fd` is a listening socket to serve instead; it is
-    taken over.
+    It serves only those who know `token`, if there is one. `kind` is "process" or "thread".
+    `listen_fd` is a listening socket to serve instead; it is taken over.
     """
     start = _STARTERS.get(kind)
     if start is None:
@@ -109,9 +115,9 @@ def host_server(
     if listen_fd is not None:
         listener = socket.socket(fileno=listen_fd)
     else:
-        listener = listen(host, port)
+        listener = listen(host, port, token)
     with listener:
-        return start(listener, limits)
+        return start(listener, limits, token)
 
 
 def check_port(port: int, least: int = 0) -> int:
@@ -126,13 +132,15 @@ def check_port(port: int, least: int = 0) -> int:
     return port
 
 
-def shared_server(host: str, port: int, kind: str, limits: Limits) -> Hosting:
+def shared_server(
+    host: str, port: int, kind: str, limits: Limits, token: bytes | None = None
+) -> Hosting:
     """Share the server that this process has on `port`, or start one."""
     for hosting in [*_hostings]:
         if port and hosting.port == port and hosting.alive:
             hosting.keep()
             return hosting
-    return host_server(host, port, kind, limits)
+    return host_server(host, port, kind, limits, token)
 
 
 _kept: dict[str, Hosting] = {}
@@ -143,15 +151,18 @@ def keep_one(host: str, port: int) -> None:
 
     Only the latest is kept so: the one before it is let go.
     """
-    hosting = shared_server(host, port, "process", Limits())
+    hosting = shared_server(host, port, "process", Limits(), job_token())
     before, _kept["latest"] = _kept.get("latest"), hosting
     if before is not None:
         before.release()
 
 
-def _start_process(listener: socket.socket, limits: Limits) -> Hosting:
+def _start_process(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
     read, write = os.pipe()
+    secret = token or b""
+    os.write(write, secret)  # a command line can be read by everybody
     command = [sys.executable, "-I", "-S", str(_ENTRY), str(listener.fileno()), str(read)]
+    command.append(str(len(secret)))
     try:
         child = subprocess.Popen(
             [*command, *map(str, limits)],
@@ -170,36 +181,47 @@ def _start_process(listener: socket.socket, limits: Limits) -> Hosting:
     return Hosting(listener.getsockname()[:2], write, child)
 
 
-def _start_thread(listener: socket.socket, limits: Limits) -> Hosting:
-    from nc10d.store.server import Server
+def _start_thread(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
+    from nc10d.store.server import server_for
 
     read, write = os.pipe()
     address = listener.getsockname()[:2]
-    server = Server(listener.dup(), read, limits)
+    server = server_for(listener.dup(), read, limits, token)
     threading.Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
     return Hosting(address, write, None)
 
 
-_STARTERS: dict[str, Callable[[socket.socket, Limits], Hosting]] = {
+_STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None], Hosting]] = {
     "process": _start_process,
     "thread": _start_thread,
 }
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
     """Return a listening socket where clients that connect to `host` will come.
 
     That is NC10D_BIND if set, else the host's own address if it is this machine's, else any.
+    Without a token it is an address of this machine alone, or AuthError, unless NC10D_INSECURE=1.
     """
     check_port(port)
     bind = os.environ.get("NC10D_BIND")
     try:
+        if token is None and not insecure():
+            return _listen_here(bind or host, port)
         if bind:
             return _bound(_resolve(bind, port))
         return _listen_for(host, port)
     except OSError as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
         raise StoreError(f"store {where}: cannot listen there: {why_unheard(error)}") from error
+
+
+def _listen_here(host: str, port: int) -> socket.socket:
+    if host == "":
+        return _bound((socket.AF_INET, ("127.0.0.1", port)))
+    if reachable(host):
+        raise exposed(f"a store's server at {host}")
+    return _bound(_resolve(host, port))
 
 
 def _listen_for(host: str, port: int) -> socket.socket:

@@ -191,21 +191,27 @@ class Link:
         self.send(m.simple(m.CANCEL_WAIT))
         return self.take(1) == m.WAIT_CANCELED
 
+    def shut(self) -> None:
+        """End the call that is under way in another thread, which then closes this link."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
 
 
-def connect(host: str, port: int, deadline: float) -> Link:
+def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> Link:
     """Connect to a server that may not be up yet; the last OSError once the deadline has come.
 
     A name that does not resolve yet counts as not up yet: cluster names appear with their hosts.
-    Foreign is raised at once: who listens there does so instead of a store.
+    Foreign is raised at once: who listens there does so instead of a store. With a `token` the
+    server must know it too.
     """
     pause = _RETRY_FIRST
     while True:
         try:
-            return connect_once(host, port, deadline)
+            return connect_once(host, port, deadline, token)
         except Foreign:
             raise
         except OSError:
@@ -217,12 +223,12 @@ def connect(host: str, port: int, deadline: float) -> Link:
         pause = min(pause * 2, _RETRY_LONGEST)
 
 
-def connect_once(host: str, port: int, deadline: float) -> Link:
+def connect_once(host: str, port: int, deadline: float, token: bytes | None = None) -> Link:
     """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not.
 
     On the server's own host the connection moves to its Unix socket, which is faster.
     """
-    link = _link(_dialled(host, port, _left(deadline)), deadline)
+    link = _link(_dialled(host, port, _left(deadline)), deadline, token)
     try:
         name = link.near_name()
     except BaseException:
@@ -233,7 +239,7 @@ def connect_once(host: str, port: int, deadline: float) -> Link:
     # Not to be found from here means another network namespace, and nothing is lost; no answer
     # soon, that the server has no descriptor for a second connection.
     with contextlib.suppress(OSError):
-        near = _connect_near(name, min(deadline, time.monotonic() + _NEAR_GRACE))
+        near = _connect_near(name, min(deadline, time.monotonic() + _NEAR_GRACE), token)
         link.close()
         return near
     return link
@@ -246,7 +252,7 @@ def _dialled(host: str, port: int, limit: float | None) -> socket.socket:
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
 
 
-def _connect_near(name: bytes, deadline: float) -> Link:
+def _connect_near(name: bytes, deadline: float, token: bytes | None) -> Link:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(_left(deadline))
@@ -254,7 +260,7 @@ def _connect_near(name: bytes, deadline: float) -> Link:
     except BaseException:
         sock.close()
         raise
-    return _link(sock, deadline)
+    return _link(sock, deadline, token)
 
 
 def _same_host(sock: socket.socket) -> bool:
@@ -263,9 +269,13 @@ def _same_host(sock: socket.socket) -> bool:
     return bool(here == there or (here.startswith("127.") and there.startswith("127.")))
 
 
-def _link(sock: socket.socket, deadline: float) -> Link:
+def _link(sock: socket.socket, deadline: float, token: bytes | None) -> Link:
     try:
-        return Link(sock, deadline)
+        if token is None:
+            return Link(sock, deadline)
+        from nc10d.store.sealed import SealedLink
+
+        return SealedLink(sock, deadline, token)
     except TimeoutError as error:
         sock.close()
         raise Mute from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.deadline import Timeout
-from nc10d.store.base import Store, Value
+from nc10d.store.base import Store, Value, not_text
 
 
 class PrefixStore(Store):
@@ -41,19 +41,25 @@ class PrefixStore(Store):
     def __repr__(self) -> str:
         return f"PrefixStore({self._prefix[:-1]!r}, {self._store!r})"
 
+    def _full(self, key: str) -> str:
+        try:
+            return self._prefix + key
+        except TypeError:
+            raise not_text(key) from None
+
     def _all(self, keys: Sequence[str]) -> list[str]:
         if isinstance(keys, str | bytes):
             raise TypeError(f"expected a sequence of keys, not the single {keys!r}")
-        return [self._prefix + key for key in keys]
+        return [self._full(key) for key in keys]
 
     def set(self, key: str, value: Value) -> None:
-        self._store.set(self._prefix + key, value)
+        self._store.set(self._full(key), value)
 
     def get(self, key: str) -> bytes:
-        return self._store.get(self._prefix + key)
+        return self._store.get(self._full(key))
 
     def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._prefix + key, amount)
+        return self._store.add(self._full(key), amount)
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._store.check(self._all(keys))
@@ -62,10 +68,10 @@ class PrefixStore(Store):
         self._store.wait(self._all(keys), timeout)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        return self._store.compare_set(self._prefix + key, expected, desired)
+        return self._store.compare_set(self._full(key), expected, desired)
 
     def append(self, key: str, value: Value) -> None:
-        self._store.append(self._prefix + key, value)
+        self._store.append(self._full(key), value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self._store.multi_get(self._all(keys))
@@ -74,7 +80,7 @@ class PrefixStore(Store):
         self._store.multi_set(self._all(keys), values)
 
     def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(self._prefix + key)
+        return self._store.delete_key(self._full(key))
 
     def num_keys(self) -> int:
         return self._store.num_keys()
@@ -84,16 +90,16 @@ class PrefixStore(Store):
         return [key[begin:] for key in self._store.list_keys() if key.startswith(self._prefix)]
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._store.queue_push(self._prefix + key, value)
+        self._store.queue_push(self._full(key), value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return self._store.queue_pop(self._prefix + key, block)
+        return self._store.queue_pop(self._full(key), block)
 
     def queue_len(self, key: str) -> int:
-        return self._store.queue_len(self._prefix + key)
+        return self._store.queue_len(self._full(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        self._store.barrier(self._prefix + key, world_size, timeout)
+        self._store.barrier(self._full(key), world_size, timeout)
 
     def clone(self) -> PrefixStore:
         # The clone below has no other owner.

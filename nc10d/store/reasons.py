@@ -36,8 +36,9 @@ _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
     ),
     (
         Disconnected,
-        "something there closes every connection: it is not a store, or one of another version, "
-        f"or one without room for more clients; look at that process, or {_HOST_OR_PORT}",
+        "something there closes every connection ({error}): it is not a store, or one that has "
+        "another token or none (NC10D_TOKEN_FILE, NC10D_TOKEN), is of another version or has no "
+        f"room for more clients; look at that process, or {_HOST_OR_PORT}",
     ),
     (
         ConnectionRefusedError,

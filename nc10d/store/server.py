@@ -1,5 +1,7 @@
 """The server's hands: one loop that moves bytes between sockets and a Table, and decides nothing.
 
+A guarded server (guarded.py) lets in only those who know the job's token.
+
 The loop ends when nobody needs it: its owner has gone (the owner's descriptor reads end-of-file,
 which the kernel sees to however the owner dies) and the last client has gone too. A connection
 that breaks the protocol or a bound is closed alone. Nothing blocks except the wait for events;
@@ -23,6 +25,7 @@ _BACKLOG = 4096
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _MOST_UNSENT = 1 << 20
+_ACCEPTED_AT_ONCE = 64
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 IN, OUT = select.POLLIN, select.POLLOUT  # epoll's numbers are the same
 
@@ -51,6 +54,17 @@ def listen_near() -> socket.socket | None:
         stack.pop_all()
         return near
     return None
+
+
+def server_for(
+    listener: socket.socket, owner: int | None, limits: Limits, token: bytes | None
+) -> Server:
+    """Return a server; with a token, one that serves only those who know it."""
+    if token is None:
+        return Server(listener, owner, limits)
+    from nc10d.store.guarded import GuardedServer
+
+    return GuardedServer(listener, owner, limits, token)
 
 
 class Connection:
@@ -92,6 +106,7 @@ class Server:
         self._accepting = True
         # Level-triggered, and where there is no epoll, poll has the same four methods.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._second = 1.0 if hasattr(select, "epoll") else 1000.0  # as it takes timeouts
         if near is not None:
             self._table.near = near.getsockname()
         for one in self._listeners.values():
@@ -104,7 +119,7 @@ class Server:
         """Serve until owner and clients have gone; blocks. Closes the listener at the end."""
         try:
             while not self._unneeded():
-                for fd, event in self._poll.poll():
+                for fd, event in self._poll.poll(self._patience()):
                     connection = self._connections.get(fd)
                     if connection is None:
                         self._serve_other(fd)
@@ -114,6 +129,10 @@ class Server:
                         self._serve(connection, event)
         finally:
             self._close()
+
+    def _patience(self) -> float | None:
+        """Return when something is due though nothing happens, in the poller's unit, or None."""
+        return None
 
     def _unneeded(self) -> bool:
         # Who connects and says nothing (a port scan) is no client and keeps nothing alive.
@@ -136,7 +155,7 @@ class Server:
             self._owner = None
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        for _ in range(_ACCEPTED_AT_ONCE):  # clients are served in between
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -147,8 +166,11 @@ class Server:
                     return
                 continue  # this one was gone before we came to it
             sock.setblocking(False)
-            self._connections[sock.fileno()] = Connection(sock, self._limits)
+            self._connections[sock.fileno()] = self._connection(sock)
             self._poll.register(sock, IN)
+
+    def _connection(self, sock: socket.socket) -> Connection:
+        return Connection(sock, self._limits)
 
     def _set_accepting(self, accepting: bool) -> None:
         if accepting != self._accepting:
@@ -174,6 +196,10 @@ class Server:
         if not data:
             self._drop(connection)
             return
+        self._take(connection, data)
+
+    def _take(self, connection: Connection, data: bytes) -> None:
+        """Do what the requests ask for that `data` makes whole."""
         replies: list[tuple[Connection, bytes | None]] = []
         apply = self._table.apply
         try:

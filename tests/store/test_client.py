@@ -315,6 +315,31 @@ def test_a_closed_store_says_so_and_closes_again(store: TCPStore) -> None:
 # ---- interruptions, threads, forks ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("call", ["get", "add"])
+def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -> None:
+    errors: list[BaseException] = []
+
+    def ask(one: TCPStore) -> None:
+        try:
+            while True:
+                one.get("absent") if call == "get" else one.add("n", 1)
+        except BaseException as error:  # noqa: BLE001  (looked at below)
+            errors.append(error)
+
+    with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
+        for _ in range(5):
+            one = TCPStore("127.0.0.1", store.port, timeout=30)
+            thread = threading.Thread(target=ask, args=(one,))
+            thread.start()
+            while not one._caller._lock.locked():
+                pass
+            one.close()
+            thread.join(30)
+            assert one._caller._link is None
+    assert [type(error) for error in errors] == [StoreError] * 5, errors
+    assert all("closed on this rank" in str(error) for error in errors)
+
+
 def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> None:
     store.set("k", "v")
     for call in (lambda: store.get("never"), lambda: store.wait(["never"])):

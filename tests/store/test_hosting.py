@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from clocks import soon, takes
 
-from nc10d.errors import StoreError, StoreTimeout
+from nc10d.errors import AuthError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import messages as m
 
@@ -179,6 +179,12 @@ def test_where_the_server_listens(monkeypatch: pytest.MonkeyPatch):
     for host, expected in {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}.items():
         with listen(host, 0) as listener:
             assert listener.getsockname()[0] == expected
+    with listen("", 0) as here:
+        assert here.getsockname()[0] == "127.0.0.1"
+    for host in ("192.0.2.1", "0.0.0.0"):
+        with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*NC10D_INSECURE=1"):
+            listen(host, 0)
+    monkeypatch.setenv("NC10D_INSECURE", "1")
     with listen("192.0.2.1", 0) as anywhere:  # an address of nobody (RFC 5737)
         assert anywhere.getsockname()[0] in ("::", "0.0.0.0")
     monkeypatch.setenv("NC10D_BIND", "127.0.0.2")

@@ -21,19 +21,20 @@ from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 FIXTURES = [HealthCheck.function_scoped_fixture]
 SOON = 0.1
 MakeStore = Callable[[], contextlib.AbstractContextManager[Store]]
-KINDS = ("hash", "tcp", "tcp thread", "file", "prefix", "prefix tcp")
+KINDS = ("hash", "tcp", "tcp thread", "tcp token", "file", "prefix", "prefix tcp")
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, TCPStore]]:
     kinds = {"tcp": "process", "prefix tcp": "process", "tcp thread": "thread"}
+    kinds["tcp token"] = "process"
     with contextlib.ExitStack() as stack:
-        yield {
-            name: stack.enter_context(
-                contextlib.closing(TCPStore("127.0.0.1", is_master=True, server=kind))
-            )
-            for name, kind in kinds.items()
-        }
+        made = {}
+        for name, kind in kinds.items():
+            token = b"t" * 32 if name == "tcp token" else None
+            store = TCPStore("127.0.0.1", is_master=True, server=kind, token=token)
+            made[name] = stack.enter_context(contextlib.closing(store))
+        yield made
 
 
 @pytest.fixture(params=KINDS)

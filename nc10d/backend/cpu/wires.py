@@ -1,33 +1,33 @@
 """How ranks of different hosts connect: once for a group, and then nobody listens any more.
 
 Each rank listens on a port of its own address and puts both into the store, with a secret. Of two
-ranks the higher one connects, once for each purpose, and says who it is; who knows the secret has
-read it in the store. Strangers are turned away.
+ranks the higher one connects, once for each purpose. Both prove to each other (handshake.py) that
+they know the job's token, if it has one, and the secret of who is called, which is in the store.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
-import secrets
-import select
+import os
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nc10d.auth import demand, job_token
+from nc10d.backend.cpu.greeting import Greeting
 from nc10d.backend.cpu.interfaces import own_address
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.handshake import Introduction, group_digest
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-_HELLO = struct.Struct("<8sII32s32s")
-_MAGIC = b"nc10d-1\n"
-_STRANGER_SECONDS = 2.0
 _SLICE = 0.05
+# Strangers wait there too: they must not keep a rank from getting in.
+_BACKLOG = 4096
 
 Wires = dict[int, list[socket.socket]]
 """For each rank of another host its sockets, one for each purpose."""
@@ -35,11 +35,15 @@ Wires = dict[int, list[socket.socket]]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a rank listens, and what it lets in."""
+    """Where a rank listens, and what a caller must know, in hexadecimal digits."""
 
     address: str
     port: int
     secret: str
+
+    def key(self) -> bytes:
+        """Return the key of this door's handshakes."""
+        return hmac.digest(job_token() or b"", bytes.fromhex(self.secret), "sha256")
 
 
 def connect(
@@ -54,29 +58,54 @@ def connect(
     """Connect to the ranks `away`, which do the same in the same store under the same name.
 
     Blocks until all have. `check` is called meanwhile, and raises what makes waiting pointless.
+    AuthError if the job has no token and this rank's address is not its machine's alone.
     """
-    with _listener(own_address(store), purposes * len(away)) as listener:
+    address = own_address(store)
+    demand(address, f"the port of rank {rank}")
+    every = [(peer, purpose) for peer in away for purpose in range(purposes)]
+    with _listener(address) as listener:
         address, port = listener.getsockname()[:2]
-        mine = Door(address, port, secrets.token_hex(16))
+        mine = Door(address, port, os.urandom(32).hex())
         store.set(f"door/{name}/{rank}", json.dumps([mine.address, mine.port, mine.secret]))
         doors = _doors(store, name, rank, away, deadline, check)
-        wires: Wires = {peer: [] for peer in away}
+        awaited = {one for one in every if one[0] > rank}
+        greeting = Greeting(listener, mine.key(), rank, group_digest(name), awaited)
+
+        def look() -> None:
+            check()
+            if deadline.expired():
+                raise RendezvousError(_late(rank, every, greeting.made), group=name)
+
         try:
-            for peer in away:
-                if peer < rank:
-                    for purpose in range(purposes):
-                        wires[peer].append(_call(doors[peer], rank, purpose, name, deadline))
-            higher = {
-                (peer, purpose) for peer in away if peer > rank for purpose in range(purposes)
-            }
-            _answer(listener, mine, name, higher, wires, deadline, check)
-        except BaseException as error:
-            close(wires)
-            if not isinstance(error, OSError):
-                raise
+            _call_lower(greeting, doors, rank, every, name)
+            greeting.run(look)
+        except OSError as error:
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error
-    return wires
+        finally:
+            made = greeting.close()
+    return {peer: [_ready(made[peer, one]) for one in range(purposes)] for peer in away}
+
+
+def _call_lower(
+    greeting: Greeting,
+    doors: dict[int, Door],
+    rank: int,
+    every: Sequence[tuple[int, int]],
+    name: str,
+) -> None:
+    for peer, purpose in every:
+        if peer < rank:
+            door = doors[peer]
+            who = Introduction(rank, peer, purpose, group_digest(name))
+            greeting.call((door.address, door.port), door.key(), who)
+
+
+def _late(
+    rank: int, every: Sequence[tuple[int, int]], made: dict[tuple[int, int], socket.socket]
+) -> str:
+    missing = sorted({peer for peer, purpose in every if (peer, purpose) not in made})
+    return f"rank {rank} waited in vain for its connections with ranks {missing}"
 
 
 def close(wires: Wires) -> None:
@@ -86,7 +115,7 @@ def close(wires: Wires) -> None:
             wire.close()
 
 
-def _listener(address: str, backlog: int) -> socket.socket:
+def _listener(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -94,7 +123,7 @@ def _listener(address: str, backlog: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RendezvousError(f"can't listen on {address}: {error}") from error
-    listener.listen(max(backlog, 8))
+    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
 
@@ -132,76 +161,6 @@ def _slices(
         check()
         if deadline.expired():
             raise RendezvousError(late())
-
-
-def _call(door: Door, rank: int, purpose: int, name: str, deadline: Deadline) -> socket.socket:
-    family = socket.AF_INET6 if ":" in door.address else socket.AF_INET
-    wire = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        wire.settimeout(max(deadline.slice(60.0), 0.001))
-        wire.connect((door.address, door.port))
-        wire.sendall(_HELLO.pack(_MAGIC, rank, purpose, _digest(name), door.secret.encode()))
-    except OSError:
-        wire.close()
-        raise
-    return _ready(wire)
-
-
-def _answer(
-    listener: socket.socket,
-    mine: Door,
-    name: str,
-    waiting: set[tuple[int, int]],
-    wires: Wires,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> None:
-    """Take the calls of all that are waited for, in whatever order they come."""
-    came: dict[tuple[int, int], socket.socket] = {}
-    try:
-        for _ in _slices(deadline, check, lambda: f"ranks {_ranks(waiting)} did not connect"):
-            while waiting and select.select([listener], [], [], _SLICE)[0]:
-                wire, _address = listener.accept()
-                who = _introduced(wire, mine, name, waiting)
-                if who is None:
-                    wire.close()
-                else:
-                    waiting.discard(who)
-                    came[who] = _ready(wire)
-            if not waiting:
-                break
-    except BaseException:
-        for wire in came.values():
-            wire.close()
-        raise
-    for peer, _purpose in sorted(came):
-        wires[peer].append(came[peer, _purpose])
-
-
-def _ranks(waiting: set[tuple[int, int]]) -> list[int]:
-    return sorted({peer for peer, _ in waiting})
-
-
-def _introduced(
-    wire: socket.socket, mine: Door, name: str, waiting: set[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Return (rank, purpose) of a caller that may come in, or None."""
-    wire.settimeout(_STRANGER_SECONDS)
-    try:
-        raw = wire.recv(_HELLO.size, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    if len(raw) != _HELLO.size:
-        return None
-    magic, rank, purpose, digest, secret = _HELLO.unpack(raw)
-    proper = secrets.compare_digest(secret, mine.secret.encode())
-    if not proper or magic != _MAGIC or digest != _digest(name):
-        return None
-    return (rank, purpose) if (rank, purpose) in waiting else None
-
-
-def _digest(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
 
 
 def _ready(wire: socket.socket) -> socket.socket:

@@ -12,7 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nc10d.auth import VALUE, new_token
+
 PORT = 29500
+TOKEN = new_token()  # these hosts meet at addresses that others can reach
 DEVICE = "eth0"
 _networks = itertools.count()
 
@@ -126,7 +129,7 @@ def _run(name: str, words: list[str], variables: dict[str, str]) -> subprocess.P
         stdout=pipe,
         stderr=pipe,
         text=True,
-        env={**os.environ, **variables},
+        env={**os.environ, VALUE: TOKEN, **variables},
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 from nc10d.backend.cpu import interfaces, wires
 from nc10d.backend.cpu.wires import Wires, connect
 from nc10d.deadline import Deadline
-from nc10d.errors import PeerLost, RendezvousError
+from nc10d.errors import AuthError, PeerLost, RendezvousError
+from nc10d.handshake import PROOF_BYTES, Caller, Introduction, group_digest
 from nc10d.store import HashStore
 
 
@@ -69,11 +70,15 @@ def garbage(wire: socket.socket) -> None:
 
 
 def wrong_secret(wire: socket.socket) -> None:
-    digest = wires._digest("world")
-    wire.sendall(wires._HELLO.pack(wires._MAGIC, 1, 0, digest, b"0" * 32))
+    caller = Caller(b"0" * 32, Introduction(1, 0, 0, group_digest("world")))
+    wire.sendall(caller.hello + bytes(PROOF_BYTES))
 
 
-@pytest.mark.parametrize("stranger", [silent, garbage, wrong_secret])
+def idle(wire: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("stranger", [silent, garbage, wrong_secret, idle])
 def test_strangers_are_turned_away_and_the_ranks_still_connect(
     stranger: Callable[[socket.socket], None],
 ) -> None:
@@ -126,5 +131,8 @@ def test_an_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_that_is_not_mine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_SOCKET_ADDRESS", "192.0.2.1")
+    with pytest.raises(AuthError, match="the port of rank 0 at 192"):
+        join(HashStore(), 0, 2)
+    monkeypatch.setenv("NC10D_INSECURE", "1")
     with pytest.raises(RendezvousError, match=r"can't listen on 192\.0\.2\.1"):
         join(HashStore(), 0, 2)

@@ -1,0 +1,112 @@
+"""A server that serves only those who know the job's token.
+
+A connection begins as a guest's: of a guest at most 116 bytes are read, and within 2 seconds it has
+shown that it knows the token, or its connection is closed. Guests beyond `MOST_GUESTS` push out
+those who have been here longest. Afterwards requests and replies travel in sealed frames.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from nc10d.handshake import (
+    STRANGER_SECONDS,
+    Answerer,
+    BadHandshake,
+    BadSeal,
+    Introduction,
+    Opener,
+    Sealer,
+    group_digest,
+)
+from nc10d.store.messages import Limits
+from nc10d.store.server import Connection, Server
+
+MOST_GUESTS = 1024
+WHO = Introduction(0, 0, 0, group_digest("store"))
+"""How every client of a store introduces itself: the server knows no ranks."""
+
+
+class Guarded(Connection):
+    """A client's connection, of a guest until its handshake has ended."""
+
+    __slots__ = ("answerer", "due", "opener", "sealer")
+    opener: Opener
+    sealer: Sealer
+
+    def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
+        super().__init__(sock, limits)
+        self.answerer = Answerer(token, WHO.__eq__)
+        self.due = time.monotonic() + STRANGER_SECONDS
+
+
+class GuardedServer(Server):
+    """A Server whose clients know `token`; the other arguments are Server's."""
+
+    def __init__(
+        self, listener: socket.socket, owner: int | None, limits: Limits, token: bytes
+    ) -> None:
+        super().__init__(listener, owner, limits)
+        self._token = token
+        self._guests: dict[Connection, Guarded] = {}  # who came first is first
+
+    def _connection(self, sock: socket.socket) -> Connection:
+        connection = Guarded(sock, self._limits, self._token)
+        self._guests[connection] = connection
+        if len(self._guests) > MOST_GUESTS:
+            self._drop(next(iter(self._guests)))
+        return connection
+
+    def _patience(self) -> float | None:
+        """Turn away the guests whose time is over; return the time until the next one's is."""
+        now = time.monotonic()
+        while self._guests:
+            eldest = next(iter(self._guests.values()))
+            if eldest.due > now:
+                return (eldest.due - now) * self._second
+            self._drop(eldest)
+        return None
+
+    def _read(self, connection: Connection) -> None:
+        guest = self._guests.get(connection)
+        if guest is None:
+            super()._read(connection)
+        else:
+            self._greet(guest)
+
+    def _greet(self, guest: Guarded) -> None:
+        answerer = guest.answerer
+        try:
+            data = guest.recv(answerer.wants)
+            answer = answerer.feed(data) if data else b""
+            # A few bytes to somebody who has sent us as much: there is room.
+            gone = not data or (answer and guest.send(answer) != len(answer))
+        except BlockingIOError:
+            return
+        except (OSError, BadHandshake):
+            gone = True
+        if gone:
+            self._drop(guest)
+        elif answerer.keys is not None:
+            guest.sealer = Sealer(answerer.keys.sending)
+            guest.opener = Opener(answerer.keys.taking)
+            del self._guests[guest]
+
+    def _take(self, connection: Connection, data: bytes) -> None:
+        assert isinstance(connection, Guarded)
+        try:
+            opened = connection.opener.feed(data)
+        except BadSeal:
+            self._drop(connection)
+            return
+        if opened:
+            super()._take(connection, opened)
+
+    def _send(self, connection: Connection, data: bytes | None) -> None:
+        assert isinstance(connection, Guarded)
+        super()._send(connection, None if data is None else connection.sealer.seal(data))
+
+    def _drop(self, connection: Connection) -> None:
+        self._guests.pop(connection, None)
+        super()._drop(connection)

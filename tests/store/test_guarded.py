@@ -1,0 +1,286 @@
+"""A store with a token: who knows it is served, strangers cost little and disturb nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.handshake import STRANGER_SECONDS, Caller, Sealer
+from nc10d.store import TCPStore
+from nc10d.store import messages as m
+from nc10d.store.guarded import WHO
+from nc10d.store.table import Table
+
+HOST = "127.0.0.1"
+TOKEN = b"t" * 32
+GENEROUS = 30.0
+
+
+@pytest.fixture(params=["process", "thread"])
+def store(request: pytest.FixtureRequest) -> Iterator[TCPStore]:
+    with contextlib.closing(
+        TCPStore(HOST, 0, is_master=True, server=request.param, token=TOKEN)
+    ) as one:
+        yield one
+
+
+def client(port: int, token: bytes | None = TOKEN, timeout: float = GENEROUS) -> TCPStore:
+    return TCPStore(HOST, port, timeout=timeout, token=token)
+
+
+@pytest.mark.parametrize("tcp", ["", "1"])
+def test_who_knows_the_token_is_served(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch, tcp: str
+) -> None:
+    monkeypatch.setenv("NC10D_STORE_TCP", tcp)
+    big = os.urandom(3 << 20)
+    with contextlib.closing(client(store.port)) as one, contextlib.closing(one.clone()) as two:
+        one.set("k", big)
+        assert two.get("k") == big
+        two.multi_set([str(n) for n in range(300)], ["v"] * 300)
+        assert one.multi_get([str(n) for n in range(300)]) == [b"v"] * 300
+        woken = threading.Thread(target=one.get, args=("later",))
+        woken.start()
+        two.set("later", "v")
+        woken.join(GENEROUS)
+        assert not woken.is_alive()
+
+
+def test_a_wait_that_was_given_up_leaves_the_frames_in_step(store: TCPStore) -> None:
+    with contextlib.closing(client(store.port)) as one:
+        for _ in range(3):
+            with pytest.raises(StoreTimeout, match="'absent'"):
+                one.wait(["absent"], 0.05)
+            assert one.add("n", 1) > 0
+
+
+def test_another_token_is_an_error_at_once(store: TCPStore) -> None:
+    with pytest.raises(StoreError, match="does not know this job's token") as caught:
+        client(store.port, b"T" * 32)
+    assert not isinstance(caught.value, StoreTimeout)
+
+
+def test_a_client_without_the_token_is_told_what_it_may_lack(store: TCPStore) -> None:
+    with pytest.raises(StoreError, match="NC10D_TOKEN_FILE"):
+        client(store.port, None, timeout=0.3)
+
+
+def test_a_store_without_a_token_is_not_taken_for_the_jobs() -> None:
+    with (
+        contextlib.closing(TCPStore(HOST, 0, is_master=True, token=None)) as plain,
+        pytest.raises(StoreError, match="at the handshake"),
+    ):
+        client(plain.port, timeout=0.3)
+
+
+def test_the_token_is_on_no_command_line() -> None:
+    with contextlib.closing(TCPStore(HOST, 0, is_master=True, token=TOKEN)):
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read()
+                assert TOKEN not in words
+                assert TOKEN.hex().encode() not in words
+
+
+# ---- strangers -----------------------------------------------------------------------------------
+
+Stranger = Callable[[socket.socket, random.Random], object]
+
+
+def garbage(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(chance.randbytes(chance.randint(1, 2000)))
+
+
+def huge_length(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(m.with_u32(m.VALIDATE, m.MAGIC) + bytes((m.SET,)) + b"\xff" * 100)
+
+
+def torchs(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(m.with_u32(m.VALIDATE, m.MAGIC) + m.with_u32(m.PING, 7))
+
+
+def idle(sock: socket.socket, chance: random.Random) -> None:
+    pass
+
+
+def half(sock: socket.socket, chance: random.Random) -> None:
+    hello = Caller(TOKEN, WHO).hello
+    sock.sendall(hello[: chance.randrange(len(hello))])
+
+
+def no_proof(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(Caller(bytes(32), WHO).hello)
+
+
+def wrong_proof(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(Caller(bytes(32), WHO).hello + bytes(32))
+
+
+def hasty(sock: socket.socket, chance: random.Random) -> None:
+    sock.sendall(Sealer(bytes(32)).seal(m.with_u32(m.VALIDATE, m.MAGIC)))
+
+
+def gone(sock: socket.socket, chance: random.Random) -> None:
+    sock.close()
+
+
+STRANGERS: list[Stranger] = [
+    garbage, huge_length, torchs, idle, half, no_proof, wrong_proof, hasty, gone,
+]  # fmt: skip
+
+
+def until_closed(sock: socket.socket) -> float:
+    """Return when the other side closed the connection."""
+    sock.settimeout(GENEROUS)
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(4096):
+            pass
+    return time.monotonic()
+
+
+def resident(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def server_of(port: int) -> int:
+    """Return the process that has the store's listening socket."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if b"entry.py" in file.read() and listens(int(pid), port):
+                return int(pid)
+    raise AssertionError("there is no such server")
+
+
+def listens(pid: int, port: int) -> bool:
+    with open(f"/proc/{pid}/net/tcp") as table:
+        rows = [line.split() for line in table]
+    inodes = {row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+    links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    return any(f"socket:[{inode}]" in links for inode in inodes)
+
+
+@contextlib.contextmanager
+def asked_meanwhile(port: int) -> Iterator[list[float]]:
+    """Have an honest client ask on and on; give the seconds that each answer took."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with contextlib.closing(client(port)) as one:
+            while not over.is_set():
+                begun = time.monotonic()
+                one.add("n", 1)
+                took.append(time.monotonic() - begun)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join(GENEROUS)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_strangers_are_turned_away_in_time_and_cost_little(count: int) -> None:
+    chance = random.Random(count)
+    with contextlib.closing(TCPStore(HOST, 0, is_master=True, token=TOKEN)) as store:
+        pid = server_of(store.port)
+        before = resident(pid)
+        late: list[float] = []
+        with asked_meanwhile(store.port) as took:
+            for first in range(0, count, 200):
+                late += visits(store.port, range(first, min(count, first + 200)), chance)
+        assert resident(pid) - before <= 16 << 20
+        assert store.list_keys() == ["n"]
+    assert max(late) < STRANGER_SECONDS + 1.0, "the loop looks when the first one is due"
+    assert len(took) > 10, "honest clients are served meanwhile"
+    assert sorted(took)[len(took) * 99 // 100] < 1.0
+
+
+def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
+    """Let strangers come at once; return how long each was there."""
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for number in numbers:
+            sock = stack.enter_context(socket.create_connection((HOST, port), GENEROUS))
+            came = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                STRANGERS[number % len(STRANGERS)](sock, chance)
+            if sock.fileno() >= 0:
+                socks.append((came, sock))
+        return [until_closed(sock) - came for came, sock in socks]
+
+
+def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> None:
+    hello = Caller(TOKEN, WHO).hello
+    with socket.create_connection((HOST, store.port), GENEROUS) as sock:
+        came = time.monotonic()
+        sock.settimeout(0.1)
+        for byte in hello[:-1]:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                sock.sendall(bytes([byte]))
+                if sock.recv(1) == b"":
+                    break
+        assert STRANGER_SECONDS <= time.monotonic() - came < GENEROUS
+
+
+def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in(store: TCPStore) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(1500):
+            stack.enter_context(socket.create_connection((HOST, store.port), GENEROUS))
+        with contextlib.closing(client(store.port)) as one:
+            one.set("k", "v")
+            assert one.get("k") == b"v"
+
+
+# ---- what a client sends -------------------------------------------------------------------------
+
+REQUESTS = [
+    m.with_value(m.SET, b"/k", b"value"),
+    m.with_values(m.COMPARE_SET, b"/k", b"", b"v"),
+    m.with_key(m.GET, b"/k"),
+    m.with_number(m.ADD, b"/n", 3),
+    m.with_keys(m.CHECK, [b"/k", b"/l"]),
+    m.with_keys(m.WAIT, [b"/k"]) + m.with_key(m.GET, b"/k"),
+    m.with_pairs([(b"/k", b"v"), (b"/l", b"w")]),
+    m.with_number(m.BARRIER, b"/b", 2),
+]
+
+
+@pytest.mark.parametrize("rounds", [20_000, pytest.param(2_000_000, marks=pytest.mark.long)])
+def test_mutated_requests_end_their_connection_or_mean_something(rounds: int) -> None:
+    """Parser and table as the server joins them; without a token any peer can send these."""
+    chance = random.Random(rounds)
+    hello = m.with_u32(m.VALIDATE, m.MAGIC)
+    limits = m.Limits(total=1 << 20)
+    for number in range(rounds):
+        if number % 1000 == 0:
+            table = Table(limits)
+        parser = m.Parser(limits)
+        wire = hello + mutated(b"".join(chance.choices(REQUESTS, k=2)), chance)
+        cut = chance.randrange(len(wire))
+        with contextlib.suppress(m.BadFrame):
+            for piece in (wire[:cut], wire[cut:]):
+                for request in parser.feed(piece):
+                    table.apply(request, parser)
+        assert parser.pending <= len(wire)
+        assert table.values.nbytes <= limits.total
+        table.forget(parser)
+
+
+def mutated(wire: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(wire)
+    for _ in range(chance.randint(0, 3)):
+        at = chance.randrange(len(changed))
+        changed[at] = chance.choice((0, 1, 255, changed[at] ^ (1 << chance.randrange(8))))
+    return bytes(changed[: chance.randint(1, len(changed))])

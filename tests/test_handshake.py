@@ -1,0 +1,246 @@
+"""The handshake and the frames behind it: the right peer, and what it has sent, in its order."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.handshake import (
+    ANSWER_BYTES,
+    HELLO,
+    LONGEST_FRAME,
+    PROOF_BYTES,
+    STRANGER_BYTES,
+    Answerer,
+    BadHandshake,
+    BadSeal,
+    Caller,
+    Introduction,
+    Opener,
+    Sealer,
+    group_digest,
+)
+
+KEY = b"k" * 32
+WHO = Introduction(3, 1, 0, group_digest("world"))
+CUTS = st.lists(st.integers(1, 40), max_size=8)
+
+
+def expected(who: Introduction) -> bool:
+    return who == WHO
+
+
+def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    pieces = []
+    for cut in cuts:
+        pieces.append(data[:cut])
+        data = data[cut:]
+    return [piece for piece in [*pieces, data] if piece]
+
+
+def feed(side: Caller | Answerer, data: bytes, cuts: list[int]) -> bytes:
+    """Feed `data` in pieces, never more than is wanted; return all that is to be sent."""
+    said = b""
+    for piece in in_pieces(data, cuts):
+        assert len(piece) <= side.wants
+        said += side.feed(piece)
+    return said
+
+
+def shaken(cuts: list[int], key: bytes = KEY) -> tuple[Caller, Answerer]:
+    caller, answerer = Caller(KEY, WHO), Answerer(key, expected)
+    answer = feed(answerer, caller.hello, cuts)
+    feed(answerer, feed(caller, answer, cuts), cuts)
+    return caller, answerer
+
+
+@given(cuts=CUTS)
+def test_two_that_know_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list[int]) -> None:
+    caller, answerer = shaken(cuts)
+    assert caller.wants == answerer.wants == 0
+    assert answerer.who == WHO
+    assert caller.keys is not None
+    assert answerer.keys is not None
+    assert (caller.keys.sending, caller.keys.taking) == (
+        answerer.keys.taking,
+        answerer.keys.sending,
+    )
+    other, _ = shaken(cuts)
+    assert len({*(other.keys or ()), *caller.keys}) == 4, "no key serves twice"
+
+
+def test_little_is_read_of_a_stranger() -> None:
+    assert STRANGER_BYTES == HELLO.size + PROOF_BYTES <= 128
+
+
+def test_another_key_is_noticed_by_the_caller_first() -> None:
+    with pytest.raises(BadHandshake, match="does not know the key"):
+        shaken([], key=b"K" * 32)
+
+
+@given(at=st.integers(0, HELLO.size - 1), bit=st.integers(0, 7))
+def test_no_bit_of_a_hello_may_change(at: int, bit: int) -> None:
+    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    with pytest.raises(BadHandshake):
+        caller.feed(answerer.feed(flipped(caller.hello, at, bit)))
+    assert caller.keys is None
+
+
+@given(at=st.integers(0, ANSWER_BYTES - 1), bit=st.integers(0, 7))
+def test_no_bit_of_an_answer_may_change(at: int, bit: int) -> None:
+    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    with pytest.raises(BadHandshake):
+        caller.feed(flipped(answerer.feed(caller.hello), at, bit))
+
+
+@given(at=st.integers(0, PROOF_BYTES - 1), bit=st.integers(0, 7))
+def test_no_bit_of_a_callers_proof_may_change(at: int, bit: int) -> None:
+    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    proof = caller.feed(answerer.feed(caller.hello))
+    with pytest.raises(BadHandshake):
+        answerer.feed(flipped(proof, at, bit))
+    assert answerer.keys is None
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+def test_what_was_heard_once_proves_nothing_later() -> None:
+    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    proof = caller.feed(answerer.feed(caller.hello))
+    again = Answerer(KEY, expected)
+    again.feed(caller.hello)
+    with pytest.raises(BadHandshake):
+        again.feed(proof)
+
+
+def test_an_answer_is_not_a_proof_of_the_caller() -> None:
+    """Who knows nothing can't have an answerer make the proof that another one wants."""
+    first, second = Answerer(KEY, expected), Answerer(KEY, expected)
+    hello = Caller(KEY, WHO).hello
+    second.feed(hello)
+    with pytest.raises(BadHandshake):
+        second.feed(first.feed(hello)[-PROOF_BYTES:])
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        WHO._replace(rank=2),
+        WHO._replace(peer=0),
+        WHO._replace(purpose=1),
+        WHO._replace(group=group_digest("other")),
+    ],
+)
+def test_who_is_not_awaited_gets_no_answer(who: Introduction) -> None:
+    with pytest.raises(BadHandshake, match="nobody of that description"):
+        Answerer(KEY, expected).feed(Caller(KEY, who).hello)
+
+
+@given(first=st.binary(min_size=1, max_size=8).filter(lambda b: not b"nc10d-2\n".startswith(b)))
+def test_another_language_is_noticed_at_its_first_bytes(first: bytes) -> None:
+    with pytest.raises(BadHandshake):
+        Answerer(KEY, expected).feed(first)
+
+
+# ---- frames --------------------------------------------------------------------------------------
+
+MESSAGES = st.lists(st.binary(max_size=60), min_size=1, max_size=6)
+
+
+@given(messages=MESSAGES, cuts=CUTS)
+def test_what_is_sealed_is_opened_in_order_however_it_is_cut(
+    messages: list[bytes], cuts: list[int]
+) -> None:
+    sealer, opener = Sealer(KEY), Opener(KEY)
+    wire = b"".join(map(sealer.seal, messages))
+    assert b"".join(map(opener.feed, in_pieces(wire, cuts))) == b"".join(messages)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, LONGEST_FRAME, LONGEST_FRAME + 1, 3 * LONGEST_FRAME])
+def test_any_length_is_sealed_in_frames_of_bounded_length(nbytes: int) -> None:
+    data = bytes(range(256)) * (nbytes // 256 + 1)
+    assert Opener(KEY).feed(Sealer(KEY).seal(data[:nbytes])) == data[:nbytes]
+    assert Opener(KEY).feed(Sealer(KEY).seal(memoryview(data)[:nbytes])) == data[:nbytes]
+
+
+@given(messages=MESSAGES, data=st.data())
+def test_nothing_is_given_out_that_was_changed(messages: list[bytes], data: st.DataObject) -> None:
+    sealer, opener = Sealer(KEY), Opener(KEY)
+    wire = b"".join(map(sealer.seal, messages))
+    at = data.draw(st.integers(0, len(wire) - 1))
+    mutated = flipped(wire, at, data.draw(st.integers(0, 7)))
+    assert b"".join(messages).startswith(opened(opener, mutated))
+    # A length that has grown is waited for; whatever comes then is no such frame.
+    with pytest.raises(BadSeal):
+        opener.feed(bytes(LONGEST_FRAME + 100))
+
+
+def opened(opener: Opener, wire: bytes) -> bytes:
+    """Open byte by byte until a seal is wrong; return what was given out."""
+    given = b""
+    try:
+        for at in range(len(wire)):
+            given += opener.feed(wire[at : at + 1])
+    except BadSeal:
+        pass
+    return given
+
+
+@given(order=st.permutations(range(4)))
+def test_frames_can_not_change_places_be_left_out_or_come_again(order: list[int]) -> None:
+    sealer, opener = Sealer(KEY), Opener(KEY)
+    frames = [sealer.seal(bytes([number])) for number in range(4)]
+    given = opened(opener, b"".join(frames[at] for at in order))
+    right = bytes(
+        at for place, at in enumerate(order) if list(order[: place + 1]) == list(range(place + 1))
+    )
+    assert given == right
+
+
+@pytest.mark.parametrize("rounds", [20_000, pytest.param(500_000, marks=pytest.mark.long)])
+def test_mutated_frames_are_never_given_out(rounds: int) -> None:
+    chance = random.Random(4)
+    frame = Sealer(KEY).seal(b"a request of the store")
+    for _ in range(rounds):
+        mutated = mutation(frame, chance)
+        if mutated.startswith(frame):
+            continue
+        with contextlib.suppress(BadSeal):
+            assert Opener(KEY).feed(mutated) == b""
+
+
+def mutation(frame: bytes, chance: random.Random) -> bytes:
+    """Change, drop or repeat some bytes of a frame."""
+    wire = bytearray(frame)
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(wire))
+        match chance.randrange(4):
+            case 0:
+                wire[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del wire[at : at + chance.randint(1, 9)]
+                wire += chance.randbytes(1)
+            case 2:
+                wire[at:at] = wire[at : at + chance.randint(1, 9)]
+            case _:
+                wire[at] = chance.randrange(256)
+    return bytes(wire)
+
+
+@settings(max_examples=200)
+@given(garbage=st.binary(max_size=200))
+def test_garbage_ends_a_handshake_or_is_waited_for(garbage: bytes) -> None:
+    answerer = Answerer(KEY, expected)
+    try:
+        while garbage and answerer.wants:
+            answerer.feed(garbage[: answerer.wants])
+            garbage = garbage[answerer.wants :]
+    except BadHandshake:
+        pass
+    assert answerer.keys is None
