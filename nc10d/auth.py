@@ -70,12 +70,12 @@ def insecure(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(INSECURE) == "1"
 
 
-def demand(host: str, what: str) -> None:
+def demand(host: str, what: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raise AuthError if `what` would use an address beyond this machine without a token.
 
     `host` is an address or a name; one that nobody knows is left to who will connect to it.
     """
-    if not reachable(host) or insecure() or job_token() is not None:
+    if not reachable(host) or insecure(environment) or job_token(environment) is not None:
         return
     raise exposed(f"{what} at {host}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from nc10d.handshake import (
     HELLO,
     LONGEST_FRAME,
     PROOF_BYTES,
+    SEAL_BYTES,
     STRANGER_BYTES,
     Answerer,
     BadHandshake,
@@ -23,6 +25,7 @@ from nc10d.handshake import (
     Opener,
     Sealer,
     group_digest,
+    seal_under,
 )
 
 KEY = b"k" * 32
@@ -160,6 +163,11 @@ def test_what_is_sealed_is_opened_in_order_however_it_is_cut(
     sealer, opener = Sealer(KEY), Opener(KEY)
     wire = b"".join(map(sealer.seal, messages))
     assert b"".join(map(opener.feed, in_pieces(wire, cuts))) == b"".join(messages)
+
+
+@given(key=st.binary(min_size=32, max_size=32), data=st.binary(max_size=200))
+def test_a_seal_is_what_the_standard_library_says(key: bytes, data: bytes) -> None:
+    assert seal_under(key)(data) == hmac.digest(key, data, "sha256")[:SEAL_BYTES]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LONGEST_FRAME, LONGEST_FRAME + 1, 3 * LONGEST_FRAME])

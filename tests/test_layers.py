@@ -17,13 +17,8 @@ import nc10d
 # A name stands for the module or for everything inside the package of that name.
 LAYERS = """
     errors deadline debugging
-<<<<<<< HEAD
     ops dtypes codec buffer views arguments validate kernels cuda
-    outcome work auth control
-=======
-    ops dtypes codec buffer arguments validate kernels cuda
     outcome work handshake auth control
->>>>>>> 9ea5fbe (store: connections of a job that has a token begin with a mutual handshake)
     store launchers rendezvous
     backend
     batch collectives point_to_point members dispatch group world coalesce queries subgroups mesh

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = read(sys.argv[1:] if argv is None else argv)
     job = request.job
     try:
-        _admit(request, os.environ)
+        admit(request, os.environ)
         with hosted_store(job) as port:
             job = replace(job, master_port=port)
             return agent.run(job, request.command, request.output, request.grace)
@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _admit(request: Request, environment: MutableMapping[str, str]) -> None:
+def admit(request: Request, environment: MutableMapping[str, str]) -> None:
     """See to it that the job has a token, if it needs one; AuthError if only the user can."""
     if request.standalone and job_token(environment) is None:
         environment[VALUE] = new_token()  # for the store here, and for the ranks, who inherit it
-    demand(request.job.master_addr, "the store of a job of several nodes")
+    demand(request.job.master_addr, "the store of a job of several nodes", environment)
 
 
 def read(argv: Sequence[str]) -> Request:

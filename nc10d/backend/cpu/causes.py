@@ -34,6 +34,7 @@ KINDS = (
     errors.Aborted,
     errors.GroupClosed,
 )
+_KIND_BY_NAME = {kind.__name__: kind for kind in KINDS}
 FIELDS = ("rank", "host", "pid", "group", "op", "seq")
 
 
@@ -83,11 +84,17 @@ def known(areas: Areas) -> bool:
 
 
 def decoded(text: str) -> errors.DistError:
-    """Return the error that was `encoded`."""
-    cause = json.loads(text)
-    kind = getattr(errors, cause["kind"])
-    error: errors.DistError = kind(cause["message"])
-    error.__dict__.update(cause["fields"])
+    """Return the error that was `encoded`; of anything else, an Aborted that says so."""
+    try:
+        cause = json.loads(text)
+        kind = _KIND_BY_NAME[cause["kind"]]
+        message, fields = cause["message"], {name: cause["fields"][name] for name in FIELDS}
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return errors.Aborted(
+            f"the group has failed, for a reason that can't be read: {text[:80]!r}"
+        )
+    error = kind(str(message))
+    error.__dict__.update(fields)
     return error
 
 

@@ -29,6 +29,12 @@ _OPTIONS = {
 }
 _LENGTH = struct.Struct("<I")
 _MOST = 1 << 16
+_BROKEN = "it does not keep to the protocol"
+_NEEDS: dict[str, tuple[str, type]] = {
+    "report": ("error", str),
+    "cause": ("error", str),
+    "left": ("rank", int),
+}
 
 Message = dict[str, Any]
 
@@ -92,13 +98,29 @@ class Line:
         while len(self._in) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._in)
             if length > _MOST:
-                self.over = "it does not keep to the protocol"
+                self.over = _BROKEN
                 return
             if len(self._in) < _LENGTH.size + length:
                 return
             data = bytes(self._in[_LENGTH.size : _LENGTH.size + length])
             del self._in[: _LENGTH.size + length]
-            yield json.loads(data)
+            message = _checked(data)
+            if message is None:
+                self.over = _BROKEN
+                return
+            yield message
+
+
+def _checked(data: bytes) -> Message | None:
+    """Return a message that has what its kind needs, or None."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or not isinstance(message.get("group"), str):
+        return None
+    needs = _NEEDS.get(str(message.get("kind")))
+    return message if needs and isinstance(message.get(needs[0]), needs[1]) else None
 
 
 class Control:

@@ -66,10 +66,11 @@ def connect(
     with _listener(address) as listener:
         address, port = listener.getsockname()[:2]
         mine = Door(address, port, os.urandom(32).hex())
+        key = mine.key()
         store.set(f"door/{name}/{rank}", json.dumps([mine.address, mine.port, mine.secret]))
         doors = _doors(store, name, rank, away, deadline, check)
         awaited = {one for one in every if one[0] > rank}
-        greeting = Greeting(listener, mine.key(), rank, group_digest(name), awaited)
+        greeting = Greeting(listener, key, rank, group_digest(name), awaited)
 
         def look() -> None:
             check()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.control import Control, Line
 
 Pair = tuple[socket.socket, socket.socket]
@@ -37,9 +38,18 @@ def framed(message: object) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
+LAST = {"kind": "left", "group": "world", "rank": 7}
+MESSAGES = st.one_of(
+    st.fixed_dictionaries({"kind": st.just("left"), "group": st.text(), "rank": st.integers()}),
+    st.fixed_dictionaries({"kind": st.just("cause"), "group": st.text(), "error": st.text()}),
+)
+JSON = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries(st.text(), st.text())
+FIELDS = st.sampled_from(["kind", "group"])
+
+
 @settings(max_examples=25, deadline=None)
 @given(
-    messages=st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20))),
+    messages=st.lists(MESSAGES),
     cuts=st.lists(st.integers(1, 40), min_size=1),
 )
 def test_messages_come_whole_however_they_are_cut(
@@ -63,15 +73,15 @@ def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
     one, other = ends
     line = Line(1, one)
     for number in range(2000):
-        line.send({"number": number, "text": "x" * 4000})
+        line.send({**LAST, "rank": number, "text": "x" * 4000})
     other.setblocking(False)
     far = Line(0, other)
     got = []
-    while len(got) < 2000:
+    while len(got) < 2000 and far.over is None:
         select.select([other], [], [], 5.0)
         got += far.receive()
         line.flush()
-    assert [message["number"] for message in got] == list(range(2000))
+    assert [message["rank"] for message in got] == list(range(2000))
 
 
 def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> None:
@@ -84,12 +94,12 @@ def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> N
     )
     poller = select.poll()
     control.register(poller)
-    other.sendall(framed({"last": "word"}))
+    other.sendall(framed(LAST))
     other.close()
     while len(heard) < 2:
         for fd, _ in poller.poll(5000):
             assert control.ready(fd, poller)
-    assert heard == [(7, {"last": "word"}), (7, "its connection was closed")]
+    assert heard == [(7, LAST), (7, "its connection was closed")]
     assert control.lost(7) == "its connection was closed"
     assert not poller.poll(0)
     control.send([7], {"to": "nobody"})
@@ -102,3 +112,24 @@ def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
     select.select([one], [], [], 5.0)
     assert line.receive() == []
     assert line.over == "it does not keep to the protocol"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    body=st.binary(max_size=60)
+    | st.builds(lambda x: json.dumps(x).encode(), st.recursive(JSON, st.lists, max_leaves=5))
+    | st.builds(lambda m, drop: json.dumps({**m, drop: []}).encode(), MESSAGES, FIELDS)
+)
+def test_a_body_that_is_no_message_ends_the_line_and_nothing_else(body: bytes) -> None:
+    one, other = pair()
+    with one, other:
+        line = Line(1, one)
+        other.sendall(struct.pack("<I", len(body)) + body)
+        select.select([one], [], [], 5.0)
+        assert line.receive() == []
+        assert line.over == "it does not keep to the protocol"
+
+
+@given(text=st.text() | st.builds(json.dumps, st.recursive(JSON, st.lists, max_leaves=5)))
+def test_a_cause_that_can_not_be_read_is_a_cause_all_the_same(text: str) -> None:
+    assert "can't be read" in str(causes.decoded(text))

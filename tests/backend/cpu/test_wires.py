@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -32,8 +35,6 @@ def close(*made: Wires) -> None:
 
 
 def door(store: HashStore, rank: int) -> tuple[str, int]:
-    import json
-
     store.wait([f"door/world/{rank}"], 10.0)
     address, port, _ = json.loads(store.get(f"door/world/{rank}"))
     return address, port
@@ -91,6 +92,41 @@ def test_strangers_are_turned_away_and_the_ranks_still_connect(
             made = [first.result(), second.result()]
     talk(made)
     close(*made)
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_strangers_at_a_forming_port_are_not_kept_and_not_joined(count: int) -> None:
+    store = HashStore()
+    held = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(join, store, 0, 3, 300.0)
+        second = pool.submit(join, store, 1, 3, 300.0)
+        where = door(store, 0)
+        store.set("door/world/2", json.dumps(["127.0.0.1", 1, "00" * 32]))  # it is to come yet
+        for number in range(count):
+            with socket.create_connection(where, 60.0) as wire, suppress(ConnectionError):
+                (silent, garbage, wrong_secret, idle)[number % 4](wire)
+        store.delete_key("door/world/2")
+        third = pool.submit(join, store, 2, 3, 300.0)
+        made = [one.result() for one in (first, second, third)]
+    talk(made)
+    close(*made)
+    assert len(os.listdir("/proc/self/fd")) == held
+
+
+def test_two_tokens_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        monkeypatch.setenv("NC10D_TOKEN", "a" * 64)
+        first = pool.submit(join, store, 0, 2, 0.5)
+        door(store, 0)
+        monkeypatch.setenv("NC10D_TOKEN", "b" * 64)
+        with pytest.raises(
+            RendezvousError, match=r"rank 0: it does not know the key .*NC10D_TOKEN"
+        ):
+            join(store, 1, 2)
+        with pytest.raises(RendezvousError, match=r"in vain .* ranks \[1\]"):
+            first.result()
 
 
 def test_nobody_listens_afterwards() -> None:
