@@ -12,6 +12,7 @@ from nc10d.run.quiet import quietly
 TABLES = {
     "--compare": "compare",
     "--coalesced": "coalesced",
+    "--ddp": "ddp",
     "--kernels": "kernels",
     "--model": "predict",
     "--check-model": "predict",
