@@ -17,8 +17,9 @@ import torch
 from nc10d import registered
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
+from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
-from nc10d.torch.tensors import as_tensor, like
+from nc10d.torch.slots import Dense, Sparse
 
 
 class Gradients:
@@ -50,6 +51,7 @@ class Gradients:
             names=list(params),
             cap_bytes=caps[0],
             first_bytes=caps[1],
+            expect_sparse=[name in sparse for name in params],
             find_unused_parameters=find_unused or static,
             static_graph=static,
             allocate=allocate,
@@ -58,17 +60,21 @@ class Gradients:
         self._reducing = self._running = False
         self._unused: Collection[int] = ()
         self._came: set[int] = set()
-        self._look()
+        self._slots = self._new_slots()
         handles = [
             x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, x in enumerate(self.params)
         ]
         weakref.finalize(self, _remove, handles)
 
-    def _look(self) -> None:
-        """See the buckets' memory as tensors with the parameters' shapes and strides."""
-        flat = [as_tensor(x.reshape(-1)) for x in self.reducer.gradients]
-        self._views = [like(one, x) for one, x in zip(flat, self.params, strict=True)]
+    def _new_slots(self) -> list[Dense | Sparse]:
+        pairs = zip(self.params, self.reducer.gradients, strict=True)
+        return [
+            Sparse(gradient)
+            if isinstance(gradient, SparseGradient)
+            else Dense(x, gradient, self._as_views)
+            for x, gradient in pairs
+        ]
 
     def settle(self, reducing: bool) -> None:
         """Be ready for a pass; on the way to one that is reduced, lay the buckets out anew, once.
@@ -79,12 +85,11 @@ class Gradients:
             self._fail_left_behind()
         if not reducing:
             return
-        old = self._views
+        old = self._slots
         if self.reducer.rebuild():
-            self._look()
-            for x, before, view in zip(self.params, old, self._views, strict=True):
-                if x.grad is before:
-                    x.grad = view
+            self._slots = self._new_slots()
+            for x, slot, before in zip(self.params, self._slots, old, strict=True):
+                slot.follow(x, before)
 
     def expect(self, reducing: bool, unused: Collection[int]) -> None:
         """Say of the backward pass to come whether it is reduced, and what will not be in it.
@@ -111,15 +116,7 @@ class Gradients:
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _take(self, index: int) -> None:
-        """Put a parameter's gradient, zeros if it has none, into its bucket."""
-        x, view = self.params[index], self._views[index]
-        grad = x.grad
-        if grad is None:
-            view.zero_()
-        elif grad is not view:
-            view.copy_(grad.detach())
-            if self._as_views:
-                x.grad = view
+        self._slots[index].take(self.params[index])
 
     def _end(self) -> None:
         """Wait for the means and hand them out; autograd calls this when it is through."""
@@ -138,16 +135,10 @@ class Gradients:
         self._hand_out(index for index in range(len(self.params)) if used[index])
 
     def _hand_out(self, means: Iterable[int]) -> None:
-        grads, views = [], []
-        for index in means:
-            x, view = self.params[index], self._views[index]
-            if x.grad is None:  # of use on another rank only
-                x.grad = view if self._as_views else view.clone()
-            elif x.grad is not view:
-                grads.append(x.grad.detach())
-                views.append(view)
-        if grads:
-            torch._foreach_copy_(grads, views)
+        copies = [self._slots[index].give(self.params[index]) for index in means]
+        pairs = [copy for copy in copies if copy is not None]
+        if pairs:
+            torch._foreach_copy_([to for to, _ in pairs], [mean for _, mean in pairs])
 
     def _fail_left_behind(self) -> None:
         self._running = False

@@ -53,7 +53,7 @@ def test_gradients_lie_in_buckets_only_if_asked_to_also_after_a_rebuild(views):
         found = []
         for _ in range(3):
             step(model, group.rank)
-            mine = {x.data_ptr() for x in model._gradients._views}
+            mine = {x.ctypes.data for x in model.reducer.gradients}
             found.append([x.grad.data_ptr() in mine for x in model.parameters()])
         return found, both_gradients(model)
 
@@ -161,6 +161,26 @@ def test_names_to_ignore_are_left_alone():
         return both_gradients(whole), model.b.sum().item()
 
     assert run_local(run, 2) == [([[0.5] * 2, [0.0] * 3], 3.0), ([[0.5] * 2, [1.0] * 3], 6.0)]
+
+
+def test_a_sparse_gradient_that_is_not_used_has_no_rows():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Embedding(5, 2, sparse=True)
+            self.a = nn.Parameter(torch.ones(2))
+
+        def forward(self, places):
+            return (self.rows(places) if len(places) else self.a).sum() + self.a.sum()
+
+    def run(group, places):
+        model = DistributedDataParallel(Rows(), find_unused_parameters=True)
+        model(torch.tensor(places)).backward()
+        grad = model.module.rows.weight.grad
+        return None if grad is None else (grad.is_sparse, grad.to_dense()[:, 0].tolist())
+
+    assert run_local(run, 2, [[1, 3, 1], []]) == [(True, [0, 1.0, 0, 0.5, 0])] * 2
+    assert run_local(run, 2, [[], []]) == [None] * 2
 
 
 def tensor_work(group, bucket):

@@ -36,6 +36,19 @@ class Transformer(nn.Module):
         return self.out(self.block(self.embed(x)))
 
 
+class Rows(nn.Module):
+    """An embedding and a bag of them with sparse gradients, beside a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(11, 4, sparse=True)
+        self.bags = nn.EmbeddingBag(11, 4, sparse=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.rows(x).sum(1) * self.bags(x))
+
+
 class Branches(nn.Module):
     """Takes one of three branches by what it is told; one is never taken."""
 
@@ -75,6 +88,7 @@ ZOO = {
     "perceptron": (perceptron, lambda r, s: (numbers(r, s, 5, 6),)),
     "convolution": (convolution, lambda r, s: (numbers(r, s, 3, 2, 6, 6),)),
     "transformer": (Transformer, lambda r, s: (tokens(r, s, 2, 5),)),
+    "rows": (Rows, lambda r, s: (tokens(r, s, 3, 4),)),
     "branches": (Branches, lambda r, s: (numbers(r, s, 3, 4), (r + s) % 2)),
     "repeats": (Repeats, lambda r, s: (numbers(r, s, 3, 4),)),
 }
