@@ -4,8 +4,8 @@
     environment = libraries.environment()
 
 They are compiled against the real cuda.h and nccl.h, of the wheels `nvidia-cuda-runtime-cu12` and
-`nvidia-nccl-cu12`: a prototype that is not NVIDIA's does not compile. The headers are found in
-this Python's packages, or in those of `.venv-gpu` beside the sources.
+`nvidia-nccl-cu12`: a prototype that is not NVIDIA's does not compile. The headers are found
+in this Python's packages: `make test-nccl` has a Python with them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def find_headers() -> list[Path] | None:
 
 
 def _packages() -> Iterator[Path]:
-    yield from (Path(entry) for entry in sys.path if entry.endswith("site-packages"))
-    yield from (ROOT / ".venv-gpu").glob("lib/python3*/site-packages")
+    return (Path(entry) for entry in sys.path if entry.endswith("site-packages"))
 
 
 def _state(headers: list[Path]) -> str:

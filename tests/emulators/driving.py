@@ -3,7 +3,7 @@
     gpu = Gpu(device=0)                       # loads libcuda, makes a context current
     address = gpu.put(x)                      # device memory that holds a copy of x
     nccl = Nccl()
-    comm = nccl.init(group)                   # the id travels by a group of the cpu backend
+    comm = nccl.init(group)                   # the id travels by the group's store
     nccl("ncclAllReduce", address, address, x.size, FLOAT32, SUM, comm, stream)
 
 A call that returns anything but 0 raises Refused, which has the code.
@@ -12,6 +12,7 @@ A call that returns anything but 0 raises Refused, which has the code.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from typing import Any
 
@@ -27,6 +28,7 @@ TYPES = {label: code for code, label in enumerate([*INTS, *FLOATS])}
 OPS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
+_ids = itertools.count()  # of this process, so that no id is read twice
 IN_PROGRESS = 7
 SCALAR_ON_HOST = 1
 
@@ -142,8 +144,10 @@ class Nccl:
 
     def init(self, group: ProcessGroup, blocking: bool = True) -> int:
         """Make a communicator of all ranks of `group`; the device is the current one."""
-        unique = self.unique_id() if group.rank == 0 else np.zeros(128, np.uint8)
-        group.broadcast(unique, 0)
+        key = f"id {next(_ids)}"
+        if group.rank == 0:
+            group.store.set(key, self.unique_id().tobytes())
+        unique = np.frombuffer(group.store.get(key), np.uint8)
         comm, code = self.init_rank(group.size, unique, group.rank, blocking)
         if code not in (0, IN_PROGRESS):
             raise Refused("ncclCommInitRankConfig", code, self.last_error())
@@ -157,11 +161,38 @@ class Nccl:
         code = function(ctypes.byref(comm), size, by_value, rank, ctypes.byref(config))
         return comm.value, code
 
+    def split(self, comm: int, color: int, key: int) -> int:
+        made = ctypes.c_uint64()
+        self("ncclCommSplit", comm, color, key, ctypes.byref(made), None)
+        return made.value
+
+    def shrink(self, comm: int, without: list[int], abort: bool) -> int:
+        made, ranks = ctypes.c_uint64(), np.array(without, np.int32)
+        where = ctypes.byref(made)
+        self("ncclCommShrink", comm, ranks.ctypes.data, ranks.size, where, None, int(abort))
+        return made.value
+
+    def scaled_sum(self, factor: Array, code: int, comm: int) -> int:
+        """Return the reduction that multiplies by `factor`, an array of one element."""
+        made = ctypes.c_int()
+        where = ctypes.byref(made), factor.ctypes.data
+        self("ncclRedOpCreatePreMulSum", *where, code, SCALAR_ON_HOST, comm)
+        return made.value
+
+    def number(self, name: str, comm: int) -> int:
+        """Ask a question about a communicator whose answer is an int."""
+        answer = ctypes.c_int()
+        self(name, comm, ctypes.byref(answer))
+        return answer.value
+
     def state(self, comm: int) -> int:
         """Return the asynchronous error of a communicator."""
-        state = ctypes.c_int()
-        self("ncclCommGetAsyncError", comm, ctypes.byref(state))
-        return state.value
+        return self.number("ncclCommGetAsyncError", comm)
+
+    def words(self, comm: int) -> str:
+        """Return what a communicator complains of."""
+        text: bytes = self.library.ncclGetLastError(ctypes.c_uint64(comm))
+        return text.decode()
 
     def ready(self, comm: int) -> int:
         """Look until a nonblocking communicator is not in progress; return its state."""

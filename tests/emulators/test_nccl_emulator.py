@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from driving import OPS, TYPES, Gpu, Nccl
+from driving import IN_PROGRESS, OPS, TYPES, Gpu, Nccl, Refused
 
 from build import find_headers
 from nc10d import ops as O
@@ -17,6 +18,7 @@ from nc10d.testing import Ranks, reference
 from nc10d.testing.strategies import mixed_values
 
 SIZE = 3
+INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, NOT_READY = 4, 5, 6, 600
 Array = np.ndarray[Any, np.dtype[Any]]
 
 pytestmark = pytest.mark.skipif(find_headers() is None, reason="no cuda.h and nccl.h")
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.skipif(find_headers() is None, reason="no cuda.h and nc
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE, "processes", timeout=20.0) as found:
+    with Ranks(SIZE, "processes", "fake") as found:  # only its store is used
         yield found
 
 
@@ -45,6 +47,11 @@ class World:
         self.gpu("cuStreamSynchronize", self.stream)
 
 
+def fresh(group: ProcessGroup) -> World:
+    """Return a world with a communicator of its own, which a test may spoil."""
+    return World(group)
+
+
 _mine: list[World] = []
 
 
@@ -62,24 +69,31 @@ def each(dtype: DType) -> list[list[Array]]:
     return [[values(dtype, r, c) for c in range(SIZE)] for r in range(SIZE)]
 
 
-# Collectives of every type
+# Reductions of every type
 
 
 def reductions(group: ProcessGroup, label: str) -> dict[str, list[Array]]:
     """Reduce in three calls by every operation that the type has."""
     here, dtype, code = world(group), DType[label], TYPES[DType[label].label]
     rows, results = each(dtype)[group.rank], {}
-    for name, op in OPS.items():
-        if not allows(dtype, O.ReduceOp(O.RedOp[name])):
-            continue
-        x, flat = rows[0], np.concatenate(rows)
-        whole, root, apart = here.gpu.put(x), here.gpu.put(x), here.gpu.put(flat)
-        here.call("ncclAllReduce", whole, whole, x.size, code, op)
-        here.call("ncclReduce", root, root, x.size, code, op, 1)
-        here.call("ncclReduceScatter", apart, apart, x.size, code, op)
-        here.wait()
-        results[name] = [here.gpu.get(at, x) for at in (whole, root, apart)]
+    for name in OPS:
+        if allows(dtype, O.ReduceOp(O.RedOp[name])):
+            results[name] = three_calls(here, rows, code, OPS[name])
+    factor = np.array([3], dtype.numpy)
+    made = here.nccl.scaled_sum(factor, code, here.comm)
+    results["PREMUL_SUM"] = three_calls(here, rows, code, made)
+    here.nccl("ncclRedOpDestroy", made, here.comm)
     return results
+
+
+def three_calls(here: World, rows: list[Array], code: int, op: int) -> list[Array]:
+    x, flat = rows[0], np.concatenate(rows)
+    whole, root, apart = here.gpu.put(x), here.gpu.put(x), here.gpu.put(flat)
+    here.call("ncclAllReduce", whole, whole, x.size, code, op)
+    here.call("ncclReduce", root, root, x.size, code, op, 1)
+    here.call("ncclReduceScatter", apart, apart, x.size, code, op)
+    here.wait()
+    return [here.gpu.get(at, x) for at in (whole, root, apart)]
 
 
 NUMBERS = [d.name for d in DType if d.label in TYPES]
@@ -91,7 +105,7 @@ def test_every_reduction_of_every_type_is_the_reference(ranks: Ranks, label: str
     first = [row[0] for row in rows]
     answers = ranks.run(reductions, [label] * SIZE)
     for name in answers[0]:
-        op = O.ReduceOp(O.RedOp[name])
+        op = O.premul_sum(3.0) if name == "PREMUL_SUM" else O.ReduceOp(O.RedOp[name])
         wanted = zip(
             reference.all_reduce(first, op),
             reference.reduce(first, 1, op),
@@ -100,3 +114,305 @@ def test_every_reduction_of_every_type_is_the_reference(ranks: Ranks, label: str
         )
         for rank, right in enumerate(wanted):
             assert all(map(reference.same_bits, answers[rank][name], right)), (name, rank)
+
+
+# Collectives that copy
+
+
+def copies(group: ProcessGroup, count: int) -> dict[str, Array]:
+    here, root = world(group), 2
+    rows = [np.arange(count, dtype=np.float32) + 1000 * group.rank + c for c in range(SIZE)]
+    one, all_of_them = rows[0], np.concatenate(rows)
+    room = np.zeros(SIZE * count, np.float32)
+    calls: dict[str, tuple[Array, Array, tuple[int, ...]]] = {
+        "ncclBroadcast": (one, one, (root,)),
+        "ncclAllGather": (one, room, ()),
+        "ncclAlltoAll": (all_of_them, room, ()),
+        "ncclGather": (one, room, (root,)),
+        "ncclScatter": (all_of_them, np.zeros(count, np.float32), (root,)),
+    }
+    places = {name: (here.gpu.put(a), here.gpu.put(b)) for name, (a, b, _) in calls.items()}
+    here.nccl("ncclGroupStart")
+    for name, (_, _, more) in calls.items():
+        here.call(name, *places[name], count, TYPES["float32"], *more)
+    here.nccl("ncclGroupEnd")
+    here.wait()
+    return {name: here.gpu.get(places[name][1], out) for name, (_, out, _) in calls.items()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 13, 200_003])  # the last is more than a board
+def test_every_copying_collective_is_the_reference(ranks: Ranks, count: int) -> None:
+    rows = [
+        [np.arange(count, dtype=np.float32) + 1000 * r + c for c in range(SIZE)]
+        for r in range(SIZE)
+    ]
+    first = [row[0] for row in rows]
+    answers = ranks.run(copies, [count] * SIZE)
+    for rank, got in enumerate(answers):
+        wanted = {
+            "ncclBroadcast": reference.broadcast(first, 2)[rank],
+            "ncclAllGather": np.concatenate(reference.all_gather(first)[rank]),
+            "ncclAlltoAll": np.concatenate(reference.all_to_all(rows)[rank]),
+            "ncclGather": np.concatenate(first) if rank == 2 else np.zeros(SIZE * count, "f4"),
+            "ncclScatter": reference.scatter(rows[2])[rank],
+        }
+        assert all(np.array_equal(got[name], right) for name, right in wanted.items()), rank
+
+
+# Messages
+
+
+def everybody_sends_first(group: ProcessGroup, count: int) -> list[Array]:
+    """Send to all ranks, this one too, before anything is received; two to each."""
+    here, x = world(group), np.zeros(count)
+    here.nccl("ncclGroupStart")
+    coming = []
+    for number in range(2):
+        for peer in range(SIZE):
+            letter = np.full(count, 100.0 * number + 10 * group.rank + peer)
+            coming.append(here.gpu.put(x))
+            here.call("ncclSend", here.gpu.put(letter), count, TYPES["float64"], peer)
+            here.call("ncclRecv", coming[-1], count, TYPES["float64"], peer)
+    here.nccl("ncclGroupEnd")
+    here.wait()
+    return [here.gpu.get(at, x) for at in coming]
+
+
+@pytest.mark.parametrize("count", [3, 50_000])  # the second is more than a ring holds
+def test_messages_of_a_group_go_side_by_side_and_in_order(ranks: Ranks, count: int) -> None:
+    for rank, got in enumerate(ranks.run(everybody_sends_first, [count] * SIZE)):
+        wanted = [100.0 * n + 10 * src + rank for n in range(2) for src in range(SIZE)]
+        assert [x[-1] for x in got] == wanted
+        assert all((x == x[0]).all() for x in got)
+
+
+def a_send_alone(group: ProcessGroup) -> bool:
+    """A send is not over before somebody receives."""
+    here, x = world(group), np.ones(4)
+    at, over = here.gpu.put(x), True
+    if group.rank == 0:
+        here.call("ncclSend", at, 4, TYPES["float64"], 1)
+        over = here.gpu.code("cuStreamQuery", here.stream) == 0
+        group.store.set("a send is on its way", "1")
+        here.wait()
+    if group.rank == 1:
+        group.store.wait(["a send is on its way"])
+        here.call("ncclRecv", at, 4, TYPES["float64"], 0)
+        here.wait()
+    return over
+
+
+def test_a_send_waits_for_its_receive(ranks: Ranks) -> None:
+    assert ranks.run(a_send_alone)[0] is False
+
+
+# What differs from rank to rank
+
+
+def other_counts(group: ProcessGroup) -> tuple[int, str, Array]:
+    here, x = fresh(group), np.full(5, 7.0)
+    at = here.gpu.put(x)
+    here.call("ncclAllReduce", at, at, 5 - (group.rank == 2), TYPES["float64"], 0)
+    here.wait()
+    words = here.nccl.words(here.comm)
+    state = here.nccl.state(here.comm)
+    here.nccl("ncclCommAbort", here.comm)
+    return state, words, here.gpu.get(at, x)
+
+
+def test_calls_that_differ_are_an_error_on_every_rank(ranks: Ranks) -> None:
+    for state, words, x in ranks.run(other_counts):
+        assert (state, (x == 7.0).all()) == (INVALID_USAGE, True)
+        assert "5 elements" in words
+        assert "rank 2" in words
+
+
+def other_lengths(group: ProcessGroup) -> int:
+    here, x = fresh(group), np.zeros(8)
+    at = here.gpu.put(x)
+    if group.rank == 0:
+        here.call("ncclSend", at, 8, TYPES["float64"], 1)
+    if group.rank == 1:
+        here.call("ncclRecv", at, 7, TYPES["float64"], 0)
+        here.wait()
+        group.store.set("the letter was opened", "1")
+    group.store.wait(["the letter was opened"])
+    state = here.nccl.state(here.comm)
+    here.nccl("ncclCommAbort", here.comm)
+    return state
+
+
+def test_a_message_of_another_length_is_an_error(ranks: Ranks) -> None:
+    assert ranks.run(other_lengths)[1] == INVALID_USAGE
+
+
+# Nonblocking, abort, death
+
+
+def nonblocking(group: ProcessGroup) -> tuple[int, float]:
+    """Until a call is through, another one is refused as NCCL refuses it."""
+    here, x = world(group), np.ones(4)
+    comm = here.nccl.init(group, blocking=False)
+    at = here.gpu.put(x)
+    assert here.nccl.ready(comm) == 0
+    os.environ["NC10D_EMULATED_IN_PROGRESS"] = "0.2"
+    call = "ncclAllReduce", at, at, 4, TYPES["float64"], 0, comm, here.stream
+    first = here.nccl.code(*call)
+    second = here.nccl.code(*call)
+    del os.environ["NC10D_EMULATED_IN_PROGRESS"]
+    assert (first, here.nccl.ready(comm)) == (IN_PROGRESS, 0)
+    here.wait()
+    here.nccl("ncclCommDestroy", comm)
+    return second, float(here.gpu.get(at, x)[0])
+
+
+def test_a_nonblocking_communicator_is_in_progress_and_then_is_not(ranks: Ranks) -> None:
+    assert ranks.run(nonblocking) == [(INVALID_ARGUMENT, 3.0)] * SIZE
+
+
+def one_rank_aborts(group: ProcessGroup) -> tuple[int, int]:
+    """The others' operation stays where it is, and says why, until they abort too."""
+    here, x = fresh(group), np.ones(4)
+    at = here.gpu.put(x)
+    state = 0
+    if group.rank:
+        here.call("ncclAllReduce", at, at, 4, TYPES["float64"], 0)
+    else:
+        here.nccl("ncclCommAbort", here.comm)
+        return 0, 0
+    while not state:
+        state = here.nccl.state(here.comm)
+    stuck = here.gpu.code("cuStreamQuery", here.stream)
+    here.nccl("ncclCommAbort", here.comm)
+    here.wait()
+    return state, stuck
+
+
+def test_an_abort_reaches_the_peers_as_a_remote_error(ranks: Ranks) -> None:
+    assert ranks.run(one_rank_aborts)[1:] == [(REMOTE_ERROR, NOT_READY)] * (SIZE - 1)
+
+
+def one_rank_dies(group: ProcessGroup) -> int:
+    here, x = fresh(group), np.ones(4)
+    at = here.gpu.put(x)
+    if group.rank == 2:
+        os.environ["NC10D_EMULATED_FAULTS"] = "ncclAllReduce@1=die"
+    here.call("ncclAllReduce", at, at, 4, TYPES["float64"], 0)
+    while not (state := here.nccl.state(here.comm)):
+        os.sched_yield()
+    survivors = here.nccl.shrink(here.comm, [2], abort=True)
+    here.nccl("ncclAllReduce", at, at, 4, TYPES["float64"], 0, survivors, here.stream)
+    here.wait()
+    assert (state, here.gpu.get(at, x)[0]) == (REMOTE_ERROR, SIZE - 1)
+    return state
+
+
+def test_a_death_is_a_remote_error_and_the_others_can_go_on() -> None:
+    with (
+        Ranks(SIZE, "processes", "fake") as ranks,
+        pytest.raises(RuntimeError, match="the process ended with code -9"),
+    ):
+        ranks.run(one_rank_dies)
+
+
+# Families
+
+
+def families(group: ProcessGroup) -> list[float]:
+    """Split by parity, the other way round; then shrink; then revoke and split all the same."""
+    here, x = fresh(group), np.full(2, float(2**group.rank))
+    sums = []
+
+    def add_up(comm: int) -> None:
+        at = here.gpu.put(x)
+        here.nccl("ncclAllReduce", at, at, 2, TYPES["float64"], 0, comm, here.stream)
+        here.nccl("ncclBroadcast", at, at, 1, TYPES["float64"], 0, comm, here.stream)
+        here.wait()
+        sums.append(float(here.gpu.get(at, x)[1]))
+
+    parity = here.nccl.split(here.comm, group.rank % 2, -group.rank)
+    assert here.nccl.number("ncclCommUserRank", parity) == (1 if group.rank == 0 else 0)
+    add_up(parity)
+    if group.rank != 1:
+        add_up(here.nccl.shrink(here.comm, [1], abort=False))
+    here.nccl("ncclCommRevoke", here.comm, 0)
+    at = here.gpu.put(x)
+    call = "ncclAllReduce", at, at, 2, TYPES["float64"], 0, here.comm, here.stream
+    assert here.nccl.code(*call) == INVALID_USAGE
+    add_up(here.nccl.split(here.comm, 0, 0))
+    return sums
+
+
+def test_communicators_come_of_communicators(ranks: Ranks) -> None:
+    assert ranks.run(families) == [[5.0, 5.0, 7.0], [2.0, 7.0], [5.0, 5.0, 7.0]]
+
+
+# Faults, by environment
+
+
+def faulty(group: ProcessGroup) -> tuple[list[int], int, float]:
+    here, x = fresh(group), np.ones(4)
+    at = here.gpu.put(x)
+    os.environ["NC10D_EMULATED_FAULTS"] = "1/ncclAllReduce@2=fail:2,ncclBroadcast@1=delay:100"
+    call = "ncclAllReduce", at, at, 4, TYPES["float64"], 0, here.comm, here.stream
+    codes = [here.nccl.code(*call), here.nccl.code(*call) if group.rank == 1 else 2]
+    here.call("ncclBroadcast", at, at, 4, TYPES["float64"], 0)
+    late = here.gpu.code("cuStreamQuery", here.stream)
+    here.wait()
+    del os.environ["NC10D_EMULATED_FAULTS"]
+    return codes, late, float(here.gpu.get(at, x)[0])
+
+
+def test_faults_come_where_they_are_asked_for(ranks: Ranks) -> None:
+    assert ranks.run(faulty) == [([0, 2], NOT_READY, 3.0)] * SIZE
+
+
+# The caller's mistakes
+
+
+def mistakes(group: ProcessGroup) -> list[int]:
+    here = fresh(group)
+    at = here.gpu.put(np.ones(4))
+    host = np.ones(4)
+    tail = here.comm, here.stream
+    codes = [
+        here.nccl.code("ncclAllReduce", at, at, 5000, TYPES["float64"], 0, *tail),  # past its end
+        here.nccl.code("ncclAllReduce", host.ctypes.data, at, 4, TYPES["float64"], 0, *tail),
+        here.nccl.code("ncclAllReduce", at, at, 4, 99, 0, *tail),
+        here.nccl.code("ncclAllReduce", at, at, 4, TYPES["float64"], 9, *tail),
+        here.nccl.code("ncclBroadcast", at, at, 4, TYPES["float64"], SIZE, *tail),
+        here.nccl.code("ncclAllReduce", at, at, 4, TYPES["float64"], 0, 0, here.stream),
+        here.nccl.code("ncclGroupEnd"),
+    ]
+    here.nccl("ncclGroupStart")
+    here.nccl.code("ncclAllReduce", at, at, 4, 99, 0, *tail)
+    codes.append(here.nccl.code("ncclGroupEnd"))
+    here.nccl("ncclCommDestroy", here.comm)
+    codes.append(here.nccl.code("ncclAllReduce", at, at, 4, TYPES["float64"], 0, *tail))
+    return codes
+
+
+def test_mistakes_are_refused_at_the_call(ranks: Ranks) -> None:
+    wanted = [INVALID_ARGUMENT] * 6 + [INVALID_USAGE, INVALID_ARGUMENT, INVALID_ARGUMENT]
+    assert ranks.run(mistakes) == [wanted] * SIZE
+
+
+def same_gpu(group: ProcessGroup) -> tuple[int, int]:
+    """Two ranks on one device are refused, unless they say that their hosts differ."""
+    here = world(group)
+    Gpu(0)
+    codes = []
+    for host in ("", f"host {group.rank}"):
+        os.environ["NCCL_HOSTID"] = host
+        try:
+            here.nccl.init(group)
+            codes.append(0)
+        except Refused as error:
+            codes.append(error.code)
+    del os.environ["NCCL_HOSTID"]
+    Gpu(group.rank)
+    return codes[0], codes[1]
+
+
+def test_one_gpu_for_two_ranks_is_refused_as_nccl_does(ranks: Ranks) -> None:
+    assert ranks.run(same_gpu) == [(INVALID_USAGE, 0)] * SIZE

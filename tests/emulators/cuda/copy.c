@@ -18,6 +18,8 @@ static void run_copy(void *args) {
 
 static bool plain(uintptr_t address) { return !cuemu_range(address, 1); }
 
+#define ON_DEVICE(address, size) REQUIRE(!(size) || cuemu_range(address, size), CUDA_ERROR_INVALID_VALUE)
+
 static CUresult copy_async(uintptr_t to, uintptr_t from, size_t size, CUstream stream) {
   NEED_CONTEXT();
   REQUIRE(size, CUDA_SUCCESS);
@@ -37,14 +39,18 @@ static CUresult copy_now(uintptr_t to, uintptr_t from, size_t size) {
 }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
+  ON_DEVICE(to, size);
   return copy_async(to, (uintptr_t)from, size, stream);
 }
 
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream stream) {
+  ON_DEVICE(from, size);
   return copy_async((uintptr_t)to, from, size, stream);
 }
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  ON_DEVICE(to, size);
+  ON_DEVICE(from, size);
   return copy_async(to, from, size, stream);
 }
 
@@ -53,12 +59,20 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream s
 }
 
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) {
+  ON_DEVICE(to, size);
   return copy_now(to, (uintptr_t)from, size);
 }
 
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) { return copy_now((uintptr_t)to, from, size); }
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) {
+  ON_DEVICE(from, size);
+  return copy_now((uintptr_t)to, from, size);
+}
 
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size) { return copy_now(to, from, size); }
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size) {
+  ON_DEVICE(to, size);
+  ON_DEVICE(from, size);
+  return copy_now(to, from, size);
+}
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) { return copy_now(to, from, size); }
 

@@ -3,27 +3,20 @@
 #include "emulator.h"
 
 struct plan {
-  ncclComm_t parent, *result;
-  ncclConfig_t config;
-  bool configured;
+  ncclComm_t child; /* there at once, and ncclInProgress until it has its segment */
   int color, key, flags, count;
   int excluded[64];
 };
-
-static ncclComm_t child(const struct plan *plan, int size, int rank) {
-  ncclComm_t comm = nccl_new(size, rank, plan->configured ? &plan->config : NULL);
-  if (!plan->configured) comm->blocking = plan->parent->blocking;
-  comm->device = plan->parent->device;
-  nccl_driver()->event_create(&comm->tail, CU_EVENT_DISABLE_TIMING);
-  return comm;
-}
 
 /* Whether `a` comes before `b` in the new communicator. */
 static bool before(const struct member *members, int a, int b) {
   return members[a].key < members[b].key || (members[a].key == members[b].key && a < b);
 }
 
-static ncclResult_t start(ncclComm_t comm, ncclResult_t result) {
+static ncclResult_t start(ncclComm_t comm, int size, int rank, const char *path) {
+  comm->size = size;
+  comm->rank = rank;
+  ncclResult_t result = nccl_attach(comm, path);
   atomic_store(&comm->state, result);
   return result;
 }
@@ -31,7 +24,6 @@ static ncclResult_t start(ncclComm_t comm, ncclResult_t result) {
 static ncclResult_t split(ncclComm_t parent, void *args) {
   struct plan *plan = args;
   struct member *members = parent->shared->members, *mine = &members[parent->rank];
-  char path[PATH] = "";
   mine->color = plan->color;
   mine->key = plan->key;
   REQUIRE(parent, nccl_meet(parent), ncclInternalError, "aborted in a split");
@@ -46,11 +38,7 @@ static ncclResult_t split(ncclComm_t parent, void *args) {
   if (takes_part && leader == parent->rank) nccl_segment_new(mine->path);
   REQUIRE(parent, nccl_meet(parent), ncclInternalError, "aborted in a split");
   if (!takes_part) return ncclSuccess;
-  memcpy(path, members[leader].path, PATH);
-  ncclComm_t comm = child(plan, size, rank);
-  ncclResult_t result = start(comm, nccl_attach(comm, path));
-  *plan->result = comm;
-  return result;
+  return start(plan->child, size, rank, members[leader].path);
 }
 
 static bool excluded(const struct plan *plan, int rank) {
@@ -90,10 +78,7 @@ static ncclResult_t shrink(ncclComm_t parent, void *args) {
   }
   struct awaited awaited = {&members[leader].shrunk, number};
   REQUIRE(parent, nccl_wait(parent, reached, &awaited, false), ncclInternalError, "aborted in a shrink");
-  ncclComm_t comm = child(plan, size, rank);
-  ncclResult_t result = start(comm, nccl_attach(comm, members[leader].path));
-  *plan->result = comm;
-  return result;
+  return start(plan->child, size, rank, members[leader].path);
 }
 
 /* What a communicator may still do after an error on it: be left for another one. */
@@ -103,11 +88,12 @@ static ncclResult_t check_parent(ncclComm_t comm, bool despite_errors) {
   return result;
 }
 
-static struct plan plan_of(ncclComm_t parent, ncclComm_t *result, const ncclConfig_t *config) {
-  struct plan plan = {.parent = parent, .result = result, .configured = config != NULL};
-  if (config) memcpy(&plan.config, config, config->size < sizeof plan.config ? config->size : sizeof plan.config);
-  *result = NULL;
-  return plan;
+static ncclComm_t child(ncclComm_t parent, const ncclConfig_t *config) {
+  ncclComm_t comm = nccl_new(0, 0, config);
+  if (!config) comm->blocking = parent->blocking;
+  comm->device = parent->device;
+  nccl_driver()->event_create(&comm->tail, CU_EVENT_DISABLE_TIMING);
+  return comm;
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *result, ncclConfig_t *config) {
@@ -116,9 +102,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *resu
   if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
   REQUIRE(comm, result, ncclInvalidArgument, "newcomm argument is NULL");
   REQUIRE(comm, color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument, "invalid color %d", color);
-  struct plan plan = plan_of(comm, result, config);
-  plan.color = color;
-  plan.key = key;
+  struct plan plan = {.color = color, .key = key};
+  if (color != NCCL_SPLIT_NOCOLOR) plan.child = child(comm, config);
+  *result = plan.child;
   return nccl_do(comm, split, &plan, sizeof plan);
 }
 
@@ -130,11 +116,10 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *ranks, int count, ncclComm_t *
   if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
   REQUIRE(comm, result && ranks && count > 0 && count < comm->size && count <= 64, ncclInvalidArgument,
           "invalid list of %d ranks to exclude", count);
-  struct plan plan = plan_of(comm, result, config);
-  plan.flags = flags;
-  plan.count = count;
+  struct plan plan = {.flags = flags, .count = count};
   memcpy(plan.excluded, ranks, count * sizeof *ranks);
   REQUIRE(comm, !excluded(&plan, comm->rank), ncclInvalidArgument, "rank %d excludes itself", comm->rank);
+  plan.child = *result = child(comm, config);
   return nccl_do(comm, shrink, &plan, sizeof plan);
 }
 

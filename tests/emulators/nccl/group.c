@@ -89,25 +89,26 @@ static void follow(CUstream stream, CUstream other) {
   nccl_driver()->event_destroy(event);
 }
 
-/* One launch, on the first operation's stream; the streams of the others wait for it and it for them. */
+/* One launch, on the first operation's stream; the others' wait for it, and it for them. The launch
+ * is the stream's thread's as soon as it is enqueued, and may be over and gone. */
 static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
-  CUstream stream = launch->ops[0].stream;
+  CUstream stream = launch->ops[0].stream, others[launch->count];
+  size_t count = 0;
+  bool captured = launch->captured = captures(stream);
   launch->comm = comm;
-  launch->captured = captures(stream);
   for (size_t i = 1; i < launch->count; i++)
-    if (launch->ops[i].stream != stream) follow(stream, launch->ops[i].stream);
-  if (!launch->captured) {
+    if (launch->ops[i].stream != stream) follow(stream, others[count++] = launch->ops[i].stream);
+  if (!captured) {
     if (comm->last && comm->last != stream) nccl_driver()->wait_event(stream, comm->tail, 0);
     atomic_fetch_add(&comm->references, 1);
     atomic_fetch_add(&comm->pending, 1);
   }
   REQUIRE(comm, !nccl_driver()->launch_host(stream, run, launch), ncclUnhandledCudaError, "the launch failed");
-  if (!launch->captured) {
+  if (!captured) {
     nccl_driver()->event_record(comm->tail, stream);
     comm->last = stream;
   }
-  for (size_t i = 1; i < launch->count; i++)
-    if (launch->ops[i].stream != stream) follow(launch->ops[i].stream, stream);
+  for (size_t i = 0; i < count; i++) follow(others[i], stream);
   return ncclSuccess;
 }
 

@@ -35,11 +35,15 @@ struct ring *nccl_ring(ncclComm_t comm, int src, int dst) {
   return (struct ring *)nccl_board(comm, comm->size) + (src * comm->size + dst);
 }
 
-/* Make a segment, and its path for the others; it stays open here until all of them have it. */
+/* Make a segment, and its path for the others; it stays open here until all of them have it. The
+ * path ends with the segment's name, since descriptors are used again. */
 int nccl_segment_new(char *path) {
-  int fd = memfd_create("nccl-emulator", MFD_CLOEXEC);
+  char name[32];
+  static atomic_int number;
+  snprintf(name, sizeof name, "nccl-%d-%d", getpid(), atomic_fetch_add(&number, 1));
+  int fd = memfd_create(name, MFD_CLOEXEC);
   if (fd < 0) return -1;
-  snprintf(path, PATH, "/proc/%d/fd/%d", getpid(), fd);
+  snprintf(path, PATH, "/proc/%d/fd/%d %s", getpid(), fd, name);
   pthread_mutex_lock(&keeping);
   for (int i = 0; i < PENDING; i++)
     if (!kept[i]) { kept[i] = fd + 1; break; }
@@ -83,9 +87,16 @@ static ncclResult_t check_devices(ncclComm_t comm) {
   return ncclSuccess;
 }
 
+static int open_segment(const char *path) {
+  char file[PATH], name[PATH], target[PATH] = "", wanted[2 * PATH];
+  if (sscanf(path, "%63s %63s", file, name) != 2 || readlink(file, target, sizeof target - 1) < 0) return -1;
+  snprintf(wanted, sizeof wanted, "/memfd:%s (deleted)", name);
+  return strcmp(target, wanted) ? -1 : open(file, O_RDWR | O_CLOEXEC);
+}
+
 /* Take my place in the segment at `path`, and wait until all members have. */
 ncclResult_t nccl_attach(ncclComm_t comm, const char *path) {
-  comm->fd = open(path, O_RDWR | O_CLOEXEC);
+  comm->fd = open_segment(path);
   REQUIRE(comm, comm->fd >= 0, ncclSystemError, "bootstrap: nobody is at %s", path);
   comm->mapped = nccl_segment_size(comm->size);
   REQUIRE(comm, ftruncate(comm->fd, comm->mapped) == 0, ncclSystemError, "no room for %zu bytes", comm->mapped);
