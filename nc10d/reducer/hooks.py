@@ -84,15 +84,27 @@ class GradBucket:
         return op.meant_for(self._purpose)
 
 
+class Passes:
+    """Counts the passes that a hook has seen, bucket by bucket."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.count = 0
+
+    def begun(self, bucket: GradBucket) -> bool:
+        """Say whether the pass of this bucket, not seen before, is the `start`th or later."""
+        begun = self.count >= self.start
+        self.count += bucket.is_last()
+        return begun
+
+
 def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
     """Wait for what a hook has returned; return the array that it reduced.
 
     Raises what made it fail; TypeError or ValueError if the value is no array like the buffer.
     """
     value = outcome.result() if isinstance(outcome, Work) else outcome.wait()
-    if isinstance(value, (list, tuple)):
-        value = value[0] if len(value) == 1 else value or None  # an empty list is no value
-    found = bucket.buffer() if value is None else value
+    found = _only(value, bucket.buffer())
     if not hasattr(found, "shape"):
         raise TypeError(f"a comm hook must end with an array or a list of one, not {value!r:.80}")
     if found.shape != bucket.buffer().shape:
@@ -142,7 +154,7 @@ def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future
     small = np.empty(whole.shape, dtype.numpy)
     cast(whole, small, 1 / group.size)
     work = started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
-    return work.get_future().then(lambda done: _widen(done, whole))
+    return work.get_future().then(lambda done: _widen(_only(done.value(), small), whole))
 
 
 def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
@@ -156,16 +168,21 @@ def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
 
         def restore(done: Future[Any]) -> Array:
             bucket.set_buffer(whole)
-            return _widen(done, whole)
+            return _widen(_only(done.value(), small), whole)
 
         return future.then(restore)
 
     return compressing
 
 
-def _widen(done: Future[Any], whole: Array) -> Array:
-    value = done.value()
-    (small,) = value if isinstance(value, (list, tuple)) else (value,)
+def _only(value: Any, without: Array) -> Any:
+    """Return the array that a hook's value is, or is a list of; `without` if there is no value."""
+    if isinstance(value, (list, tuple)):
+        value = value[0] if len(value) == 1 else value or None  # an empty list is no value
+    return without if value is None else value
+
+
+def _widen(small: Array, whole: Array) -> Array:
     cast(small, whole)
     return whole
 
