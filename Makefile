@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each does all its own set-up, in .venv.
+# `make demo`, `make demo-torch` and `make test`: each does all its own set-up, in .venv.
 .POSIX:
 .SUFFIXES:
 SHELL := /bin/bash
@@ -11,10 +11,17 @@ CODE := nc10d tests examples
 
 # One job at a time: the stamps build on each other, and tests must not compete for cores.
 .NOTPARALLEL:
-.PHONY: demo test test-long test-nccl lint typecheck warm unit clean
+.PHONY: demo demo-torch test test-long test-nccl lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
+
+# torch's DistributedDataParallel, then nc10d's: the same curve, drawn into build/loss.png.
+TRAIN = @OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/torch_ddp.py
+demo-torch: .venv/test.stamp
+	@mkdir -p build
+	$(TRAIN) --ddp torch --save build/torch.json
+	$(TRAIN) --ddp nc10d --against build/torch.json --plot build/loss.png
 
 test: lint typecheck warm unit
 
