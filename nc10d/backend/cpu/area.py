@@ -126,6 +126,23 @@ class Areas:
                 best = (number, _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16)))
         return best
 
+    def begun(self, rank: int) -> int:
+        """Return when a rank's latest call began, in ns of the monotonic clock; 0: unknown."""
+        number, _ = self.last_record(rank)
+        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
+        return int(self._word(rank, start + 8)[0]) if number else 0
+
+    def records(self, rank: int) -> list[tuple[int, int, str]]:
+        """Return a rank's latest calls, oldest first: number, start (as in `begun`), what."""
+        found = []
+        for slot in range(at.RECORD_RING):
+            start = at.AREA_RECORDS + slot * at.RECORD_BYTES
+            number, begun = (int(self._word(rank, start + word)[0]) for word in (0, 8))
+            if number:
+                text = _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16))
+                found.append((number, begun, text))
+        return sorted(found)
+
     def record(self, rank: int, number: int) -> str | None:
         """Return what a rank's call number `number` was, if it is still known."""
         start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES

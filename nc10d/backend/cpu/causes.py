@@ -35,7 +35,7 @@ KINDS = (
     errors.GroupClosed,
 )
 _KIND_BY_NAME = {kind.__name__: kind for kind in KINDS}
-FIELDS = ("rank", "host", "pid", "group", "op", "seq")
+FIELDS = ("rank", "host", "pid", "group", "op", "seq", "cause", "waited", "last")
 
 
 def publish(areas: Areas, error: errors.DistError) -> None:
@@ -56,7 +56,7 @@ def publish(areas: Areas, error: errors.DistError) -> None:
 def encoded(error: errors.DistError) -> bytes:
     """Return an error as it is written into an area; a message that is too long is cut."""
     kind = type(error).__name__ if isinstance(error, KINDS) else "Aborted"
-    fields = {name: _short(getattr(error, name)) for name in FIELDS}
+    fields = written_fields(error)
     message = str(error)
     while True:
         cause = {"kind": kind, "message": message, "fields": fields}
@@ -66,6 +66,19 @@ def encoded(error: errors.DistError) -> bytes:
             return text
         # A character takes up to six bytes: cut too little rather than too much, and look again.
         message = message[: max(0, len(message) - excess // 6 - 2)] + "…"
+
+
+def written_fields(error: errors.DistError) -> dict[str, Any]:
+    """Return an error's attributes as JSON has them, short enough to be written into an area."""
+    return {name: _short(getattr(error, name)) for name in FIELDS}
+
+
+def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Undo `written_fields`; TypeError, ValueError or LookupError for what it never wrote."""
+    found = {name: fields[name] for name in FIELDS}
+    if found["last"] is not None:
+        found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
+    return found
 
 
 def _short(value: Any) -> Any:
@@ -88,8 +101,8 @@ def decoded(text: str) -> errors.DistError:
     try:
         cause = json.loads(text)
         kind = _KIND_BY_NAME[cause["kind"]]
-        message, fields = cause["message"], {name: cause["fields"][name] for name in FIELDS}
-    except (ValueError, RecursionError, LookupError, TypeError):
+        message, fields = cause["message"], read_fields(cause["fields"])
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return errors.Aborted(
             f"the group has failed, for a reason that can't be read: {text[:80]!r}"
         )

@@ -160,7 +160,7 @@ def _written(error: BaseException, name: str, rank: int) -> str:
     if not isinstance(error, DistError):
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
-    fields = {field: getattr(error, field) for field in causes.FIELDS} | {"group": name}
+    fields = causes.written_fields(error) | {"group": name}
     said = {"kind": type(error).__name__, "message": str(error), "fields": fields}
     return json.dumps(said)
 
@@ -168,5 +168,5 @@ def _written(error: BaseException, name: str, rank: int) -> str:
 def _error(kind: str, message: str, fields: dict[str, Any]) -> DistError:
     """Return what a rank that gave up has said, as an error of this rank."""
     error: DistError = getattr(errors, kind, Aborted)(message)
-    error.__dict__.update(fields)
+    error.__dict__.update(causes.read_fields(fields))
     return error

@@ -6,7 +6,9 @@ health.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
@@ -57,6 +59,15 @@ class Reasons:
             return channel.get(at.C_OPS) + 1
         return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
 
+    def _known(self) -> dict[str, Any]:
+        """Return what every failure tells: how long this rank has waited, and who was how far."""
+        begun = self._areas.begun(self._areas.rank)
+        waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
+        last = {
+            rank: self._areas.last_record(mate)[0] for mate, rank in enumerate(self._areas.numbers)
+        }
+        return {"waited": waited, "last": last}
+
     def late(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None
     ) -> CollectiveTimeout:
@@ -67,7 +78,8 @@ class Reasons:
             f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
             f"{self._everyone()}"
         )
-        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+        known = self._known()
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
 
     def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
         """A message has not passed within its deadline."""
@@ -78,7 +90,8 @@ class Reasons:
             f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
             f"{self._areas.number}{self._everyone()}"
         )
-        return CollectiveTimeout(message, rank=peer, op=name, seq=seq)
+        known = self._known()
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
 
     def left(self, peer: int, ops: Sequence[Op], channel: Channel) -> PeerLost:
         """A rank has closed the group, but is still waited for."""
@@ -87,28 +100,31 @@ class Reasons:
             f"rank {peer} has left group {self._name!r}, but rank {self._areas.number} still waits "
             f"for it in {text}{self._everyone()}"
         )
-        return PeerLost(message, rank=peer, op=name, seq=seq)
+        cause = "it has left the group"
+        return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._known())
 
     def dead(self, rank: int, mate: Mate) -> PeerLost:
         """A mate (by its number on the host) has died."""
         seq, what = self._areas.last_record(rank)
-        rank = self._areas.numbers[rank]
+        rank, cause = self._areas.numbers[rank], causes.death(mate)
         message = (
-            f"rank {rank} of group {self._name!r} is lost: {causes.death(mate)} "
+            f"rank {rank} of group {self._name!r} is lost: {cause} "
             f"(pid {mate.pid} on {mate.host}); its last operation was {_told(seq, what)}"
             f"{self._everyone()}"
         )
         name, mine, _ = self.mine(())
-        return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=mine)
+        fields = {"host": mate.host, "pid": mate.pid, "cause": cause, **self._known()}
+        return PeerLost(message, rank=rank, op=name, seq=mine, **fields)
 
     def gone(self, rank: int, card: Card, reason: str) -> PeerLost:
         """A rank of another host can't be reached any more."""
         name, seq, text = self.mine(())
         message = (
             f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
-            f"{card.host}); rank {self._areas.number} was last in {text}"
+            f"{card.host}); rank {self._areas.number} was last in {text}{self._everyone()}"
         )
-        return PeerLost(message, rank=rank, host=card.host, pid=card.pid, op=name, seq=seq)
+        fields = {"host": card.host, "pid": card.pid, "cause": reason, **self._known()}
+        return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
     def unreadable(self, peer: int) -> PeerLost:
         """A mate's memory can't be read any more: nearly always because it has just died."""
