@@ -73,6 +73,10 @@ class World:
     def keep(self, group: ProcessGroup) -> ProcessGroup:
         """Register a group that is complete."""
         self.groups[group.name] = group
+        if os.environ.get("NC10D_DUMP_DIR"):
+            from nc10d.observe import attend
+
+            attend(group)
         return group
 
     def forget(self, group: ProcessGroup) -> None:

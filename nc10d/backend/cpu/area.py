@@ -126,6 +126,10 @@ class Areas:
                 best = (number, _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16)))
         return best
 
+    def progress(self) -> dict[int, int]:
+        """Return the number of the latest call of each rank of this host."""
+        return {number: self.last_record(mate)[0] for mate, number in enumerate(self.numbers)}
+
     def begun(self, rank: int) -> int:
         """Return when a rank's latest call began, in ns of the monotonic clock; 0: unknown."""
         number, _ = self.last_record(rank)

@@ -136,6 +136,17 @@ class CpuBackend(Launching):
         """Fail the group with `reason` on every rank; the first reason wins."""
         self.health.abort(reason)
 
+    def recent(self) -> tuple[list[tuple[int, int, str]], int | None]:
+        """Return this rank's latest collectives (number, start in ns or 0, what), oldest first.
+
+        And the rank that the latest one waits for right now, None if it does not wait.
+        """
+        return self.areas.records(self.areas.rank), self.health.waits_for()
+
+    def progress(self) -> dict[int, int]:
+        """Return the number of the latest collective of each rank of this host."""
+        return self.areas.progress()
+
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return registered memory, which goes back when no array refers to it any more."""
         self.health.check()

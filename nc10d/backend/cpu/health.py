@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
@@ -53,6 +53,7 @@ class Health:
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
+        self.on_failure: Callable[[DistError], object] | None = None
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -63,9 +64,12 @@ class Health:
             if found is None:
                 return None
             with self._lock:
-                if self._failure is None:
+                first = self._failure is None
+                if first:
                     self._stop()
                     self._failure = found
+            if first and self.on_failure is not None:
+                self.on_failure(found)
             self._areas.host.poke_notifier()
         return self._failure
 
@@ -105,6 +109,14 @@ class Health:
             return None  # what it has sent before may be on its way: the link's end will tell
         arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
         return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
+
+    def waits_for(self) -> int | None:
+        """Return the rank that this rank's collectives wait for right now, or None."""
+        channel = self._channel
+        if self._blocked_on(channel) is None:
+            return None
+        here = engine.load_word(channel.get(at.C_BLOCKED_AT))
+        return self._blocked_on(channel) if here < channel.get(at.C_BLOCKED_FOR) else None
 
     def has_left(self, rank: int) -> bool:
         """Say whether a rank has closed the group."""
@@ -148,6 +160,8 @@ class Health:
 
     def close(self) -> bool:
         """End the group on this rank; False if that has happened before."""
+        if self.on_failure is not None and not self.closed:
+            self.failure()  # a rank that never asked is to leave its word, too
         with self._lock:
             if self.closed:
                 return False

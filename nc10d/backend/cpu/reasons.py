@@ -63,10 +63,7 @@ class Reasons:
         """Return what every failure tells: how long this rank has waited, and who was how far."""
         begun = self._areas.begun(self._areas.rank)
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
-        last = {
-            rank: self._areas.last_record(mate)[0] for mate, rank in enumerate(self._areas.numbers)
-        }
-        return {"waited": waited, "last": last}
+        return {"waited": waited, "last": self._areas.progress()}
 
     def late(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None

@@ -1,0 +1,62 @@
+"""`python -m nc10d.debug DIR`: who is missing, different or late, by the dumps of all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nc10d.debug import picture, torchs
+from nc10d.debug.verdict import judge, report
+from nc10d.observe import Dump
+
+_ABOUT = """\
+Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and say which ranks
+are missing, which called something else than the others, and which are late. The exit code is 0 if
+all ranks are there and in step, 1 if not, 2 if there are no dumps."""
+
+
+def read(folder: Path) -> list[list[Dump]]:
+    """Return the dumps in a folder, group by group; ValueError names a file that is none."""
+    groups: dict[str, list[Dump]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            dump = Dump.from_json(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        groups.setdefault(dump.group, []).append(dump)
+    return [groups[name] for name in sorted(groups)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Say what the dumps say; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nc10d.debug",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="draw a table of all calls")
+    parser.add_argument(
+        "--torch", type=Path, metavar="OUT", help="write files for torch's flight-recorder analyser"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        groups = read(options.folder)
+    except (OSError, ValueError) as error:
+        print(f"nc10d.debug: {error}", file=sys.stderr)
+        return 2
+    if not groups:
+        print(f"nc10d.debug: there are no dumps in {options.folder}", file=sys.stderr)
+        return 2
+    print("\n\n".join(map(report, groups)))
+    if options.html:
+        options.html.write_text(picture.page(groups))
+    if options.torch:
+        torchs.write([dump for dumps in groups for dump in dumps], options.torch)
+    return 0 if all(judge(dumps).clean for dumps in groups) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

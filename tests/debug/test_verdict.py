@@ -1,0 +1,114 @@
+"""What dumps say together: the one who is missing, different or late is named, and nobody else."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nc10d.debug import picture, torchs
+from nc10d.debug.__main__ import main, read
+from nc10d.debug.verdict import MOST_ROWS, judge, report
+from nc10d.observe import COMPLETED, STARTED, Dump, Entry
+
+CALL = "all_reduce(dtype=float64, count=4, op=SUM)"
+
+
+def dump(rank: int, size: int = 3, last: int = 7, call: str = CALL, why: str = "asked for") -> Dump:
+    """A rank's dump: in call number `last`, with the ones before it behind."""
+    entries = [Entry(seq, CALL, COMPLETED) for seq in range(max(1, last - 3), last)]
+    entries.append(Entry(last, call, STARTED))
+    return Dump("world", rank, size, [*range(size)], "host", 100 + rank, 1.0, why, entries=entries)
+
+
+def test_ranks_in_step_are_clean() -> None:
+    verdict = judge([dump(rank) for rank in range(3)])
+    assert verdict.clean
+    assert "in step" in report([dump(rank) for rank in range(3)])
+
+
+@given(size=st.integers(2, 8), data=st.data())
+def test_the_rank_without_a_dump_is_missing(size: int, data: st.DataObject) -> None:
+    absent = data.draw(st.integers(0, size - 1))
+    verdict = judge([dump(rank, size) for rank in range(size) if rank != absent])
+    assert verdict.missing == [absent]
+    assert not verdict.clean
+
+
+@given(size=st.integers(2, 8), data=st.data())
+def test_the_rank_that_is_behind_is_late(size: int, data: st.DataObject) -> None:
+    late = data.draw(st.integers(0, size - 1))
+    verdict = judge([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
+    assert (verdict.late, verdict.missing, verdict.different) == ([late], [], None)
+
+
+@given(size=st.integers(2, 8), data=st.data())
+def test_the_rank_that_called_something_else_is_different(size: int, data: st.DataObject) -> None:
+    odd = data.draw(st.integers(0, size - 1))
+    calls = ["barrier" if rank == odd else CALL for rank in range(size)]
+    verdict = judge([dump(rank, size, call=calls[rank]) for rank in range(size)])
+    others = [rank for rank in range(size) if rank != odd]
+    assert verdict.different == (7, {"barrier": [odd], CALL: others})
+
+
+def test_the_failed_rank_is_the_first_of_the_missing() -> None:
+    told = [dump(rank, 5) for rank in (0, 3)]
+    lost = Dump(
+        **{**{f: getattr(told[0], f) for f in Dump.__slots__}, "failed": 4, "why": "PeerLost"}
+    )
+    assert judge([lost, told[1]]).missing == [4, 1, 2]
+
+
+def test_a_later_dump_of_a_rank_replaces_the_one_before() -> None:
+    old, new = dump(0, 2, last=3), dump(0, 2, last=7)
+    late = Dump(**{**{f: getattr(new, f) for f in Dump.__slots__}, "written": 2.0})
+    assert judge([late, old, dump(1, 2)]).clean
+
+
+def test_a_thousand_ranks_fit_on_a_screen_with_those_that_stand_out() -> None:
+    dumps = [dump(rank, 1000, 6 if rank == 777 else 7) for rank in range(1000) if rank != 555]
+    text = report(dumps)
+    assert len(text.splitlines()) < MOST_ROWS + 8
+    assert "rank 555 left no dump" in text
+    assert re.search(r"rank 777 .*#6", text)
+
+
+def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 2):
+        (tmp_path / f"world-rank{rank}.json").write_text(dump(rank, why="<PeerLost>").to_json())
+    page, folder = tmp_path / "page.html", tmp_path / "torch"
+    assert main([str(tmp_path), "--html", str(page), "--torch", str(folder)]) == 1
+    assert "missing    rank 1 left no dump" in capsys.readouterr().out
+    html = page.read_text()
+    assert html.count("<tr>") == 4
+    assert "&lt;PeerLost&gt;" in html
+    assert "<PeerLost>" not in html
+    assert sorted(path.name for path in folder.iterdir()) == ["rank_0", "rank_2"]
+    assert picture.page(read(tmp_path)) == html
+
+
+def test_without_dumps_there_is_nothing_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 2
+    (tmp_path / "x.json").write_text("{}")
+    assert main([str(tmp_path)]) == 2
+    assert "x.json: not" in capsys.readouterr().err
+
+
+def test_torchs_analyser_finds_the_culprit(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    calls = [CALL, "broadcast(dtype=float64, count=4, root=0)", CALL]
+    paths = torchs.write([dump(rank, call=call) for rank, call in enumerate(calls)], tmp_path)
+    assert pickle.loads(paths[1].read_bytes())["entries"][-1]["state"] == STARTED
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--prefix", "rank_"], capture_output=True, text=True, check=False
+    )
+    assert "Culprit rank 1" in done.stdout + done.stderr, done.stderr

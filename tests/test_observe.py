@@ -1,0 +1,141 @@
+"""The flight recorder: every rank's latest calls, on demand, on a failure and on a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import Job
+
+from nc10d import observe
+from nc10d.errors import DistError
+from nc10d.observe import COMPLETED, STARTED, Dump, Entry, FlightRecorder
+from nc10d.testing import run_local
+from nc10d.testing.ranks import Ranks, run_ranks
+
+
+def recorded(group: Any) -> list[Entry]:
+    x = np.ones(3)
+    group.all_reduce(x)
+    group.broadcast(x, 0)
+    group.barrier()
+    return FlightRecorder(group).entries()
+
+
+def test_the_latest_calls_are_known_without_having_asked_for_it() -> None:
+    for entries in run_ranks(recorded, 2):
+        assert [(entry.seq, entry.op, entry.state) for entry in entries] == [
+            (1, "all_reduce", COMPLETED),
+            (2, "broadcast", COMPLETED),
+            (3, "barrier", COMPLETED),
+        ]
+        assert entries[0].call == "all_reduce(dtype=float64, count=3, op=SUM)"
+
+
+def many(group: Any) -> list[Entry]:
+    for _ in range(100):
+        group.barrier()
+    return FlightRecorder(group).entries()
+
+
+def test_what_is_kept_is_bounded() -> None:
+    for entries in run_ranks(many, 2):
+        assert 8 <= len(entries) <= 64
+        assert entries[-1].seq == 100
+
+
+def test_a_backend_without_records_is_told() -> None:
+    def ask(group: Any) -> None:
+        with pytest.raises(TypeError, match="keeps no records"):
+            FlightRecorder(group)
+
+    run_local(ask, 1)
+
+
+def failing(group: Any) -> str:
+    group.barrier()
+    try:
+        group.all_reduce(np.ones(4 + group.rank // 2))
+    except DistError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_each_rank_leaves_a_dump_when_the_group_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(observe.FOLDER, str(tmp_path / "dumps"))
+    with Ranks(3) as ranks:
+        told = ranks.run(failing)
+    files = sorted((tmp_path / "dumps").iterdir())
+    assert [file.name for file in files] == [f"world-rank{rank}.json" for rank in range(3)]
+    for rank, file in enumerate(files):
+        dump = Dump.from_json(file.read_text())
+        assert (dump.rank, dump.size, dump.ranks) == (rank, 3, [0, 1, 2])
+        assert dump.why == f"CollectiveMismatch: {told[rank]}"
+        assert dump.entries[-1].seq == 2
+        assert dump.entries[-1].state == STARTED
+        assert dump.last == {0: 2, 1: 2, 2: 2}
+        assert dump.pid == os.getpid()
+
+
+def test_a_folder_that_can_not_be_written_to_changes_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(observe.FOLDER, str(tmp_path / "file" / "dumps"))
+    with Ranks(3) as ranks:
+        assert all("ranks disagree" in told for told in ranks.run(failing))
+
+
+SIGNALLED = """
+os.environ["NC10D_DUMP_DIR"], os.environ["NC10D_DUMP_SIGNAL"] = {folder!r}, "USR2"
+before = []
+signal.signal(signal.SIGUSR2, lambda number, frame: before.append(number))
+group = join()
+group.barrier()
+say("ready")
+if rank == 0:
+    group.all_reduce(np.ones(4))
+else:
+    hear()
+    group.all_reduce(np.ones(4))
+say("over", before == [signal.SIGUSR2])
+"""
+
+
+def test_a_signal_has_a_rank_that_waits_tell_for_whom(tmp_path: Path) -> None:
+    with Job(SIGNALLED.format(folder=str(tmp_path)), 2) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        assert ranks[0].asleep()
+        ranks[0].kill(signal.SIGUSR2)
+        path = tmp_path / "world-rank0.json"
+        while not path.exists():
+            assert ranks[0].process.poll() is None
+        dump = Dump.from_json(path.read_text())
+        assert dump.why == "signal SIGUSR2"
+        assert dump.waits_for == 1
+        assert dump.entries[-1] == Entry(2, dump.entries[-1].call, STARTED, dump.entries[-1].begun)
+        assert dump.last == {0: 2, 1: 1}
+        ranks[1].tell("go")
+        assert ranks[0].line() == "over True"
+        assert ranks[1].line() == "over False"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "7"])
+def test_what_is_no_dump_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        Dump.from_json(text)
+
+
+def test_a_dump_survives_its_file() -> None:
+    entries = [Entry(4, "barrier", STARTED, 17)]
+    dump = Dump("a/b", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, {0: 4, 1: 4, 2: 3})
+    assert Dump.from_json(dump.to_json()) == dump
+    assert json.loads(dump.to_json())["format"] == observe.FORMAT
