@@ -80,7 +80,10 @@ class ProcessGroup(Dispatcher, Members):
             whole = parent.backend(device, deadline)
             return whole.split(relative, self.name, self.store, deadline, options)
         factory = load_factory(find_backend(name))
-        return factory(BackendSetup(self.name, self.rank, self.size, self.store, deadline, options))
+        bound = None if device in AT_ONCE else self.device_id
+        return factory(
+            BackendSetup(self.name, self.rank, self.size, self.store, deadline, options, bound)
+        )
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
         """Make the backends that are made at once; all ranks call, and wait for each other.
@@ -89,8 +92,8 @@ class ProcessGroup(Dispatcher, Members):
         error the group is closed.
         """
         try:
-            for device in AT_ONCE:
-                if device in self.config.devices:
+            for device in self.config.devices:
+                if device in AT_ONCE or self.device_id is not None:
                     self.backend(device, deadline)
         except BaseException:
             self.close()

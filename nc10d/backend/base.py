@@ -71,7 +71,7 @@ class BackendSetup:
     """What a backend is made from: its place in the group, where and by when to meet the others.
 
     `options` are the caller's `pg_options` for this backend, of a type that it was registered
-    with, or None.
+    with, or None. `device` is init_process_group's `device_id`, or None.
     """
 
     group_name: str
@@ -80,6 +80,7 @@ class BackendSetup:
     store: Store
     deadline: Deadline
     options: Any = None
+    device: Any = None
 
 
 Factory = Callable[[BackendSetup], Backend]

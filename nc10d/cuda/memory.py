@@ -100,7 +100,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = N
     number = current_device() if device is None else ordinal(device)
     with on_device(number):
         # An allocation of no bytes is an error; an array of no elements is none.
-        address = int(call("cuMemAlloc", max(prod(shape) * kind.itemsize, 1)))
+        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), LEGACY))
+        call("cuStreamSynchronize", LEGACY)  # other streams may use it at once
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
@@ -114,8 +115,10 @@ class _Allocation:
 
 
 def _free(device: int, address: int) -> None:
+    # In the order of the default stream: cuMemFree would wait for the whole device, and with it
+    # for messages that this process has yet to send.
     with on_device(device):
-        call("cuMemFree", address)
+        call("cuMemFreeAsync", address, LEGACY)
 
 
 def to_device(x: HostArray, device: Any = None) -> DeviceArray:

@@ -1,0 +1,236 @@
+"""The NCCL backend: one group's operations on the device that its first array is on.
+
+Nothing is met or formed before the first operation (or at once, with init_process_group's
+`device_id`): the first launch begins to form the group's communicator, and what is launched until
+then is submitted when it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nc10d.backend.base import BackendSetup
+from nc10d.backend.nccl import causes
+from nc10d.backend.nccl.lanes import Who
+from nc10d.backend.nccl.library import library
+from nc10d.backend.nccl.options import NcclOptions, read_options
+from nc10d.backend.nccl.site import Site
+from nc10d.backend.nccl.watchdog import watchdog
+from nc10d.backend.nccl.works import NcclWork, first_array
+from nc10d.buffer import as_buffer
+from nc10d.cuda.driver import current_device, device_of, ordinal
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
+from nc10d.ops import Barrier, Op
+from nc10d.outcome import fresh
+from nc10d.store.prefix import PrefixStore
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+def make(setup: BackendSetup) -> NcclBackend:
+    """Make the backend of a group; meets nobody unless the group has a device already.
+
+    UnsupportedPlatform if there is no libnccl or no driver.
+    """
+    options = read_options(setup.options)
+    library()
+    backend = NcclBackend(setup, options)
+    if setup.device is not None:
+        backend.bind(ordinal(setup.device), setup.deadline)
+    return backend
+
+
+class NcclBackend:
+    """One group by NCCL. Only `bind`, `close` and a first synchronous call wait for others."""
+
+    name = "nccl"
+    device_type = "cuda"
+
+    def __init__(self, setup: BackendSetup, options: NcclOptions) -> None:
+        self.rank = setup.rank
+        self.size = setup.size
+        self._who = Who(setup.group_name, setup.rank, setup.size)
+        self._options = options
+        self._keys = PrefixStore("nccl", setup.store)
+        self._store: Store | None = None
+        self._site: Site | None = None
+        self._binding = threading.RLock()
+        self._failure: DistError | None = None
+        self._ended = threading.Event()
+
+    def bind(self, device: int, deadline: Deadline) -> None:
+        """Take a device and form the communicator; blocks until all ranks have, or raises."""
+        site = self._on(device)
+        work = NcclWork((Barrier(),), site.flights, deadline, blocks=True)
+        site.launch(work.ops, work, join=False)
+        work.wait_blocking()
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Queue `ops` on the device; see Backend.
+
+        Without `async_op` the current stream waits for them and the host goes on, except behind a
+        barrier, and where the ranks have not met yet.
+        """
+        self._check()
+        site = self._site or self._on(_device_of(ops))
+        blocks = any(type(op) is Barrier for op in ops)
+        work = NcclWork(ops, site.flights, Deadline.after(timeout), blocks)
+        site.launch(ops, work, join=not async_op)
+        if async_op:
+            return work
+        if blocks or work.submitted is not None:
+            self._wait_here(work)
+        return None
+
+    def _wait_here(self, work: NcclWork) -> None:
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            text = f"rank {self.rank} was interrupted in {work._describe()}"
+            self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._who.group))
+            raise
+
+    def _on(self, device: int) -> Site:
+        """Return the group's place on a device; ValueError if it is on another one already."""
+        with self._binding:
+            if self._site is None:
+                self._store = self._keys.clone()
+                self._site = Site(
+                    self._who, device, self._keys, library(), self._options, self.fail, self._check
+                )
+                watchdog.watch(self)
+            elif self._site.device != device:
+                mine = self._site.device
+                raise ValueError(f"group {self._who.group!r} is on cuda:{mine}, got cuda:{device}")
+            return self._site
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise fresh(self._failure)
+
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> NcclBackend:
+        """Make the backend of a group of some of my ranks; it meets them when it is used.
+
+        ncclCommSplit is not used: every rank of the whole group would have to call it.
+        """
+        self._check()
+        setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
+        return make(setup)
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` here and on every peer; never blocks, from any thread."""
+        self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
+
+    def fail(self, error: DistError, tell: bool = True) -> None:
+        """End the group with `error`; the first wins, and is told to the others."""
+        with self._binding:
+            if self._failure is not None:
+                return
+            self._failure = error
+        end = threading.Thread(target=self._end, args=(error, tell), name="nc10d-nccl-end")
+        end.daemon = True
+        end.start()
+
+    def _end(self, error: DistError, tell: bool) -> None:
+        """End communicators, then Works: only then nothing touches their arrays any more.
+
+        If NCCL never comes back from its abort, the Works stay pending for good, and keep their
+        arrays.
+        """
+        if tell:
+            with contextlib.suppress(DistError, OSError):  # a store that is gone tells nobody
+                error = self._failure = causes.told(self._store or self._keys.clone(), error)
+        site = self._site
+        if site is not None:
+            site.lanes.abort()
+            site.flights.end(error)
+        self._ended.set()
+
+    def tick(self) -> float | None:
+        """Look for what has ended or failed, as the watchdog does; see Watched."""
+        site = self._site
+        if site is None or self._failure is not None:
+            return None
+        try:
+            site.flights.sweep()
+            self._look_at_nccl(site)
+        except (CudaError, NCCLError) as error:
+            self.fail(error)
+            return None
+        except GroupClosed:  # ended by another thread meanwhile
+            return None
+        late = site.flights.late()
+        if late is not None:
+            self.fail(self._too_late(late))
+        elif site.flights.busy:
+            self._listen()
+        return site.flights.pause()
+
+    def _look_at_nccl(self, site: Site) -> None:
+        for lane in site.lanes.all():
+            comm = lane.comm
+            # Who holds the lock is in NCCL, and will hear of an error itself.
+            if comm is not None and comm.lock.acquire(blocking=False):
+                try:
+                    comm.library.check(comm.async_error(), f"group {self._who.group!r}")
+                finally:
+                    comm.lock.release()
+
+    def _listen(self) -> None:
+        """Fail as a peer has told; its own error may come here first, as NCCL's remote error."""
+        assert self._store is not None
+        with contextlib.suppress(DistError, OSError):
+            cause = causes.heard(self._store)
+            if cause is not None:
+                self.fail(cause, tell=False)
+
+    def _too_late(self, work: NcclWork) -> CollectiveTimeout:
+        name, who = work._describe(), self._who
+        where = "has waited for other ranks to come" if work.submitted else "is still under way"
+        return CollectiveTimeout(
+            f"{name} #{work.seq} of rank {who.rank} in group {who.group!r} {where} at its timeout",
+            rank=who.rank,
+            pid=os.getpid(),
+            group=who.group,
+            op=name,
+            seq=work.seq,
+        )
+
+    def close(self) -> None:
+        """Give the communicators back; idempotent. What is in flight fails with GroupClosed.
+
+        Blocks until NCCL has let go of them.
+        """
+        gone = GroupClosed(f"group {self._who.group!r} has been closed", group=self._who.group)
+        site = self._site
+        if site is not None:
+            with contextlib.suppress(DistError):
+                site.flights.sweep()
+        if site is not None and self._failure is None and not site.flights.busy:
+            self._failure = gone
+            site.lanes.close()
+        elif site is not None:
+            self.fail(gone, tell=False)
+            self._ended.wait()
+
+
+def _device_of(ops: Sequence[Op]) -> int:
+    array = first_array(ops)
+    return current_device() if array is None else device_of(as_buffer(array).address)
+
+
+__all__ = ["NcclBackend", "make"]

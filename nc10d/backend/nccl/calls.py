@@ -1,0 +1,231 @@
+"""An operation as calls of NCCL. Pure: it reads addresses and sizes and calls nothing.
+
+A Call is a function's name and its arguments without the last two, communicator and stream, which
+all of NCCL's operations end with. Operations that NCCL lacks are several calls, which belong
+into one group. Which ones must not depend on what a single rank knows: every rank must come to the
+same calls. So lists of arrays are always one call per rank, even where they lie side by side; and
+a gather is always messages, since only its root knows whether it has a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from nc10d.backend.nccl.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
+from nc10d.buffer import Buffer, as_buffer
+from nc10d.dtypes import DType
+from nc10d.ops import (
+    OP_NAMES,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+
+Call = tuple[Any, ...]
+"""(function, argument, ...), all arguments ints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What calls depend on beside the operation.
+
+    `has(name)` says whether this NCCL has a function; every rank's must be of one release. `scaled`
+    gives the operator of a PREMUL_SUM by factor, NCCL's type and ours. `scratch` is the address of
+    4 bytes of device memory for barriers. Without `fp8`, this NCCL or this device reduces no 8-bit
+    floats.
+    """
+
+    rank: int
+    size: int
+    has: Callable[[str], bool]
+    scaled: Callable[[float, int, DType], int]
+    scratch: int
+    fp8: bool = True
+
+
+def calls_of(op: Op, place: Place) -> list[Call]:
+    """Return the calls of a validated operation; calls that would move nothing are left out.
+
+    TypeError or ValueError for arrays and reductions that NCCL can't take.
+    """
+    return [call for call in _CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
+
+
+# Where each function has its count of elements.
+_COUNT = {
+    name: 2 if name in ("ncclSend", "ncclRecv") else 3
+    for name in (
+        *("ncclSend", "ncclRecv", "ncclAllReduce", "ncclReduce", "ncclBroadcast"),
+        *("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll"),
+    )
+}
+
+
+def flat(op: Op, x: Any) -> Buffer:
+    """Return an array's memory, which must be on a device, in one piece, and aligned."""
+    found = as_buffer(x)
+    name = OP_NAMES[type(op)]
+    if found.device != "cuda":
+        raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
+    if not found.contiguous:
+        raise ValueError(f"{name}: nccl takes contiguous arrays: copy it, and copy back what comes")
+    part = min(found.dtype.itemsize, 8)
+    if found.address % part:
+        raise ValueError(f"{name}: the array is not aligned to its elements ({part} bytes)")
+    return found
+
+
+def _flats(op: Op, arrays: Any) -> list[Buffer]:
+    return [flat(op, x) for x in arrays]
+
+
+def _reducing(op: Any, x: Buffer, place: Place) -> tuple[int, int, int]:
+    """Return count, type and operator of a reduction of `x`."""
+    how: ReduceOp = op.op
+    if x.dtype in FP8 and not place.fp8:
+        raise TypeError(f"{OP_NAMES[type(op)]}: {x.dtype.label} needs {FP8_NEEDS}")
+    found = reduction(x.dtype, how)
+    if found.op is not None:
+        return x.count * found.elements, found.datatype, found.op
+    assert how.factor is not None, "PREMUL_SUM has a factor"
+    operator = place.scaled(how.factor, found.datatype, found.scalar)
+    return x.count * found.elements, found.datatype, operator
+
+
+def _all_reduce(op: AllReduce, place: Place) -> Iterator[Call]:
+    x = flat(op, op.x)
+    yield "ncclAllReduce", x.address, x.address, *_reducing(op, x, place)
+
+
+def _reduce(op: Reduce, place: Place) -> Iterator[Call]:
+    x = flat(op, op.x)
+    out = x.address if place.rank == op.root else 0
+    yield "ncclReduce", x.address, out, *_reducing(op, x, place), op.root
+
+
+def _broadcast(op: Broadcast, place: Place) -> Iterator[Call]:
+    x = flat(op, op.x)
+    yield "ncclBroadcast", x.address, x.address, x.nbytes, BYTES, op.root
+
+
+def _all_gather(op: AllGather, place: Place) -> Iterator[Call]:
+    x = flat(op, op.inp)
+    if not isinstance(op.out, (list, tuple)):
+        yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
+        return
+    for root, out in enumerate(_flats(op, op.out)):
+        mine = x.address if root == place.rank else out.address
+        yield "ncclBroadcast", mine, out.address, out.nbytes, BYTES, root
+
+
+def _reduce_scatter(op: ReduceScatter, place: Place) -> Iterator[Call]:
+    out = flat(op, op.out)
+    if not isinstance(op.inp, (list, tuple)):
+        how = _reducing(op, out, place)
+        yield "ncclReduceScatter", flat(op, op.inp).address, out.address, *how
+        return
+    for root, x in enumerate(_flats(op, op.inp)):
+        to = out.address if root == place.rank else 0
+        yield "ncclReduce", x.address, to, *_reducing(op, x, place), root
+
+
+def _all_to_all(op: AllToAll, place: Place) -> Iterator[Call]:
+    if isinstance(op.out, (list, tuple)):
+        yield from _exchange(_spans(_flats(op, op.inp)), _spans(_flats(op, op.out)))
+        return
+    out, inp = flat(op, op.out), flat(op, op.inp)
+    if op.out_splits is None and op.in_splits is None and place.has("ncclAlltoAll"):
+        yield "ncclAlltoAll", inp.address, out.address, inp.nbytes // place.size, BYTES
+    else:
+        sent = _pieces(inp, op.in_splits, place.size)
+        yield from _exchange(sent, _pieces(out, op.out_splits, place.size))
+
+
+Span = tuple[int, int]
+"""An address and a number of bytes."""
+
+
+def _spans(buffers: Sequence[Buffer]) -> list[Span]:
+    return [(x.address, x.nbytes) for x in buffers]
+
+
+def _pieces(x: Buffer, splits: Sequence[int] | None, size: int) -> list[Span]:
+    """Cut an array along its first dimension, evenly if nothing else is said."""
+    rows = [x.shape[0] // size] * size if splits is None else [int(n) for n in splits]
+    row = prod(x.shape[1:]) * x.dtype.itemsize
+    starts = [sum(rows[:index]) for index in range(size)]
+    return [(x.address + start * row, n * row) for start, n in zip(starts, rows, strict=True)]
+
+
+def _exchange(sent: Sequence[Span], got: Sequence[Span]) -> Iterator[Call]:
+    for peer, (address, nbytes) in enumerate(sent):
+        yield "ncclSend", address, nbytes, BYTES, peer
+    for peer, (address, nbytes) in enumerate(got):
+        yield "ncclRecv", address, nbytes, BYTES, peer
+
+
+def _gather(op: Gather, place: Place) -> Iterator[Call]:
+    x = flat(op, op.inp)
+    yield "ncclSend", x.address, x.nbytes, BYTES, op.root
+    if op.out is not None:
+        for peer, (address, nbytes) in enumerate(_chunks(op, op.out, place.size)):
+            yield "ncclRecv", address, nbytes, BYTES, peer
+
+
+def _scatter(op: Scatter, place: Place) -> Iterator[Call]:
+    if op.inp is not None:
+        for peer, (address, nbytes) in enumerate(_chunks(op, op.inp, place.size)):
+            yield "ncclSend", address, nbytes, BYTES, peer
+    out = flat(op, op.out)
+    yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
+
+
+def _chunks(op: Op, arrays: Any, size: int) -> list[Span]:
+    """Return one chunk for each rank, of a list or of one flat array."""
+    if isinstance(arrays, (list, tuple)):
+        return _spans(_flats(op, arrays))
+    x = flat(op, arrays)
+    nbytes = x.nbytes // size
+    return [(x.address + rank * nbytes, nbytes) for rank in range(size)]
+
+
+def _send(op: Send, place: Place) -> Iterator[Call]:
+    x = flat(op, op.x)
+    yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is its rank 0
+
+
+def _recv(op: Recv, place: Place) -> Iterator[Call]:
+    x = flat(op, op.x)
+    yield "ncclRecv", x.address, x.nbytes, BYTES, 0
+
+
+def _barrier(op: Barrier, place: Place) -> Iterator[Call]:
+    yield "ncclAllReduce", place.scratch, place.scratch, 1, INT32, SUM
+
+
+_CALLS: dict[type[Any], Callable[[Any, Place], Iterator[Call]]] = {
+    AllReduce: _all_reduce,
+    Reduce: _reduce,
+    Broadcast: _broadcast,
+    AllGather: _all_gather,
+    ReduceScatter: _reduce_scatter,
+    AllToAll: _all_to_all,
+    Gather: _gather,
+    Scatter: _scatter,
+    Send: _send,
+    Recv: _recv,
+    Barrier: _barrier,
+}

@@ -1,0 +1,86 @@
+"""Element types and reductions as NCCL has them. Pure.
+
+What only moves, moves as bytes. What is reduced has a type of NCCL's, or is seen as several
+elements of one (a complex number as two floats) or as another one that gives the same bits (a bool
+as uint8, whose maximum is "or").
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nc10d.backend.nccl.table import ENUMS, Version
+from nc10d.dtypes import DType, Family
+from nc10d.ops import RedOp, ReduceOp
+
+_TYPES = ENUMS["ncclDataType_t"]
+_OPS = ENUMS["ncclRedOp_t"]
+BYTES = _TYPES["ncclInt8"]
+INT32, FLOAT32, SUM = _TYPES["ncclInt32"], _TYPES["ncclFloat32"], _OPS["ncclSum"]
+FP8_SINCE: Version = (2, 24, 0)
+FP8_CAPABILITY = 9
+FP8_NEEDS = "NCCL >= 2.24 and a device of compute capability 9.0"
+FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
+
+_NATIVE = {
+    DType.INT8: _TYPES["ncclInt8"],
+    DType.UINT8: _TYPES["ncclUint8"],
+    DType.INT32: _TYPES["ncclInt32"],
+    DType.UINT32: _TYPES["ncclUint32"],
+    DType.INT64: _TYPES["ncclInt64"],
+    DType.UINT64: _TYPES["ncclUint64"],
+    DType.FLOAT16: _TYPES["ncclFloat16"],
+    DType.BFLOAT16: _TYPES["ncclBfloat16"],
+    DType.FLOAT8_E4M3FN: _TYPES["ncclFloat8e4m3"],
+    DType.FLOAT8_E5M2: _TYPES["ncclFloat8e5m2"],
+    DType.FLOAT32: _TYPES["ncclFloat32"],
+    DType.FLOAT64: _TYPES["ncclFloat64"],
+}
+_HALVES = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
+_KINDS = {
+    RedOp.SUM: _OPS["ncclSum"],
+    RedOp.PRODUCT: _OPS["ncclProd"],
+    RedOp.MAX: _OPS["ncclMax"],
+    RedOp.MIN: _OPS["ncclMin"],
+    RedOp.AVG: _OPS["ncclAvg"],
+}
+_OF_BOOLS = {
+    RedOp.SUM: _OPS["ncclMax"],
+    RedOp.MAX: _OPS["ncclMax"],
+    RedOp.BOR: _OPS["ncclMax"],
+    RedOp.PRODUCT: _OPS["ncclMin"],
+    RedOp.MIN: _OPS["ncclMin"],
+    RedOp.BAND: _OPS["ncclMin"],
+}
+_LINEAR = frozenset({RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM})
+
+
+class Reduction(NamedTuple):
+    """How NCCL does a reduction: its type, how many such elements one of ours is, its operator.
+
+    `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
+    `scalar`.
+    """
+
+    datatype: int
+    elements: int
+    op: int | None
+    scalar: DType
+
+
+def reduction(dtype: DType, op: ReduceOp) -> Reduction:
+    """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if it can't."""
+    if dtype.family is Family.BOOL and op.kind in _OF_BOOLS:
+        return Reduction(_TYPES["ncclUint8"], 1, _OF_BOOLS[op.kind], dtype)
+    half = _HALVES.get(dtype)
+    if half is not None and op.kind in _LINEAR:
+        return Reduction(_NATIVE[half], 2, _KINDS.get(op.kind), half)
+    if dtype in _NATIVE and (op.kind in _KINDS or op.kind is RedOp.PREMUL_SUM):
+        return Reduction(_NATIVE[dtype], 1, _KINDS.get(op.kind), dtype)
+    raise TypeError(f"NCCL has no {op.name} of {dtype.label}: {_why(dtype)}")
+
+
+def _why(dtype: DType) -> str:
+    if dtype in (DType.INT16, DType.UINT16):
+        return "it moves 16-bit ints and reduces none; convert to int32"
+    return "the CPU's backend has it, on a copy in host memory"

@@ -1,0 +1,118 @@
+"""What is under way: Works in the order of their launch, and the events by which they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
+from nc10d.backend.nccl.works import NcclWork, Owner
+from nc10d.cuda.driver import call, on_device
+from nc10d.cuda.events import EventPool, is_over
+from nc10d.errors import DistError
+from nc10d.outcome import PENDING
+
+MANY = 128
+"""So many Works under way are looked through by whoever launches the next one."""
+
+
+class Flights(Owner):
+    """The pending Works of one group; `lock` guards them and every launch."""
+
+    def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:
+        self.lock = threading.RLock()
+        self._pool = pool
+        self._fail = fail
+        self._works: dict[NcclWork, None] = {}
+        self._hurried: set[NcclWork] = set()
+
+    def add(self, work: NcclWork) -> None:
+        """Look after a Work from now on."""
+        self._works[work] = None
+        if len(self._works) > MANY:
+            self.sweep()
+        if watchdog.idle:
+            watchdog.wake()
+
+    def let_wait(self, stream: int, event: int) -> None:
+        """Let a stream, perhaps a default one of this device, wait for an event."""
+        with on_device(self._pool.device):
+            call("cuStreamWaitEvent", stream, event, 0)
+
+    def fail(self, error: DistError) -> None:
+        """End the group."""
+        self._fail(error)
+
+    def hurry(self, work: NcclWork) -> None:
+        """Look often until a Work is over."""
+        with self.lock:
+            self._hurried.add(work)
+        watchdog.wake()
+
+    def retire(self, work: NcclWork) -> None:
+        """Finish a Work whose event is over."""
+        self._retire([work])
+
+    def _retire(self, works: list[NcclWork]) -> None:
+        """Finish Works whose events are over; callbacks run without the lock."""
+        with self.lock:
+            for work in works:
+                self._works.pop(work, None)
+                self._hurried.discard(work)
+                self._take_back(work)
+        for work in works:
+            work._finish(None, work.outcome())
+
+    def _take_back(self, work: NcclWork) -> None:
+        event, begun = work.event, work.begun
+        if begun and event:
+            work.measure()
+            self._pool.give(begun, timing=True)
+        if event:
+            self._pool.give(event, timing=bool(begun))
+        work.event = work.begun = 0
+
+    def sweep(self) -> None:
+        """Finish what is over; a lane's Works end in their order, so one look a lane will do."""
+        blocked: set[object] = set()
+        over = []
+        with self.lock:
+            for work in self._works:
+                if work.lane in blocked:
+                    continue
+                if work.event and is_over(work.event):
+                    over.append(work)
+                else:
+                    blocked.add(work.lane)
+        self._retire(over)
+        # Others may have found these over; their callbacks are this thread's to run.
+        for work in [work for work in self._hurried if work._state != PENDING]:
+            self._hurried.discard(work)
+            work._finish()
+
+    def late(self) -> NcclWork | None:
+        """Return a Work whose deadline has passed."""
+        with self.lock:
+            return next((work for work in self._works if work.deadline.expired()), None)
+
+    def pause(self) -> float | None:
+        """Return in how many seconds to look again; None: nothing is under way."""
+        if self._hurried:
+            return FAST
+        return SLOW if self._works else None
+
+    @property
+    def busy(self) -> bool:
+        """Say whether anything is under way."""
+        return bool(self._works)
+
+    def end(self, error: DistError) -> None:
+        """Fail everything that is under way; nothing touches its arrays any more."""
+        with self.lock:
+            works, self._works = list(self._works), {}
+            self._hurried.clear()
+        for work in works:
+            work.event = work.begun = 0  # the device may have failed: its events are not used again
+            work._finish(error)
+            if work.submitted is not None:
+                work.submitted.set()

@@ -1,0 +1,118 @@
+"""The compiled loop: C calls one after another, read from a table, without the GIL.
+
+A row is WORDS integers: the address of a C function, how many arguments it takes, a mark, and up to
+eight arguments. All are passed as 64 bits: the System V and the ARM ABI give each of the first
+eight integers a register or a slot of that size, of which the callee reads as much as it declared.
+A mark says what an error means for the rows behind: GROUPED rows are skipped up to the row that
+ENDS their group, which is run in any case; nothing behind that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from nc10d.kernels.cache import compiled
+
+WORDS = 11
+PLAIN, GROUPED, ENDS = 0, 1, 2
+IN_PROGRESS = 7
+"""ncclInProgress: not an error, but rows behind the end of the group have to wait for it."""
+SCALE = 1000
+"""An answer is SCALE * (row + 1) + code for an error, -row where to go on later, 0 at the end."""
+
+_I64 = ir.IntType(64)
+
+
+def _caller(count: int) -> Any:
+    """Return an intrinsic that calls the C function at an address with `count` integers."""
+
+    @intrinsic
+    def call(_typing: Any, function: Any, arguments: Any) -> Any:
+        def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(ir.IntType(32), [_I64] * count)
+            table = b.inttoptr(args[1], _I64.as_pointer())
+            values = [b.load(b.gep(table, [_I64(index)])) for index in range(count)]
+            answer = b.call(b.inttoptr(args[0], kind.as_pointer()), values)
+            return b.sext(answer, _I64)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return call
+
+
+_call0, _call1, _call2, _call3 = map(_caller, (0, 1, 2, 3))
+_call6, _call7, _call8 = map(_caller, (6, 7, 8))
+
+
+@intrinsic
+def _word(_typing: Any, address: Any) -> Any:
+    """Load the 64-bit integer at an address."""
+
+    def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        return b.load(b.inttoptr(args[0], _I64.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@njit(nogil=True)
+def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
+    """Make the call of the row at an address; return its result."""
+    function, count, arguments = _word(row), _word(row + 8), row + 24
+    if count == 7:
+        return _call7(function, arguments)
+    if count == 6:
+        return _call6(function, arguments)
+    if count == 8:
+        return _call8(function, arguments)
+    if count == 2:
+        return _call2(function, arguments)
+    if count == 3:
+        return _call3(function, arguments)
+    if count == 1:
+        return _call1(function, arguments)
+    return _call0(function, arguments)
+
+
+@njit(nogil=True)
+def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
+    """Make the calls of rows first..count-1 of a table; see SCALE for what is returned."""
+    waiting = False
+    index = first
+    while index < count:
+        row = table + index * 88
+        mark = _word(row + 16)
+        code = nc10d_nccl_call(row)
+        if code == 7:
+            waiting = True
+        elif code != 0:
+            failed = 1000 * (index + 1) + code
+            if mark == 1:
+                while mark != 2:
+                    index += 1
+                    row = table + index * 88
+                    mark = _word(row + 16)
+                nc10d_nccl_call(row)
+            return failed
+        index += 1
+        if waiting and mark != 1 and index < count:
+            return -index
+    return 0
+
+
+@compiled("int64(int64, int64, int64, int64)")
+def nc10d_nccl_run(table, first, count, device):  # type: ignore[no-untyped-def]
+    """Make the calls of rows first..count-1 with a device's context as the thread's current one.
+
+    `device` is the address of two rows: what makes the context current, and what puts back the one
+    before. The default streams are those of the current context.
+    """
+    code = nc10d_nccl_call(device)
+    if code != 0:
+        return 1000 + code
+    answer = nc10d_nccl_rows(table, first, count)
+    nc10d_nccl_call(device + 88)
+    return answer

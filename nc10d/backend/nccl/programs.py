@@ -1,0 +1,221 @@
+"""A launch as a table of C calls: events, group, operations, events. Built once, run often.
+
+    record `before` on the current stream      what is queued there comes first
+    wait for it on each lane's stream
+    group start, the operations' calls, group end
+    record `ended` on the lane's stream        the Work looks at this
+    wait for it on the current stream          only if the call is synchronous
+
+What differs from launch to launch, the current stream and `ended`, is patched. Where operations of
+a block touch the same memory they are in several groups, one behind the other: inside a group
+NCCL has no order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from nc10d.backend.nccl.calls import Call
+from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
+from nc10d.buffer import as_buffer
+from nc10d.cuda.driver import address, context
+from nc10d.ops import Op
+
+if TYPE_CHECKING:
+    from nc10d.backend.nccl.lanes import Lane
+    from nc10d.backend.nccl.library import Library
+
+_HEAD = 3  # words of a row before its arguments
+_PAD = (0,) * 8
+Row = tuple[int, ...]
+
+
+class Placed(NamedTuple):
+    """A call, the lane that makes it, and the place of its operation in the launch."""
+
+    lane: Lane
+    call: Call
+    place: int
+
+
+class Events(NamedTuple):
+    """The events of a launch by handle; `begun` is 0 without timing, `joint` a stream or 0.
+
+    `joint` is where a launch on several lanes ends; a single lane's ends on its own stream.
+    """
+
+    before: int
+    begun: int
+    joint: int
+
+
+class Program:
+    """The rows of one launch; run under the lock of whoever owns its lanes."""
+
+    __slots__ = ("_address", "_ended", "_words", "begun", "lanes", "places", "rows")
+
+    def __init__(
+        self,
+        library: Library,
+        groups: Sequence[Sequence[Placed]],
+        lanes: Sequence[Lane],
+        events: Events,
+    ) -> None:
+        """Lay out `groups` of calls, which are made one after the other, on `lanes`."""
+        self.lanes = lanes
+        self.begun = events.begun
+        words = _Rows(library)
+        record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
+        words.add(record, events.before, 0)
+        for lane in lanes:
+            words.add(wait, lane.stream, events.before, 0)
+        if events.begun:
+            words.add(record, events.begun, lanes[0].stream)
+        for number, group in enumerate(groups):
+            if number:
+                words.extend(_in_step(lanes, record, wait))
+            words.group(group)
+        last = lanes[0].stream
+        if len(lanes) > 1:
+            last = events.joint
+            words.extend((record, lane.event, lane.stream) for lane in lanes)
+            words.extend((wait, last, lane.event, 0) for lane in lanes)
+        self._ended = words.count
+        words.add(record, 0, last)
+        words.add(wait, 0, 0, 0)
+        self.rows = words.count
+        self.places = words.places
+        self._words = array("q", words.words)
+        self._address = self._words.buffer_info()[0]
+
+    def patch(self, current: int, ended: int, before: int | None = None) -> int:
+        """Set what differs from launch to launch; return the table's address.
+
+        `before`, if given, was recorded already: run from row 1 then.
+        """
+        words, row = self._words, self._ended * WORDS + _HEAD
+        words[_HEAD + 1] = current
+        words[row] = ended
+        words[row + WORDS] = current
+        words[row + WORDS + 1] = ended
+        if before is not None:
+            for index in range(1, len(self.lanes) + 1):
+                words[index * WORDS + _HEAD + 1] = before
+        return self._address
+
+    def culprit(self, answer: int) -> tuple[int, int | None, bool]:
+        """Return the code of a failed run, the place of the operation (None: none), if CUDA's."""
+        row, code = divmod(answer, SCALE)
+        words = self._words
+        first = words[(row - 1) * WORDS]
+        by_cuda = first in (address("cuEventRecord"), address("cuStreamWaitEvent"))
+        return code, self.places.get(row - 1), by_cuda
+
+
+class Context:
+    """The rows that make a device's context current around a program, and their `address`."""
+
+    def __init__(self, device: int) -> None:
+        self._before = array("q", [0])  # where the driver tells what it has popped
+        put_back = self._before.buffer_info()[0]
+        push, pop = address("cuCtxPushCurrent_v2"), address("cuCtxPopCurrent_v2")
+        rows = (
+            (push, 1, PLAIN, int(context(device)), *_PAD[1:]),
+            (pop, 1, PLAIN, put_back, *_PAD[1:]),
+        )
+        self._words = array("q", [*rows[0], *rows[1]])
+        self.address = self._words.buffer_info()[0]
+
+
+class _Rows:
+    """Rows on their way into a table."""
+
+    def __init__(self, library: Library) -> None:
+        self.words: list[int] = []
+        self.count = 0
+        self.places: dict[int, int] = {}
+        self._address = library.address
+
+    def add(self, function: int, *arguments: int, mark: int = PLAIN) -> None:
+        count = len(arguments)
+        self.words += (function, count, mark, *arguments, *_PAD[count:])
+        self.count += 1
+
+    def extend(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.add(*row)
+
+    def group(self, placed: Sequence[Placed]) -> None:
+        """Add calls as one group; a single one needs none."""
+        several = len(placed) > 1
+        if several:
+            self.add(self._address("ncclGroupStart"))
+        for lane, call, place in placed:
+            self.places[self.count] = place
+            mark = GROUPED if several else PLAIN
+            function, *arguments = call
+            self.add(self._address(function), *arguments, lane.handle, lane.stream, mark=mark)
+        if several:
+            self.add(self._address("ncclGroupEnd"), mark=ENDS)
+
+
+def _in_step(lanes: Sequence[Lane], record: int, wait: int) -> Iterable[Row]:
+    """Let no lane go on before all have come here."""
+    if len(lanes) > 1:
+        yield from ((record, lane.event, lane.stream) for lane in lanes)
+        for lane in lanes:
+            yield from ((wait, lane.stream, o.event, 0) for o in lanes if o is not lane)
+
+
+Span = tuple[int, int, bool]
+"""The first address, the first behind, and whether it may be written."""
+
+
+def in_groups(ops: Sequence[Op], rank: int) -> list[list[int]]:
+    """Return the places of a block's operations in groups inside which none touches another's.
+
+    An operation begins a new group where it writes what one of the present group uses, or uses what
+    one of them writes. All ranks must come to the same groups: where a block's arrays overlap
+    on one rank only, the program is wrong.
+    """
+    together = [list(range(len(ops)))]
+    if len(ops) < 2:
+        return together
+    spans = [_spans(op) for op in ops]
+    if _apart(sorted(span for several in spans for span in several)):
+        return together
+    groups: list[list[int]] = [[]]
+    for place, mine in enumerate(spans):
+        if any(_touch(mine, spans[other]) for other in groups[-1]):
+            groups.append([])
+        groups[-1].append(place)
+    return groups
+
+
+def _spans(op: Op) -> list[Span]:
+    """Return what an operation uses; what it only reads counts as read."""
+    found: list[Span] = []
+    for name, written in (("x", type(op).__name__ != "Send"), ("out", True), ("inp", False)):
+        value = getattr(op, name, None)
+        arrays = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+        for buffer in map(as_buffer, arrays):
+            if buffer.count:
+                found.append((buffer.address, buffer.address + buffer.nbytes, written))
+    return found
+
+
+def _apart(spans: Sequence[Span]) -> bool:
+    """Say whether sorted spans don't touch; those that are only read may."""
+    end, ending_written = 0, False
+    for low, high, written in spans:
+        if low < end and (written or ending_written):
+            return False
+        if high > end:
+            end, ending_written = high, written
+    return True
+
+
+def _touch(some: Sequence[Span], others: Sequence[Span]) -> bool:
+    return any(a[0] < b[1] and b[0] < a[1] and (a[2] or b[2]) for a in some for b in others)

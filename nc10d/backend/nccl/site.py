@@ -1,0 +1,246 @@
+"""A group's place on its device: lanes, events, known launches; from operations to a submission."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from nc10d.backend.nccl import datatypes, native
+from nc10d.backend.nccl.calls import Call, Place, calls_of
+from nc10d.backend.nccl.flights import Flights
+from nc10d.backend.nccl.lanes import Lane, Lanes, Who
+from nc10d.backend.nccl.library import Library
+from nc10d.backend.nccl.options import NcclOptions
+from nc10d.backend.nccl.programs import Context, Events, Placed, Program, in_groups
+from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
+from nc10d.backend.nccl.works import NcclWork, first_array
+from nc10d.cuda.driver import call, driver, on_device
+from nc10d.cuda.events import event_pool
+from nc10d.cuda.memory import to_device
+from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
+from nc10d.dtypes import DType
+from nc10d.errors import CudaError, DistError, NCCLError
+from nc10d.ops import OP_NAMES, Op
+from nc10d.validate import validate
+
+if TYPE_CHECKING:
+    from nc10d.deadline import Deadline
+    from nc10d.store.base import Store
+
+
+class Deferred(NamedTuple):
+    """A launch that waits for its lanes; `before` is an event of its own, recorded at the call."""
+
+    work: NcclWork
+    lanes: Sequence[Lane]
+    before: int
+
+
+class Site:
+    """All that a group needs on one device. `launch` is called by any thread."""
+
+    def __init__(
+        self,
+        who: Who,
+        device: int,
+        store: Store,
+        library: Library,
+        options: NcclOptions,
+        fail: Callable[[DistError], None],
+        check: Callable[[], None],
+    ) -> None:
+        self.device = device
+        self._who = who
+        self._library = library
+        self._options = options
+        self._check = check
+        self._fail = fail
+        self._pool = event_pool(device)
+        self.flights = Flights(self._pool, fail)
+        self.lanes = Lanes(
+            who, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
+        )
+        self._recipes = Recipes()
+        self._before = self._pool.take()
+        self._joint = Stream(device, options.high_priority)
+        self._scratch = to_device(np.ones(1, np.int32), device)
+        self._captured: list[int] = []
+        self._context = Context(device)
+        self._fp8 = _reduces_fp8(library, device)
+
+    def launch(self, ops: Sequence[Op], work: NcclWork, join: bool) -> None:
+        """Submit operations, or have it done as soon as their lanes are formed.
+
+        With `join` the current stream waits for them. ValueError and TypeError for what NCCL
+        can't do, before anything is sent.
+        """
+        current = stream_of(first_array(ops))
+        # The two default streams can't be captured.
+        captured = current > PER_THREAD and _is_captured(current)
+        key = None if self._options.timing else key_of(ops)
+        with self.flights.lock:
+            self._check()
+            recipe = self._recipes.find(key, ops) or self._new(ops, key, work.deadline)
+            if recipe.program is not None and all(lane.ready for lane in recipe.lanes):
+                self._submit(recipe.program, work, current, join)
+                self._look_after(work, captured)
+            elif captured:
+                raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
+            else:
+                self._defer(work, recipe.lanes, current)
+
+    def _look_after(self, work: NcclWork, captured: bool) -> None:
+        """Have a Work ended when its event is over; a captured one never is, and is the graph's."""
+        if captured:
+            self._captured.append(work.event)
+        else:
+            self.flights.add(work)
+
+    def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> Recipe:
+        """Check what a caller can get wrong, and make the recipe of a launch."""
+        for op in ops:
+            validate(op, self._who.rank, self._who.size)
+            if getattr(op, "peer", 0) is None:
+                raise ValueError("recv: nccl must know from whom: src can't be None")
+        checked = self._place(lambda *_: 0)
+        calls = [calls_of(op, checked) for op in ops]
+        lanes: dict[Lane, None] = {self.lanes.of(op, deadline): None for op in ops}
+        recipe = Recipe(list(lanes))
+        if all(lane.comm is not None for lane in lanes):
+            known = None if any(map(_is_scaled, ops)) else calls
+            recipe.program = self._program(ops, recipe.lanes, deadline, self._before, known)
+            self._recipes.keep(key, ops, recipe)
+        return recipe
+
+    def _place(self, scaled: Callable[[float, int, DType], int]) -> Place:
+        who, scratch = self._who, self._scratch.address
+        return Place(who.rank, who.size, self._library.has, scaled, scratch, self._fp8)
+
+    def _program(
+        self,
+        ops: Sequence[Op],
+        lanes: Sequence[Lane],
+        deadline: Deadline,
+        before: int,
+        calls: Sequence[list[Call]] | None = None,
+    ) -> Program:
+        """Lay out a launch whose lanes are formed."""
+        if calls is None:
+            place = self._place(self._scaled)
+            calls = [calls_of(op, place) for op in ops]
+        groups = [
+            [Placed(self.lanes.of(ops[at], deadline), one, at) for at in group for one in calls[at]]
+            for group in in_groups(ops, self._who.rank)
+        ]
+        begun = self._pool.take(timing=True) if self._options.timing else 0
+        events = Events(before, begun, self._joint.handle if len(lanes) > 1 else 0)
+        return Program(self._library, [group for group in groups if group], lanes, events)
+
+    def _scaled(self, factor: float, datatype: int, dtype: DType) -> int:
+        """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
+        (main,) = (lane for lane in self.lanes.all() if lane.name == "all")
+        assert main.comm is not None
+        value = np.array(factor).astype(dtype.numpy)
+        scalar = ctypes.create_string_buffer(value.tobytes())
+        return main.comm.premul_sum(factor, datatype, scalar)
+
+    def _defer(self, work: NcclWork, lanes: Sequence[Lane], current: int) -> None:
+        work.submitted = threading.Event()
+        before = self._pool.take()
+        with on_device(self.device):
+            call("cuEventRecord", before, current)
+        waiting = Deferred(work, lanes, before)
+        for lane in lanes:
+            lane.queue.append(waiting)
+        self.flights.add(work)
+        self.pump()  # the lanes may have been formed just now
+
+    def pump(self) -> None:
+        """Submit what has waited for lanes that are formed now, in order."""
+        with self.flights.lock:
+            while True:
+                heads = {
+                    id(lane.queue[0]): lane.queue[0] for lane in self.lanes.all() if lane.queue
+                }
+                ready = [one for one in heads.values() if _is_next(one)]
+                if not ready:
+                    return
+                for one in ready:
+                    self._late_submit(one)
+
+    def _late_submit(self, one: Deferred) -> None:
+        for lane in one.lanes:
+            lane.queue.popleft()
+        work = one.work
+        assert work.submitted is not None
+        program = self._program(work.ops, one.lanes, work.deadline, one.before)
+        self._submit(program, work, 0, False, one.before)
+        self._pool.give(one.before)
+        work.submitted.set()
+
+    def _submit(
+        self, program: Program, work: NcclWork, current: int, join: bool, before: int | None = None
+    ) -> None:
+        """Run a table of calls; what can't be submitted is the failure of the group."""
+        ended = self._pool.take(timing=self._options.timing)
+        table = program.patch(current, ended, before)
+        first, last = int(before is not None), program.rows - (not join)
+        answer = self._run(program, table, first, last, work)
+        if answer:
+            error = self._error(program, work, answer)
+            self._fail(error)
+            raise error
+        work.event, work.begun = ended, program.begun
+        if len(program.lanes) == 1:
+            lane = work.lane = program.lanes[0]
+            lane.launched += 1
+            work.seq = lane.launched
+
+    def _run(self, program: Program, table: int, first: int, last: int, work: NcclWork) -> int:
+        """Run rows of a table, its communicators locked; return 0, or the answer that failed."""
+        device = self._context.address
+        with contextlib.ExitStack() as held:
+            for lane in program.lanes:
+                assert lane.comm is not None
+                held.enter_context(lane.comm.lock)
+            answer = native.nc10d_nccl_run(table, first, last, device)
+            while answer < 0:  # nonblocking communicators: what is behind the group has to wait
+                for lane in program.lanes:
+                    assert lane.comm is not None
+                    lane.comm.settle(work.deadline, work._describe())
+                answer = native.nc10d_nccl_run(table, -answer, last, device)
+        return int(answer)
+
+    def _error(self, program: Program, work: NcclWork, answer: int) -> DistError:
+        code, place, by_cuda = program.culprit(answer)
+        which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
+        what = f"rank {self._who.rank} of group {self._who.group!r}, {work._describe()}{which}"
+        if by_cuda:
+            return CudaError(f"{what}: CUDA error {code}", code=code)
+        return NCCLError(f"{what}: {self._library.describe(code)}", code=code)
+
+
+def _is_next(one: Deferred) -> bool:
+    return all(lane.comm is not None and lane.queue[0] is one for lane in one.lanes)
+
+
+def _is_scaled(op: Op) -> bool:
+    return getattr(getattr(op, "op", None), "factor", None) is not None
+
+
+def _is_captured(stream: int) -> bool:
+    """Say whether what is queued on a stream becomes part of a graph."""
+    status: Any = call("cuStreamIsCapturing", stream)
+    none = driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return bool(status != none)
+
+
+def _reduces_fp8(library: Library, device: int) -> bool:
+    attribute = driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    capability = int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device)))
+    return library.version >= datatypes.FP8_SINCE and capability >= datatypes.FP8_CAPABILITY

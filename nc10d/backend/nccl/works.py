@@ -1,0 +1,162 @@
+"""The Work of a launch on a device: what an event says, and how streams wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nc10d.cuda.events import is_over, seconds_between
+from nc10d.cuda.streams import stream_of
+from nc10d.deadline import Deadline, Timeout
+from nc10d.errors import CudaError
+from nc10d.ops import Op, Recv
+from nc10d.outcome import FAILED, PENDING, fresh
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.backend.nccl.lanes import Lane
+
+_SPINS = 50  # looks at full speed, then looks that grow apart
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
+
+
+class Owner:
+    """What a Work needs of the backend that launched it."""
+
+    lock: threading.RLock
+
+    def retire(self, work: NcclWork) -> None:
+        """Take the events of a Work back, and finish it."""
+
+    def hurry(self, work: NcclWork) -> None:
+        """See to it soon that a Work is finished: somebody has attached a callback."""
+
+    def let_wait(self, stream: int, event: int) -> None:
+        """Let a stream wait for an event."""
+
+    def fail(self, error: CudaError) -> None:
+        """End the group: the device has failed."""
+
+
+class NcclWork(Work):
+    """One launch on a device.
+
+    It keeps its arrays until the device is past them. `event` is 0 before it is submitted, after it
+    is over, and for a launch that is part of a CUDA graph, which never ends by itself.
+    """
+
+    __slots__ = (
+        *("_owner", "_seconds", "begun", "blocks", "deadline"),
+        *("event", "lane", "seq", "submitted"),
+    )
+
+    def __init__(self, ops: Sequence[Op], owner: Owner, deadline: Deadline, blocks: bool) -> None:
+        """Describe a launch; with `blocks`, as of a barrier, `wait()` is for the host too."""
+        super().__init__(ops)
+        self._owner = owner
+        self._seconds: float | None = None
+        self.deadline = deadline
+        self.blocks = blocks
+        self.event = 0
+        self.begun = 0
+        self.seq = 0
+        self.lane: Lane | None = None
+        self.submitted: threading.Event | None = None
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Put the operation in front of what is queued next on the current stream; return True.
+
+        As in c10d the host goes on, except for a barrier. With `timeout` (seconds or timedelta) it
+        waits, as `wait_blocking` does. Raises what made the operation fail, if that is known.
+        """
+        if timeout is not None or self.blocks:
+            return self.wait_blocking(timeout)
+        self.join()
+        return True
+
+    def wait_blocking(self, timeout: Timeout = None) -> bool:
+        """Block the host until the operation is over; see Work.wait."""
+        super().wait(timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """Do as `wait()`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Put the operation in front of what is queued next on the current stream."""
+        self.join()
+
+    def join(self, stream: int | None = None) -> None:
+        """Let a stream (without one, the current) wait for the operation.
+
+        Blocks the host only while the operation has not been submitted yet, because another rank
+        is needed for that.
+        """
+        if self.submitted is not None:
+            self.submitted.wait()
+        if self._state == FAILED:
+            assert self._exception is not None
+            raise fresh(self._exception)
+        target = stream_of(first_array(self.ops)) if stream is None else stream
+        with self._owner.lock:
+            if self.event:
+                self._owner.let_wait(target, self.event)
+
+    def result(self) -> Any:
+        """Wait as `wait()` does, then return the sender's rank, or the list of outputs."""
+        self.wait()
+        return self._value()
+
+    @property
+    def duration(self) -> float | None:
+        """The seconds that it took: of the device with `timing`, else as the host saw it end."""
+        return super().duration if self._seconds is None else self._seconds
+
+    def measure(self) -> None:
+        """Note how long the device took; both events are over."""
+        self._seconds = seconds_between(self.begun, self.event)
+
+    def outcome(self) -> Any:
+        """Return what `result()` answers with: the sender, a list of them, or None."""
+        senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
+        if len(senders) == 1:
+            return senders[0]
+        return senders if any(isinstance(op, Recv) for op in self.ops) else None
+
+    def _poll(self) -> None:
+        event = self.event
+        if not event:
+            return
+        try:
+            over = is_over(event)
+        except CudaError as error:
+            self._owner.fail(error)
+            return
+        if over:
+            self._owner.retire(self)
+
+    def _block(self, deadline: Deadline) -> None:
+        looks, pause = 0, _FIRST_PAUSE
+        while self._state == PENDING and not deadline.expired():
+            self._poll()
+            looks += 1
+            if looks > _SPINS:  # CUDA wakes nobody; a failure does
+                super()._block(Deadline.after(deadline.slice(pause)))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _watch(self) -> None:
+        self._owner.hurry(self)
+
+
+def first_array(ops: Sequence[Op]) -> Any:
+    """Return an array of a launch, which tells whose streams count; None if there is none."""
+    for op in ops:
+        for name in ("x", "out", "inp"):
+            value = getattr(op, name, None)
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if value is not None:
+                return value
+    return None

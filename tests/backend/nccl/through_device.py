@@ -1,0 +1,130 @@
+"""The NCCL backend for arrays in host memory, so that the suite for all backends can judge it.
+
+Each array is copied to device memory before a launch and, if it is written, back when the launch is
+over. Rank r of the job uses device r.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d import cuda
+from nc10d.backend.base import BackendSetup
+from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.backend.nccl.backend import make as make_nccl
+from nc10d.deadline import Deadline
+from nc10d.dtypes import dtype_of
+from nc10d.ops import Op
+from nc10d.outcome import PENDING
+from nc10d.store.base import Store
+from nc10d.validate import validate
+from nc10d.work import Work
+
+WRITTEN = ("x", "out")
+
+
+def make(setup: BackendSetup) -> ThroughDevice:
+    return ThroughDevice(make_nccl(setup), setup.rank)
+
+
+class ThroughDevice:
+    """Copies, launches, copies back."""
+
+    device_type = "cpu"
+
+    def __init__(self, inner: NcclBackend, device: int) -> None:
+        self.name = "through-device"
+        self.inner = inner
+        self.rank, self.size = inner.rank, inner.size
+        self.device = device
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        for op in ops:
+            validate(op, self.rank, self.size)
+        copies = Copies(self.device)
+        with cuda.on_device(self.device):
+            given = [copies.of(op) for op in ops]
+            work = self.inner.launch(given, timeout, True)
+        assert work is not None
+        both = CopyBack(ops, work, copies)
+        if async_op:
+            return both
+        both.wait()
+        return None
+
+    def split(
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
+    ) -> ThroughDevice:
+        inner = self.inner.split(ranks, name, store, deadline, options)
+        return ThroughDevice(inner, self.device)
+
+    def abort(self, reason: BaseException) -> None:
+        self.inner.abort(reason)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Copies:
+    """The arrays of a launch on the device, one copy of each array object."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._made: dict[int, cuda.DeviceArray] = {}
+        self._back: list[tuple[np.ndarray[Any, Any], cuda.DeviceArray]] = []
+
+    def of(self, op: Op) -> Op:
+        """Return an operation on copies."""
+        fields = {field.name: getattr(op, field.name) for field in dataclasses.fields(op)}
+        for name in ("x", "out", "inp"):
+            if fields.get(name) is not None:
+                fields[name] = self._copy(fields[name], name in WRITTEN)
+        return type(op)(**fields)
+
+    def _copy(self, x: Any, written: bool) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [self._copy(one, written) for one in x]
+        found = self._made.get(id(x))
+        if found is None:
+            found = self._made[id(x)] = cuda.empty(x.shape, dtype_of(x.dtype), self._device)
+            found.fill_from(x)
+        if written and x.flags.writeable:
+            self._back.append((x, found))
+        return found
+
+    def bring_back(self) -> None:
+        for x, copy in self._back:
+            x[...] = cuda.to_host(copy)
+
+
+class CopyBack(Work):
+    """Ends with the device's Work, when what it wrote has been copied back."""
+
+    __slots__ = ("_copies", "_work")
+
+    def __init__(self, ops: Sequence[Op], work: Work, copies: Copies) -> None:
+        super().__init__(ops)
+        self._work = work
+        self._copies = copies
+
+    def _poll(self) -> None:
+        self._work._poll()
+        self._follow(self._work)
+
+    def _block(self, deadline: Deadline) -> None:
+        self._work._block(deadline)
+        self._follow(self._work)
+
+    def _watch(self) -> None:
+        self._work._attach(self._follow)
+
+    def _follow(self, work: Work) -> None:
+        if work._state == PENDING or self._state != PENDING:
+            return
+        if work._exception is None:
+            self._copies.bring_back()
+        self._finish(work._exception, work._result)
