@@ -51,6 +51,14 @@ class Runner:
         """Launch `op`; `array` is one of its arrays, which tells the device."""
         raise NotImplementedError
 
+    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
+        """Run an operation if it is known and nothing stands in its way; see HotBackend.quick."""
+        return False
+
+    def _quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+        """Send or receive if the message is known and nothing stands in its way."""
+        return False
+
 
 class Collectives(Runner):
     """The collectives of a group; a subclass says in `_run` what becomes of one."""
@@ -63,6 +71,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.all_reduce on this group."""
+        if not async_op and timeout is None and self._quick(AllReduce, op, tensor, tensor):
+            return None
         return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
 
     def reduce(
@@ -76,6 +86,8 @@ class Collectives(Runner):
         """Do as nc10d.reduce on this group; `dst` is a rank of it."""
         if type(dst) is not int:
             dst = integer("reduce", "dst", dst)
+        if not async_op and timeout is None and self._quick(Reduce, (dst, op), tensor, tensor):
+            return None
         return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
 
     def broadcast(
@@ -84,6 +96,8 @@ class Collectives(Runner):
         """Do as nc10d.broadcast on this group; `src` is a rank of it."""
         if type(src) is not int:
             src = integer("broadcast", "src", src)
+        if not async_op and timeout is None and self._quick(Broadcast, src, tensor, tensor):
+            return None
         return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
 
     def all_gather(
@@ -104,6 +118,9 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.all_gather_into_tensor on this group."""
+        quick = not async_op and timeout is None
+        if quick and self._quick(AllGather, None, input_tensor, output_tensor):
+            return None
         return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
 
     all_gather_single = all_gather_into_tensor
@@ -128,6 +145,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.reduce_scatter_tensor on this group."""
+        if not async_op and timeout is None and self._quick(ReduceScatter, op, output, input):
+            return None
         return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
 
     reduce_scatter_single = reduce_scatter_tensor
@@ -153,6 +172,10 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.all_to_all_single on this group."""
+        even = output_split_sizes is None and input_split_sizes is None
+        quick = even and not async_op and timeout is None
+        if quick and self._quick(AllToAll, None, input, output):
+            return None
         op = AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
         return self._run(op, output, async_op, timeout)
 
@@ -184,4 +207,7 @@ class Collectives(Runner):
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Do as nc10d.barrier on this group."""
+        quick = not async_op and timeout is None
+        if quick and self._quick(Barrier, None, _NO_ARRAY, _NO_ARRAY):
+            return None
         return self._run(Barrier(), _NO_ARRAY, async_op, timeout)

@@ -11,10 +11,11 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.base import Backend
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.table import BackendTable
@@ -48,6 +49,26 @@ class OpenBatch(Protocol):
         ...
 
 
+class HotBackend(Backend, Protocol):
+    """A backend with short ways for operations that come again. Their arrays may be any objects."""
+
+    def quick(self, kind: type[Op], extra: Any, x: Array, y: Array, timeout: float) -> bool:
+        """Run an operation if it is the latest of its kind again; False: nothing has happened.
+
+        `extra` is what it has besides arrays: reduction, root, or (root, reduction). x and y are
+        input and output (output and input of a ReduceScatter), or one array twice.
+        """
+        ...
+
+    def quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+        """Send or receive if it is the latest message again; False: nothing has happened."""
+        ...
+
+    def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
+        """Do as `launch` with one operation on a NumPy array."""
+        ...
+
+
 class Dispatcher(Collectives, PointToPoint):
     """The part of a group that launches; a subclass says in `_new_backend` how one is made."""
 
@@ -65,11 +86,27 @@ class Dispatcher(Collectives, PointToPoint):
         self._stranded: list[Any] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
-        self._hot: Backend | None = None
+        self._hot: HotBackend | None = None
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
         raise NotImplementedError
+
+    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
+        hot = self._hot
+        if hot is None or not hot.quick(kind, extra, x, y, self.timeout):
+            return False
+        next(self._launches)
+        return True
+
+    def _quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+        hot = self._hot
+        if hot is None or type(peer) is not int or type(tag) is not int:
+            return False
+        if not 0 <= tag <= LARGEST_TAG or not hot.quick_message(kind, peer, x, tag):
+            return False
+        next(self._launches)
+        return True
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         if type(array) is not np.ndarray:
@@ -79,7 +116,7 @@ class Dispatcher(Collectives, PointToPoint):
         backend = self._hot
         if backend is not None:
             next(self._launches)
-            return backend.launch((op,), self.timeout, async_op)
+            return backend.launch_one(op, self.timeout, async_op)
         batch = self._batches.get(get_ident())
         if batch is None or async_op or not batch.plain:
             return self._run_any(op, array, async_op, timeout)
@@ -155,7 +192,8 @@ class Dispatcher(Collectives, PointToPoint):
     def _refresh(self) -> None:
         with self._lock:
             free = not (self._observers or self._batches)
-            self._hot = self._backends.usable("cpu") if free else None
+            usable = self._backends.usable("cpu") if free else None
+            self._hot = cast(HotBackend, usable) if hasattr(usable, "launch_one") else None
 
     @property
     def seq(self) -> int:

@@ -67,6 +67,8 @@ class PointToPoint(Runner):
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Do as nc10d.send on this group; `dst` is a rank of it."""
+        if timeout is None and self._quick_message(Send, dst, tensor, tag):
+            return
         self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
@@ -80,6 +82,8 @@ class PointToPoint(Runner):
 
         Inside a coalescing block nothing has come yet: returns None.
         """
+        if timeout is None and src is not None and self._quick_message(Recv, src, tensor, tag):
+            return src
         op = _recv(tensor, src, tag)
         if self.in_batch():
             self._run(op, tensor, False, timeout)

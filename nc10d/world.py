@@ -197,7 +197,7 @@ def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember:
 def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
     """Return the group given as argument `name`, for None the default one; else TypeError."""
     if group is None:
-        return get_default_group()
+        return (_thread.world or _process).default or get_default_group()
     if not isinstance(group, Collectives):
         raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
     return group

@@ -18,6 +18,7 @@ from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
 from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as codes
 from nc10d.backend.cpu.program import (
@@ -70,8 +71,9 @@ class Bench:
             linked = link(program, self.backend.areas.size, codes.C_TABLES, _kernel, _room)
             self._kept[key] = linked
         channel, other = self.backend.channel.address, x if y is None else y
+        table = np.array([plain.address(x), plain.address(other)], np.int64)
         start = time.perf_counter()
-        answer = engine.run_arrays(channel, linked.address, x, other)
+        answer = engine.run(channel, linked.address, plain.address(table))
         while answer == codes.BLOCKED:  # a mate has lost its core for a while
             answer = engine.drive(channel, engine.SLICE_NS)
         taken = time.perf_counter() - start

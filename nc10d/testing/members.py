@@ -141,6 +141,18 @@ def _leave_foreground() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def _end_with_owner() -> None:
+    """End this process when the one that started it has: a task of a rank may last for ever."""
+    owner = multiprocessing.parent_process()
+    assert owner is not None, "only a started process has ranks to end"
+
+    def watch() -> None:
+        owner.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _process_main(
     pipe: Connection, host: str, port: int, rank: int, size: int, options: dict[str, Any]
 ) -> None:
@@ -151,6 +163,7 @@ def _process_main(
         init_process_group(store=store, rank=rank, world_size=size, **options)
 
     _leave_foreground()
+    _end_with_owner()
     serve(join, pipe.recv, pipe.send)
 
 

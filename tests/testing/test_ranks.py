@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -161,3 +162,16 @@ def interrupts_itself(group: Any) -> str:
 
 def test_a_rank_can_still_be_interrupted_by_its_own_test() -> None:
     assert run_ranks(interrupts_itself, 1, "processes") == ["heard"]
+
+
+def test_ranks_end_with_their_owner_however_that_ended(tmp_path: Path) -> None:
+    path = tmp_path / "owner.py"
+    path.write_text(OWNER)
+    words = [sys.executable, str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        seen = ""
+        while seen.count("hangs") < 2:  # two processes write: lines may be mixed
+            seen += owner.stdout.readline()
+        owner.kill()
+        owner.communicate(timeout=60)  # the pipe ends when nobody holds it any more

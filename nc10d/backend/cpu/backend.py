@@ -26,7 +26,6 @@ from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.launching import Launching
 from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.outside import Outside, reach
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
@@ -102,7 +101,6 @@ class CpuBackend(Launching):
         self.post = Post(self)
         self.plans = Plans(self.layout)
         self.batches = Batches()
-        self._run_arrays = engine.run_arrays
         self._address = self.channel.address
         self.health = Health(group_name, self.areas, self.channel, self.links, outside)
         self.ending = threading.RLock()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.linking import Linked
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.ops import AllReduce, Op
 
 Words = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class Batches:
 
     @staticmethod
     def _unchanged(known: Known, arrays: list[Any], ops: Sequence[Op]) -> bool:
-        if not engine.same_arrays(arrays, len(arrays), _NDARRAY, known.address):
+        if not plain.same_arrays(arrays, len(arrays), _NDARRAY, known.address):
             return False
         return known.reductions == [op.op for op in ops]  # type: ignore[union-attr]
 
@@ -79,8 +79,8 @@ class Batches:
     ) -> Known | Fresh | None:
         count = len(arrays)
         table: Words = np.empty((3, count), np.int64)
-        address: int = engine.address(table)
-        if engine.read_arrays(arrays, count, _NDARRAY, address) >= 0:
+        address: int = plain.address(table)
+        if plain.read_arrays(arrays, count, _NDARRAY, address) >= 0:
             return None
         reductions = [op.op for op in ops]  # type: ignore[union-attr]
         # Dtypes by address: sound because the shape keeps them alive.

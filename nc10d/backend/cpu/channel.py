@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.linking import Linked
-from nc10d.backend.cpu.native import engine, interpreter
+from nc10d.backend.cpu.native import arrays as plain
+from nc10d.backend.cpu.native import engine, interpreter, messages
 from nc10d.backend.cpu.native import layout as at
+
+if TYPE_CHECKING:
+    from nc10d.ops import Recv, Send
 
 Words = npt.NDArray[np.int64]
 
@@ -54,7 +58,7 @@ class Channel:
         self.shared = shared
         self.size = shared.size
         self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
-        self.address: int = engine.address(self.words)
+        self.address: int = plain.address(self.words)
         self.broken = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
@@ -79,7 +83,8 @@ class Channel:
             at.C_YIELD: waiting.yields,
             at.C_TRACE_ID: self.address,
             at.C_STREAMS: shared.streams,
-            at.C_REACH: 0 if shared.reach is None else engine.address(shared.reach),
+            at.C_ARRAY_TYPE: id(np.ndarray),
+            at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
         for offset, value in fields.items():
             self.words[offset // 8] = value
@@ -105,25 +110,41 @@ class Channel:
         self.forget(submission)  # if it is still there: a channel that stops forgets everything
         return False
 
-    def submit_arrays(
-        self, linked: Linked, x: Any, y: Any, keep: Any, deadline_ns: int
+    def submit_known(
+        self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
-        """Submit a program on two plain arrays; a short one is advanced here and now.
+        """Submit a known operation on plain arrays; a short one is advanced here and now.
 
         The engine's answer, and the submission: DONE, BUSY if it was not taken, or a failure.
         """
-        self._forget_ended()
-        submission = Submission.__new__(Submission)
-        submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + 2, np.int64)
-        submission.address = address = engine.address(words)
-        submission.keep = (linked, keep)
-        self.flying[address] = submission
-        answer = engine.submit_arrays(
-            self.address, words, linked.address, deadline_ns, linked.short, x, y
+        submission = self._blank(2, keep)
+        words = submission.words
+        answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
+        if answer == at.BUSY:
+            self.forget(submission)
+        return answer, submission
+
+    def submit_message(
+        self, model: Submission, op: Send | Recv, deadline_ns: int, *, here: bool
+    ) -> tuple[int, Submission]:
+        """Submit a plain message like `model`, advanced `here` and now if so asked; as above."""
+        submission = self._blank(1, (model, op))
+        answer = messages.submit_message(
+            self.address, submission.words, model.address, deadline_ns, op.x, op.tag, here
         )
         if answer == at.BUSY:
             self.forget(submission)
         return answer, submission
+
+    def _blank(self, arrays: int, keep: Any) -> Submission:
+        """Return a submission in flight with room for so many arrays, to be filled in."""
+        self._forget_ended()
+        submission = Submission.__new__(Submission)
+        submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
+        submission.address = address = plain.address(words)
+        submission.keep = keep
+        self.flying[address] = submission
+        return submission
 
     def _forget_ended(self) -> None:
         # A Work that was dropped forgets nothing, and its arrays would stay for ever.
@@ -189,7 +210,7 @@ class Submission:
     ) -> None:
         room = max(len(addresses), 1)
         self.words: Words = np.zeros(at.DESCRIPTOR_WORDS + room, np.int64)
-        self.address: int = engine.address(self.words)
+        self.address: int = plain.address(self.words)
         self.keep = (linked, keep)
         self.words[at.D_PROGRAM // 8] = linked.address
         self.words[at.D_USERS // 8] = self.address + 8 * at.DESCRIPTOR_WORDS

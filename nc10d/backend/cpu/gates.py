@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.program import GATE_BYTES
 from nc10d.backend.cpu.requests import request
 from nc10d.buffer import Buffer, as_buffer, overlap
@@ -60,7 +60,7 @@ class Gates:
 
     def passage(self, number: int) -> Passage:
         """Return the gates of operation `number`."""
-        fence, first = self.fences[number], int(engine.address(self.words))
+        fence, first = self.fences[number], int(plain.address(self.words))
         if not fence.waits and not fence.awaited:
             return FREE
         waits = [first + GATE_BYTES * other for other in fence.waits]

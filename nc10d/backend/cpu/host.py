@@ -25,6 +25,7 @@ from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.arena import PAGE, Arena
 from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.reading import Probe, can_read
@@ -73,7 +74,7 @@ class Host:
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
-        self.process: int = engine.address(self._process)
+        self.process: int = plain.address(self._process)
         self._channels: dict[int, Channel] = {}
         self._spare: list[int] = []
         self._retired: list[tuple[int, Channel]] = []
@@ -87,8 +88,8 @@ class Host:
         self._closing = False
         self._users = 0
         self._set(at.P_BELL, self.arena.mapping.base)
-        self._set(at.P_BELLS, engine.address(self._bells))
-        self._set(at.P_CHANNELS, engine.address(self._table))
+        self._set(at.P_BELLS, plain.address(self._bells))
+        self._set(at.P_CHANNELS, plain.address(self._table))
         self._set(at.P_EVENT_FD, self._events)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
@@ -336,7 +337,7 @@ class Host:
         self._traces.append(buffer)
         self._set(at.P_TRACE_NEXT, 0)
         self._set(at.P_TRACE_SIZE, events)
-        self._set(at.P_TRACE, engine.address(buffer))
+        self._set(at.P_TRACE, plain.address(buffer))
         return buffer
 
     def stop_trace(self) -> int:

@@ -7,7 +7,7 @@ addresses written into a descriptor, and a Work follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from nc10d.backend.cpu.gates import FREE, Gates, find_gates
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.memory import Resolved, resolve
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.native.arrays import run_known
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late
 from nc10d.backend.cpu.requests import Request, request
@@ -43,58 +45,81 @@ class Launching(Waits):
     channel: Channel
     plans: Plans
     batches: Batches
-    _run_arrays: Callable[..., Any]
     _address: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops`; see Backend. A known program on plain arrays goes straight in."""
+        """Run `ops`; see Backend."""
         if len(ops) == 1:
-            if not async_op:
-                op = ops[0]
-                if isinstance(op, (Send, Recv)):
-                    if not self.post.quick(op, timeout):
-                        self.wait_work(self._launch(ops, timeout))
-                    return None
-                found = self.plans.quick(op)
-                if found is not None:
-                    linked, x, y = found
-                    try:
-                        answer = self._run_arrays(self._address, linked.address, x, y)
-                        if answer == at.DONE:
-                            return None
-                        if answer != at.BUSY:
-                            self._go_on(answer, ops, timeout)
-                            return None
-                    except BaseException:
-                        self._let_go(ops)
-                        raise
+            return self.launch_one(ops[0], timeout, async_op)
+        batch = self.batches.find(ops)
+        if batch is not None:
+            return self._launch_batch(ops, batch, timeout, async_op)
+        return self._launch_any(ops, timeout, async_op)
+
+    def quick(self, kind: type[Op], extra: Any, x: Any, y: Any, timeout: float) -> bool:
+        """Run an operation here and now if it is the latest of its kind again; else False.
+
+        `kind`, `extra`, x and y are as in plans.py; the arrays may be any objects.
+        """
+        known = self.plans.latest[kind].get(extra)
+        if known is None:
+            return False
+        try:
+            answer = run_known(self._address, known.address, x, y)
+            if answer == at.DONE:
+                return True
+            if answer != at.BUSY:
+                self._go_on(answer, known.ops(x, y), timeout)
+                return True
+        except BaseException:
+            self._let_go(known.ops(x, y))
+            raise
+        return False
+
+    def quick_message(self, kind: type[Op], peer: int, x: Any, tag: int) -> bool:
+        """Send or receive here and now if the array is as in the latest message; else False."""
+        lane = self.post.lanes.latest[kind].get(peer)
+        return lane is not None and lane.run(x, tag, 1)
+
+    def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
+        """Run one operation; if it is known, its arrays plain and nothing in its way, at once."""
+        if async_op:
+            return self._start(op, timeout) or self._launch_any((op,), timeout, async_op)
+        if isinstance(op, (Send, Recv)):
+            done = self.post.lanes.run(op)
         else:
-            batch = self.batches.find(ops)
-            if batch is not None:
-                return self._launch_batch(ops, batch, timeout, async_op)
+            found = self.plans.find(op)
+            done = found is not None and self.quick(type(op), *found[1:], timeout)
+        return None if done else self._launch_any((op,), timeout, async_op)
+
+    def _start(self, op: Op, timeout: float) -> Work | None:
+        """Submit a known operation on plain arrays; None if it is not known, or has no room."""
+        self.host.need_worker()
+        if isinstance(op, (Send, Recv)):
+            return self.post.lanes.start(op, timeout)
+        found = self.plans.find(op)
+        if found is None:
+            return None
+        deadline = Deadline.after(timeout)
+        known, _, x, y = found
+        channel, keep = self.channel, (op, known)
+        answer, submission = channel.submit_known(known.address, x, y, keep, deadline_ns(timeout))
+        if answer == at.BUSY:
+            return None
+        if answer < 0 and answer != at.ABORTED:
+            self.health.engine_failed(channel, answer)
+        return CpuWork(self, (op,), [(channel, submission)], deadline)
+
+    def _launch_any(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run what is not known, checked first."""
         if async_op:
             self.host.need_worker()
-            return self._launch_plain(ops, timeout) or self._launch(ops, timeout)
+            return self._launch(ops, timeout)
         if any(isinstance(op, (Send, Recv)) for op in ops):
             self.wait_work(self._launch(ops, timeout))
         else:
             self._run(ops, timeout)
         return None
-
-    def _launch_plain(self, ops: Sequence[Op], timeout: float) -> Work | None:
-        """Submit a known program on plain arrays; None if there is none, or no room."""
-        found = self.plans.quick(ops[0]) if len(ops) == 1 else None
-        if found is None:
-            return None
-        deadline = Deadline.after(timeout)
-        linked, x, y = found
-        channel = self.channel
-        answer, submission = channel.submit_arrays(linked, x, y, ops, deadline_ns(timeout))
-        if answer == at.BUSY:
-            return None
-        if answer < 0 and answer != at.ABORTED:
-            self.health.engine_failed(channel, answer)
-        return CpuWork(self, ops, [(channel, submission)], deadline)
 
     def _run(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives here and now, or in their turn if the channel is busy."""
@@ -107,7 +132,7 @@ class Launching(Waits):
             self.plans.remember(ops[0], linked)
         resolved = resolve(wanted)
         table = np.array(resolved.addresses or [0], np.int64)
-        if not self._run_here(linked, engine.address(table), ops, timeout):
+        if not self._run_here(linked, plain.address(table), ops, timeout):
             part = self._enqueue(linked, resolved, timeout)
             self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout)))
 

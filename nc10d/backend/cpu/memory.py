@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.requests import Request
 from nc10d.backend.cpu.strided import shape_words
 from nc10d.buffer import Buffer
@@ -29,7 +29,7 @@ def resolve(request: Request) -> Resolved:
             resolved.addresses.append(array.address)
             resolved.keep.append(array.owner)
         else:
-            resolved.addresses.append(engine.address(array))
+            resolved.addresses.append(plain.address(array))
             resolved.keep.append(array)
     return resolved
 
@@ -39,5 +39,5 @@ def resolve_message(buffer: Buffer) -> Resolved:
     if buffer.contiguous:
         return Resolved([buffer.address], [buffer.owner])
     copy, shape = np.empty(buffer.nbytes, np.uint8), shape_words(buffer)
-    addresses = [engine.address(copy), buffer.address, engine.address(shape)]
+    addresses = [plain.address(copy), buffer.address, plain.address(shape)]
     return Resolved(addresses, [copy, buffer.owner, shape])

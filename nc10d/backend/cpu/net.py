@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native.sockets import EVENT_BYTES
@@ -45,13 +45,13 @@ class Streams:
         self._waiting: Words = np.zeros(4 * size, np.int64)
         self._poll: Words = np.zeros(2 * size, np.int64)
         self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
-        self.address: int = engine.address(self._words)
+        self.address: int = plain.address(self._words)
         fields = {
             at.S_LINE: net.block(),
             at.S_EPOLL: net.epoll.fileno(),
-            at.S_LINKS: engine.address(self._table),
-            at.S_WAITING: engine.address(self._waiting),
-            at.S_POLL: engine.address(self._poll),
+            at.S_LINKS: plain.address(self._table),
+            at.S_WAITING: plain.address(self._waiting),
+            at.S_POLL: plain.address(self._poll),
         }
         fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
         for offset, value in fields.items():
@@ -91,7 +91,7 @@ class Net:
                 self._used = 0
             start = self._used
             self._used += at.LINK_BLOCK_BYTES // 8
-            return int(engine.address(self._pages[-1][start:]))
+            return int(plain.address(self._pages[-1][start:]))
 
     def link(self, rank: int, wire: socket.socket) -> Link:
         """Make a link of a connected, non-blocking socket."""
@@ -120,7 +120,7 @@ class Net:
             self.epoll.close()
 
     def _run(self) -> None:
-        native.net(self._process, self.epoll.fileno(), engine.address(self._events), SLICE_MS)
+        native.net(self._process, self.epoll.fileno(), plain.address(self._events), SLICE_MS)
 
 
 def _words(address: int) -> Words:

@@ -15,7 +15,7 @@ from nc10d.backend.cpu import wires as wiring
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.channel import Channel, Shared, Words
 from nc10d.backend.cpu.council import Council
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.deadline import Deadline
 
@@ -55,7 +55,7 @@ class Outside:
         streams = self._net.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.LINK_BOARD // 8, np.int64)
         self._message_streams.append((streams, inbox))
-        start = engine.address(inbox)
+        start = plain.address(inbox)
         return Shared(
             rank=0 if sending else 1,
             size=2,

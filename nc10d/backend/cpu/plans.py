@@ -2,7 +2,7 @@
 
 The quick way serves what training loops do: one or two plain, contiguous, writable NumPy arrays.
 It may skip every check because the same operation, dtype and sizes have passed them before; what
-depends on the very arrays (layout, overlap) is looked at again.
+depends on the very arrays (type, layout, overlap) compiled code looks at again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.channel import Words
 from nc10d.backend.cpu.linking import Linked, Scratch, link
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Kernel
 from nc10d.backend.cpu.requests import Request
@@ -32,9 +34,39 @@ from nc10d.ops import (
 )
 
 LIMIT = 4096
-Quick = tuple[Linked, Any, Any]
-_NOTHING = np.zeros(1, np.uint8)
+NOTHING = np.empty(0, np.uint8)
+"""What a barrier has for an array."""
 _DTYPES = {dtype.label: dtype for dtype in DType}
+
+
+class Known:
+    """A program and the arrays that it is for, as words for compiled code at `address`."""
+
+    __slots__ = ("_extra", "_keep", "_kind", "address", "words")
+
+    def __init__(self, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any) -> None:
+        self._kind, self._extra = kind, extra
+        self._keep = (linked, x.dtype)
+        by_rows = kind is AllToAll
+        self.words: Words = np.array(
+            [
+                linked.address,
+                linked.short,
+                id(x.dtype),
+                x.size,
+                y.size,
+                x.nbytes,
+                y.nbytes,
+                len(x) if by_rows else -1,
+                len(y) if by_rows else -1,
+            ],
+            np.int64,
+        )
+        self.address: int = plain.address(self.words)
+
+    def ops(self, x: Any, y: Any) -> tuple[Op, ...]:
+        """Return the operation on these arrays, for whoever has to tell of it."""
+        return (_PARTS[self._kind][1](self._extra, x, y),)
 
 
 class Plans:
@@ -44,12 +76,35 @@ class Plans:
         self._layout = layout
         self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
-        self._quick: dict[Any, dict[Any, Linked]] = {}
+        self._known: dict[tuple[Any, ...], Known] = {}
+        self.latest: dict[type[Any], dict[Any, Known]] = {kind: {} for kind in _PARTS}
+        """By type of operation and what it has besides arrays: what was found for it last."""
 
-    def quick(self, op: Op) -> Quick | None:
-        """Return program and arrays if all of it is known and plain, else None."""
-        find = _FINDERS.get(type(op))
-        return None if find is None else find(self._quick, op)
+    def find(self, op: Op) -> tuple[Known, Any, Any, Any] | None:
+        """Return what is known of an operation (then it is the latest), and its parts."""
+        parts = _parts(op)
+        if parts is None:
+            return None
+        extra, x, y = parts
+        found = self._known.get(_key(op, extra, x, y))
+        if found is None:
+            return None
+        self.latest[type(op)][extra] = found
+        return found, extra, x, y
+
+    def remember(self, op: Op, linked: Linked) -> None:
+        """Let `find` know a program whose operation has passed all checks."""
+        parts = _parts(op)
+        if parts is None:
+            return
+        extra, x, y = parts
+        if x.flags.carray and y.flags.carray:
+            if len(self._known) >= LIMIT:
+                self._known.clear()
+                for by_extra in self.latest.values():
+                    by_extra.clear()
+            known = Known(linked, type(op), extra, x, y)
+            self._known[_key(op, extra, x, y)] = self.latest[type(op)][extra] = known
 
     def linked(self, request: Request) -> Linked:
         """Return the program of a request, built and linked if it is new; may compile kernels."""
@@ -63,16 +118,6 @@ class Plans:
             self._linked[request.key] = found
         return found
 
-    def remember(self, op: Op, linked: Linked) -> None:
-        """Let `quick` know a program whose operation has passed all checks."""
-        name = _KEYS.get(type(op))
-        key = None if name is None else name(op)
-        if key is not None:
-            by_dtype = self._quick.setdefault(key[0], {})
-            if len(by_dtype) >= LIMIT:
-                by_dtype.clear()
-            by_dtype[key[1:]] = linked
-
 
 def _kernel_address(kernel: Kernel) -> int:
     dtype = _DTYPES[kernel.dtype]
@@ -83,89 +128,36 @@ def _kernel_address(kernel: Kernel) -> int:
     return kernel_address(RedOp[kernel.kind], dtype)
 
 
-def _one_key(op: Any) -> tuple[Any, ...] | None:
-    x = op.x
-    if type(x) is not np.ndarray or not x.flags.carray:
-        return None
-    extra = op.op if type(op) is AllReduce else (type(op), op.root, getattr(op, "op", None))
-    return (extra, x.dtype, x.size)
+def _exchanged(op: AllToAll) -> tuple[Any, Any, Any]:
+    splits = op.in_splits is not None or op.out_splits is not None
+    return None, None if splits else op.inp, op.out
 
 
-def _two_key(op: Any) -> tuple[Any, ...] | None:
-    out, inp = op.out, op.inp
-    if type(out) is not np.ndarray or type(inp) is not np.ndarray:
-        return None
-    if not out.flags.carray or not inp.flags.carray:
-        return None
-    extra = AllGather if type(op) is AllGather else (ReduceScatter, op.op)
-    return (extra, inp.dtype, inp.size, out.size)
-
-
-def _exchange_key(op: AllToAll) -> tuple[Any, ...] | None:
-    out, inp = op.out, op.inp
-    if type(out) is not np.ndarray or type(inp) is not np.ndarray:
-        return None
-    if op.in_splits is not None or op.out_splits is not None:
-        return None
-    if not out.flags.carray or not inp.flags.carray:
-        return None
-    return (AllToAll, inp.dtype, inp.shape, out.shape)
-
-
-_KEYS: dict[type[Any], Callable[[Any], tuple[Any, ...] | None]] = {
-    AllReduce: _one_key,
-    Broadcast: _one_key,
-    Reduce: _one_key,
-    AllGather: _two_key,
-    ReduceScatter: _two_key,
-    AllToAll: _exchange_key,
-    Barrier: lambda _: (Barrier,),
+_Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
+_PARTS: dict[type[Any], _Parts] = {
+    AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: AllReduce(x, extra)),
+    Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: Broadcast(x, extra)),
+    Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda extra, x, y: Reduce(x, *extra)),
+    AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: AllGather(y, x)),
+    ReduceScatter: (lambda op: (op.op, op.out, op.inp), lambda e, x, y: ReduceScatter(x, y, e)),
+    AllToAll: (_exchanged, lambda extra, x, y: AllToAll(y, x)),
+    Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: Barrier()),
 }
+"""From an operation to what it has besides arrays, and these in the order in which requests.py
+numbers them; and back.
+"""
 
 
-def _find_all_reduce(known: dict[Any, dict[Any, Linked]], op: AllReduce) -> Quick | None:
-    x = op.x
-    if type(x) is not np.ndarray:
+def _parts(op: Op) -> tuple[Any, Any, Any] | None:
+    """Return what _PARTS says, if the arrays are ndarrays."""
+    both = _PARTS.get(type(op))
+    if both is None:
         return None
-    sizes = known.get(op.op)
-    if sizes is None:
-        return None
-    linked = sizes.get((x.dtype, x.size))
-    return (linked, x, x) if linked is not None and x.flags.carray else None
+    extra, x, y = both[0](op)
+    return (extra, x, y) if type(x) is np.ndarray and type(y) is np.ndarray else None
 
 
-def _find_one(known: dict[Any, dict[Any, Linked]], op: Any) -> Quick | None:
-    key = _one_key(op)
-    if key is None:
-        return None
-    linked = known.get(key[0], _NONE).get(key[1:])
-    return None if linked is None else (linked, op.x, op.x)
-
-
-def _find_two(known: dict[Any, dict[Any, Linked]], op: Any) -> Quick | None:
-    key = _exchange_key(op) if type(op) is AllToAll else _two_key(op)
-    if key is None:
-        return None
-    linked = known.get(key[0], _NONE).get(key[1:])
-    if linked is None or np.may_share_memory(op.out, op.inp) or op.out.dtype != op.inp.dtype:
-        return None
-    # In the order in which requests.py numbers them.
-    return (linked, op.out, op.inp) if type(op) is ReduceScatter else (linked, op.inp, op.out)
-
-
-def _find_barrier(known: dict[Any, dict[Any, Linked]], op: Barrier) -> Quick | None:
-    del op
-    linked = known.get(Barrier, _NONE).get(())
-    return None if linked is None else (linked, _NOTHING, _NOTHING)
-
-
-_NONE: dict[Any, Linked] = {}
-_FINDERS: dict[type[Any], Callable[[Any, Any], Quick | None]] = {
-    AllReduce: _find_all_reduce,
-    Broadcast: _find_one,
-    Reduce: _find_one,
-    AllGather: _find_two,
-    ReduceScatter: _find_two,
-    AllToAll: _find_two,
-    Barrier: _find_barrier,
-}
+def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    if type(op) is AllToAll:  # cut along dimension 0
+        return AllToAll, x.dtype, x.shape, y.shape
+    return type(op), extra, x.dtype, x.size, y.size

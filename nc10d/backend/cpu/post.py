@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
-from nc10d.backend.cpu.links import Inbox, Unexpected
+from nc10d.backend.cpu.lanes import Lane, Lanes
+from nc10d.backend.cpu.links import HALF, Inbox, Unexpected
 from nc10d.backend.cpu.memory import resolve_message
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.works import AnySource, CpuWork
@@ -29,18 +29,7 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
 
-LANES = 1024
 _LABELS = {dtype.code: dtype.label for dtype in DType}
-
-
-@dataclass(slots=True)
-class Lane:
-    """A descriptor to be used again for messages of one peer, dtype and size, one at a time."""
-
-    channel: Channel
-    submission: Submission
-    inbox: Inbox | None
-    busy: threading.Lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +45,17 @@ class Post:
 
     def __init__(self, backend: CpuBackend) -> None:
         self._backend = backend
-        self._lanes: dict[tuple[Any, ...], Lane] = {}
-
-    def quick(self, op: Send | Recv, timeout: float) -> bool:
-        """Send or receive a plain array now, on a lane that is known; False if it can't be."""
-        x = op.x
-        if type(x) is not np.ndarray or op.peer is None:
-            return False
-        lane = self._lanes.get((type(op), op.peer, x.dtype, x.size))
-        if lane is None or not x.flags.carray:
-            return False
-        # Compiled code would cut a fraction off; whoever has a strange tag is told by validate.
-        if type(op.tag) is not int or not 0 <= op.tag <= LARGEST_TAG:
-            return False
-        if not lane.busy.acquire(blocking=False):
-            return False
-        # After an exception the descriptor may still be in flight: the lane stays busy for good.
-        try:
-            done = self._on_lane(lane, op, x, timeout)
-        except BaseException:
-            if not lane.submission.finished():
-                self._backend.interrupted((op,))
-            raise
-        lane.busy.release()
-        return done
-
-    def _on_lane(self, lane: Lane, op: Send | Recv, x: Any, timeout: float) -> bool:
-        channel, submission = lane.channel, lane.submission
-        address, descriptor = channel.address, submission.address
-        if lane.inbox is None:
-            if engine.submit_message(address, descriptor, x, op.tag) != at.DONE:
-                return False
-        else:
-            with lane.inbox.lock:
-                if lane.inbox.early or engine.submit_message(address, descriptor, x, op.tag):
-                    return False
-                channel.flying[descriptor] = submission
-        if engine.wait(address, descriptor, engine.SLICE_NS) != at.FINISHED:
-            deadline = Deadline.after(timeout)
-            work = CpuWork(self._backend, (op,), [(channel, submission)], deadline)
-            work.wait()
-        channel.forget(submission)
-        return True
+        self.lanes = Lanes(backend)
 
     def _remember(
-        self, op: Send | Recv, peer: int, buffer: Buffer, channel: Channel, inbox: Inbox | None
+        self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
     ) -> None:
-        if type(op.x) is not np.ndarray or len(self._lanes) >= LANES:
-            return
-        linked = self._backend.links.program(inbox is None, buffer.nbytes, away=_away(channel))
-        head = (op.tag, buffer.nbytes, buffer.dtype.code)
-        submission = Submission(linked, [0], None, 0, head)
-        lane = Lane(channel, submission, inbox, threading.Lock())
-        self._lanes[type(op), peer, op.x.dtype, op.x.size] = lane
+        if type(op.x) is np.ndarray:
+            away = _away(channel)
+            linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
+            model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
+            short = buffer.nbytes <= HALF and not away
+            self.lanes.remember(op, Lane(channel, model, inbox, short))
 
     def launch(
         self, op: Send | Recv, deadline: Deadline, limit: int, passage: Passage = FREE
@@ -146,7 +93,7 @@ class Post:
         buffer = as_buffer(op.x)
         channel = self._backend.links.to(op.peer)
         part = self._backend.enqueue(channel, self._submission(op, buffer, limit, passage, channel))
-        self._remember(op, op.peer, buffer, channel, None)
+        self._remember(op, buffer, channel, None)
         return CpuWork(self._backend, (op,), [part], deadline)
 
     def _receive(
@@ -163,7 +110,7 @@ class Post:
             if early is not None:
                 deliver = partial(self._deliver, op, peer, buffer, early, deadline)
                 return Late(passage, deliver) if passage else deliver()
-            self._remember(op, peer, buffer, channel, inbox)
+            self._remember(op, buffer, channel, inbox)
         return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=peer)
 
     def _deliver(
@@ -234,7 +181,7 @@ class Post:
         host = self._backend.host
         slice_ns = max(1, int(seconds * 1e9))
         bit = mask([host.rank])
-        answer = engine.wait_any(host.process, bit, engine.address(table), len(rows), slice_ns)
+        answer = engine.wait_any(host.process, bit, plain.address(table), len(rows), slice_ns)
         return bool(answer >= 0)
 
     def absorb(self, channel: Channel) -> None:
@@ -254,7 +201,7 @@ class Post:
         tag, nbytes, dtype = message
         data = np.empty(nbytes, np.uint8)
         linked = self._backend.links.program(False, nbytes, away=_away(inbox.channel))
-        submission = Submission(linked, [engine.address(data)], data, 0, message)
+        submission = Submission(linked, [plain.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
             inbox.early.append(Unexpected(tag, dtype, data, submission))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.arena import Arena
 from nc10d.backend.cpu.mates import Mate
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 
@@ -29,7 +30,7 @@ class Probe:
 
     def __init__(self, arena: Arena) -> None:
         self._word: Words = np.array([secrets.randbits(62)], np.int64)
-        arena.mapping.words(PROBE, 2)[:] = engine.address(self._word), self._word[0]
+        arena.mapping.words(PROBE, 2)[:] = plain.address(self._word), self._word[0]
 
 
 def can_read(mate: Mate) -> bool:
@@ -40,7 +41,7 @@ def can_read(mate: Mate) -> bool:
         return False
     place, value = mate.mapping.words(PROBE, 2).tolist()
     got: Words = np.zeros(1, np.int64)
-    return bool(engine.read_process(mate.pid, engine.address(got), place, 8) == 0) and (
+    return bool(engine.read_process(mate.pid, plain.address(got), place, 8) == 0) and (
         int(got[0]) == value
     )
 
@@ -57,7 +58,7 @@ def reach_block(
     spare = head + at.R_ROW // 8 * len(mates)
     room = (at.FOLD_BLOCK + 64) // 8 if folding and len(mates) > 2 else 0
     words: Words = np.zeros(spare + room, np.int64)
-    aligned = -(-(engine.address(words) + 8 * spare) // 64) * 64
+    aligned = -(-(plain.address(words) + 8 * spare) // 64) * 64
     words[:head] = cma, span, aligned
     rows = words[head:spare].reshape(len(mates), -1)
     for row, mate, area in zip(rows, mates, areas, strict=True):

@@ -21,6 +21,7 @@ from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.arena import Arena
 from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.mates import Card, Mate, meet
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
@@ -219,7 +220,7 @@ def test_rank_63_has_a_bit_of_its_own() -> None:
     assert len(set(bits)) == 64
     assert mask(range(64)) == -1
     words = np.zeros(1, np.int64)
-    address = engine.address(words)
+    address = plain.address(words)
     for bit in bits:
         assert engine.compare_and_swap(address, words[0], words[0] | bit) is not None
     assert words[0] == -1

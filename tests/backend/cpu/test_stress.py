@@ -231,7 +231,7 @@ def trial(
 def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plans, "linked", linked)
-        patch.setattr(Plans, "quick", lambda *_: None)
+        patch.setattr(Plans, "remember", lambda *_: None)
         with Ranks(4) as ranks:
             yield ranks
 

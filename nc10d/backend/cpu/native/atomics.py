@@ -17,8 +17,6 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
 
-from nc10d.backend.cpu.native.objects import DATA_OFFSET, LIST_ITEMS_OFFSET
-
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
 SYS_WRITE = 1 if X86 else 64
@@ -228,58 +226,33 @@ def nc10d_read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
     return 0
 
 
-class ArrayAddressType(types.Type):
-    """A NumPy array as Python hands it over; native code sees the address of its data.
+class ObjectType(types.Type):
+    """Any Python object as it is handed over; native code sees where it lies.
 
-    The caller must have checked that the object is an ndarray: any other would give garbage.
+    What it reads there is the caller's affair: see objects.py.
     """
 
     def __init__(self) -> None:
-        super().__init__(name="nc10d_array_address")
+        super().__init__(name="nc10d_object")
 
 
-array_address = ArrayAddressType()
+any_object = ObjectType()
 
 
-@register_model(ArrayAddressType)
-class _ArrayAddressModel(models.PrimitiveModel):
+@register_model(ObjectType)
+class _ObjectModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, I64)
 
 
-class ArrayListType(types.Type):
-    """A Python list; native code sees the address of its items. The caller has checked it."""
-
-    def __init__(self) -> None:
-        super().__init__(name="nc10d_array_list")
-
-
-array_list = ArrayListType()
-
-
-@register_model(ArrayListType)
-class _ArrayListModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, I64)
-
-
-@unbox(ArrayListType)
-def _unbox_list(kind: Any, value: Any, context: Any) -> Any:
-    builder = context.builder
-    place = builder.add(builder.ptrtoint(value, I64), I64(LIST_ITEMS_OFFSET))
-    return NativeValue(builder.load(builder.inttoptr(place, I64.as_pointer())))
-
-
-@unbox(ArrayAddressType)
-def _unbox_address(kind: Any, value: Any, context: Any) -> Any:
-    builder = context.builder
-    place = builder.add(builder.ptrtoint(value, I64), I64(DATA_OFFSET))
-    return NativeValue(builder.load(builder.inttoptr(place, I64.as_pointer())))
+@unbox(ObjectType)
+def _unbox_object(kind: Any, value: Any, context: Any) -> Any:
+    return NativeValue(context.builder.ptrtoint(value, I64))
 
 
 @intrinsic
 def as_int(typingctx: Any, value: Any) -> Any:
-    """Return the address inside an `array_address`."""
+    """Return where an `any_object` lies."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return args[0]

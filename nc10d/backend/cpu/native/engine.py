@@ -7,13 +7,8 @@ worker. No entry blocks for longer than the slice it was given.
 
 from __future__ import annotations
 
-from numba import njit, types
-
 from nc10d.backend.cpu.native.atomics import (
     add,
-    array_address,
-    array_list,
-    as_int,
     exchange,
     load,
     load_acquire,
@@ -23,7 +18,6 @@ from nc10d.backend.cpu.native.atomics import (
     pause,
     set_bits,
     store,
-    store_release,
     swap_if,
     this_thread,
     yield_core,
@@ -37,12 +31,7 @@ from nc10d.backend.cpu.native.layout import (
     C_PROCESS,
     C_SPIN,
     C_YIELD,
-    D_DEADLINE,
-    D_PROGRAM,
     D_STATUS,
-    D_TAG,
-    D_USERS,
-    DESCRIPTOR_WORDS,
     DONE,
     FINISHED,
     LINE_SLEEPERS,
@@ -53,22 +42,13 @@ from nc10d.backend.cpu.native.layout import (
     P_ROUNDS,
     P_SLEEPING,
     P_STOP,
-    RING_SLOTS,
-)
-from nc10d.backend.cpu.native.objects import (
-    DATA_OFFSET,
-    DIMS_OFFSET,
-    DTYPE_OFFSET,
-    FLAGS_OFFSET,
-    PLAIN_FLAGS,
-    TYPE_OFFSET,
+    P_WAITING,
 )
 from nc10d.backend.cpu.native.progress import (
     nc10d_attend,
     nc10d_help,
     nc10d_run,
     nc10d_submit,
-    nc10d_submit_here,
 )
 from nc10d.backend.cpu.native.waiting import (
     nc10d_drive,
@@ -87,11 +67,6 @@ def _run(channel: int, program: int, table: int) -> int:
     return nc10d_run(channel, program, 0, table, SLICE_NS)
 
 
-@compiled(types.int64(types.int64, types.int64, array_address, array_address))
-def _run_arrays(channel: int, program: int, x: object, y: object) -> int:
-    return nc10d_run(channel, program, as_int(x), as_int(y), SLICE_NS)
-
-
 @compiled("int64(int64, int64)")
 def _drive(channel: int, slice_ns: int) -> int:
     answer = nc10d_drive(channel, slice_ns)
@@ -103,42 +78,6 @@ def _drive(channel: int, slice_ns: int) -> int:
 @compiled("int64(int64, int64, int64)")
 def _submit(channel: int, descriptor: int, room: int) -> int:
     return nc10d_submit(channel, descriptor, room)
-
-
-@compiled(
-    types.int64(
-        types.int64,
-        array_address,
-        types.int64,
-        types.int64,
-        types.int64,
-        array_address,
-        array_address,
-    )
-)
-def _submit_arrays(
-    channel: int, words: object, program: int, deadline: int, here: int, x: object, y: object
-) -> int:
-    descriptor = as_int(words)
-    users = descriptor + 8 * DESCRIPTOR_WORDS
-    store(descriptor + D_PROGRAM, program)
-    store(descriptor + D_USERS, users)
-    store(descriptor + D_DEADLINE, deadline)
-    store(users, as_int(x))
-    store(users + 8, as_int(y))
-    if here != 0:
-        return nc10d_submit_here(channel, descriptor)
-    if load_acquire(channel + C_BROKEN) != 0:
-        return BUSY
-    return nc10d_submit(channel, descriptor, RING_SLOTS)
-
-
-@compiled(types.int64(types.int64, types.int64, array_address, types.int64))
-def _submit_message(channel: int, descriptor: int, x: object, tag: int) -> int:
-    store(descriptor + D_TAG, tag)
-    store(load(descriptor + D_USERS), as_int(x))
-    store_release(descriptor + D_STATUS, 0)
-    return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
 
 
 @compiled("int64(int64, int64, int64)")
@@ -164,11 +103,13 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             yield_core()
         else:
             add(process + P_SLEEPING, 1)
+            add(process + P_WAITING, 1)
             # Looked at once more: who frees the channel rings only for those counted as asleep.
             ended = load_acquire(descriptor + D_STATUS) & FINISHED
             held = load_acquire(channel + C_LOCK) != 0
             if not ended and held and load_acquire(channel + C_BROKEN) == 0:
                 nc10d_sleep(process, bell, until)
+            add(process + P_WAITING, -1)
             add(process + P_SLEEPING, -1)
         if nc10d_now() >= until:
             return 0
@@ -254,55 +195,6 @@ def _load(address: int) -> int:
     return load_acquire(address)
 
 
-@compiled(types.int64(array_address))
-def _address(array: object) -> int:
-    return as_int(array)
-
-
-@njit(nogil=True)
-def nc10d_count(array: int) -> int:
-    """Return how many elements an ndarray object has."""
-    count = 1
-    sizes = load(array + DIMS_OFFSET + 8)
-    for i in range(load(array + DIMS_OFFSET) & 0xFFFFFFFF):
-        count *= load(sizes + 8 * i)
-    return count
-
-
-@compiled(types.int64(array_list, types.int64, types.int64, types.int64))
-def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
-    items = as_int(arrays)
-    for i in range(count):
-        array = load(items + 8 * i)
-        if (
-            load(array + TYPE_OFFSET) != kind
-            or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS
-        ):
-            return i
-        row = table + 8 * i
-        store(row, load(array + DATA_OFFSET))
-        store(row + 8 * count, load(array + DTYPE_OFFSET))
-        store(row + 16 * count, nc10d_count(array))
-    return -1
-
-
-@compiled(types.int64(array_list, types.int64, types.int64, types.int64))
-def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
-    items = as_int(arrays)
-    for i in range(count):
-        array = load(items + 8 * i)
-        row = table + 8 * i
-        if (
-            load(array + TYPE_OFFSET) != kind
-            or load(row) != load(array + DATA_OFFSET)
-            or load(row + 8 * count) != load(array + DTYPE_OFFSET)
-            or load(row + 16 * count) != nc10d_count(array)
-            or load(array + FLAGS_OFFSET) & PLAIN_FLAGS != PLAIN_FLAGS
-        ):
-            return 0
-    return 1
-
-
 @compiled("int64(int64, int64, int64, int64, int64)")
 def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
     until = nc10d_now() + slice_ns
@@ -332,20 +224,10 @@ run = entry_point(_run)
 DONE; BUSY if the channel has other work (submit instead); BLOCKED after a slice (go on with
 `drive`) or a failure: then the caller still holds the channel.
 """
-run_arrays = entry_point(_run_arrays)
-"""run_arrays(channel, program, x, y): like `run`, with one or two ndarrays."""
 drive = entry_point(_drive)
 """drive(channel, slice_ns): go on with what `run` began."""
 submit = entry_point(_submit)
 """submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` descriptors."""
-submit_arrays = entry_point(_submit_arrays)
-"""submit_arrays(channel, words, program, deadline_ns, here, x, y): fill in a descriptor, submit it.
-
-`words` is zeroed and has room for two addresses. With `here` it is advanced in this thread first.
-DONE; BUSY if the channel is stopped or its ring full; or a failure of what was advanced.
-"""
-submit_message = entry_point(_submit_message)
-"""submit_message(channel, descriptor, array, tag): use a descriptor again for another message."""
 wait = entry_point(_wait)
 """wait(channel, descriptor, slice_ns): help until it has ended.
 
@@ -364,13 +246,5 @@ compare_and_swap = entry_point(_swap_if)
 read_process = entry_point(_read_process)
 """read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
 load_word = entry_point(_load)
-address = entry_point(_address)
-"""address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
-read_arrays = entry_point(_read_arrays)
-"""read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
-addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
-"""
-same_arrays = entry_point(_same_arrays)
-"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as the table says."""
 wait_any = entry_point(_wait_any)
 """wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""

@@ -79,8 +79,9 @@ LINK_BOARD = 128
     C_STREAMS,  # address of the block of its streams, 0 for none
     C_AWAITED,  # bytes that a rank awaits from one that announces C_MESSAGE_BYTES
     C_REACH,  # address of the block that says how to read peers' memory
-) = range(0, 42 * 8, 8)
-C_OWN_USERS = 42 * 8  # four addresses of a program run in the caller
+    C_ARRAY_TYPE,  # address of the type numpy.ndarray
+) = range(0, 43 * 8, 8)
+C_OWN_USERS = 43 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
@@ -114,14 +115,31 @@ FOLD_BLOCK = 8192
     D_BYTES,
     D_DTYPE,
     D_GATE,  # a gate to open at the end, 0 for none
-) = range(0, 10 * 8, 8)
+    D_ARRAY_DTYPE,  # what the array of a known message must be: its dtype object, its elements
+    D_ARRAY_COUNT,
+) = range(0, 12 * 8, 8)
 DESCRIPTOR_WORDS = 16
+
+# -- a known operation: its program, and what its arrays must be for it --------------------------
+(
+    K_PROGRAM,
+    K_SHORT,  # 1 if who launches it should advance it at once
+    K_DTYPE,  # address of the dtype object of both
+    K_X_COUNT,  # elements
+    K_Y_COUNT,
+    K_X_BYTES,
+    K_Y_BYTES,
+    K_X_LENGTH,  # of dimension 0, where that matters, else -1
+    K_Y_LENGTH,
+) = range(0, 9 * 8, 8)
+KNOWN_WORDS = 9
 
 # -- the process: what all channels of one rank share -------------------------------------------
 (
     P_BELL,  # address of my own doorbell (a futex word)
     P_BELLS,  # table of everyone's
     P_SLEEPING,  # threads of mine that sleep on my bell
+    P_WAITING,  # those of them that wait for what another thread advances
     P_STOP,
     P_COUNT,
     P_CHANNELS,  # table of channels that the worker looks at
@@ -131,7 +149,7 @@ DESCRIPTOR_WORDS = 16
     P_TRACE_NEXT,
     P_LATE,  # a descriptor ran past its deadline: its channel
     P_ROUNDS,
-) = range(0, 12 * 8, 8)
+) = range(0, 13 * 8, 8)
 PROCESS_BYTES = 128
 
 TRACE_BYTES = 32  # time in ns, channel, event, program counter

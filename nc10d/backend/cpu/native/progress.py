@@ -82,6 +82,7 @@ from nc10d.backend.cpu.native.layout import (
     P_TRACE,
     P_TRACE_NEXT,
     P_TRACE_SIZE,
+    P_WAITING,
     RECEIVER,
     RING_SLOTS,
     S_PULL,
@@ -243,7 +244,9 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
     # From here on the descriptor belongs to whoever waits for it.
     watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
-    nc10d_wake_own(process)
+    # The worker need not look: what else it has to do, it is told by who submits or signals.
+    if load_acquire(process + P_WAITING) != 0:
+        nc10d_wake_own(process)
     if watched != 0:
         nc10d_write_event(load(process + P_EVENT_FD))
 
@@ -365,7 +368,7 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int) -> int:
+def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
     Where it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which
@@ -373,7 +376,7 @@ def nc10d_submit_here(channel: int, descriptor: int) -> int:
     """
     if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
-    if nc10d_append(channel, descriptor, RING_SLOTS) != DONE:
+    if nc10d_append(channel, descriptor, room) != DONE:
         return BUSY
     answer = DONE
     tries = 0

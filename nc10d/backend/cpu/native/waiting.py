@@ -58,6 +58,8 @@ from nc10d.backend.cpu.native.layout import (
 )
 
 SHORTEST_SPIN = 8
+SOON_NS = 5_000  # about as long as the longest spin takes
+LONG_NS = 1_000_000
 
 
 @njit(nogil=True)
@@ -96,7 +98,8 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain.
 
     A spin in vain halves the next one and a good one doubles it: where another program takes a
-    core, or the partner computes, spinning only keeps somebody else from running.
+    core, or the partner computes, spinning only keeps somebody else from running. So does a wait
+    that yielding ended soon (nc10d_yield): a short spin must not make all waits seem long.
     """
     limit = load(channel + C_SPIN_NOW)
     for _ in range(limit):
@@ -105,6 +108,27 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
             return True
         pause()
     store(channel + C_SPIN_NOW, max(limit >> 1, min(SHORTEST_SPIN, load(channel + C_SPIN))))
+    return False
+
+
+@njit(nogil=True)
+def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
+    """Yield the core, `most` times, until a counter has come to `target`; False if it has not.
+
+    Where others want the core each time takes long: sleeping is better then, and no slower.
+    """
+    if load_acquire(flag) >= target:
+        return True
+    began = nc10d_now()
+    for _ in range(most):
+        yield_core()
+        if load_acquire(flag) >= target:
+            if nc10d_now() - began < SOON_NS:
+                limit = max(SHORTEST_SPIN, 2 * load(channel + C_SPIN_NOW))
+                store(channel + C_SPIN_NOW, min(limit, load(channel + C_SPIN)))
+            return True
+        if nc10d_now() - began > LONG_NS:
+            return False
     return False
 
 
@@ -143,10 +167,8 @@ def nc10d_await_flag(channel: int, until: int) -> int:
     target = load(channel + C_BLOCKED_FOR)
     if nc10d_streaming(channel):
         return nc10d_await_socket(channel, until)
-    for _ in range(load(channel + C_YIELD)):
-        if load_acquire(flag) >= target:
-            return DONE
-        yield_core()
+    if nc10d_yield(channel, flag, target, load(channel + C_YIELD)):
+        return DONE
     process = load(channel + C_PROCESS)
     abort = load(channel + C_AREA) + AREA_ABORT
     add(process + P_SLEEPING, 1)

@@ -1,0 +1,173 @@
+"""Messages on a link's end: run one here and now if nothing is in its way, or submit it.
+
+A short message fits in half a board: once the board is free, or the message there, its program
+runs to its end without waiting. So it needs no place in the ring, and nobody to wake.
+"""
+
+from __future__ import annotations
+
+from numba import njit, types
+
+from nc10d.backend.cpu.native.arrays import nc10d_is
+from nc10d.backend.cpu.native.atomics import (
+    any_object,
+    as_int,
+    call_engine,
+    load,
+    load_acquire,
+    store,
+)
+from nc10d.backend.cpu.native.layout import (
+    BLOCKED,
+    BUSY,
+    C_ADVANCE,
+    C_ARRAY_TYPE,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BROKEN,
+    C_DESCRIPTOR,
+    C_FLAGS,
+    C_HEAD,
+    C_KIND,
+    C_OPS,
+    C_ROUND,
+    C_SEQ,
+    C_TAIL,
+    D_ARRAY_COUNT,
+    D_ARRAY_DTYPE,
+    D_BYTES,
+    D_DEADLINE,
+    D_DTYPE,
+    D_PROGRAM,
+    D_TAG,
+    D_USERS,
+    DESCRIPTOR_WORDS,
+    DONE,
+    LINK_HEADER_BYTES,
+    LINK_TAG,
+    RECEIVER,
+    RING_SLOTS,
+)
+from nc10d.backend.cpu.native.objects import DATA_OFFSET
+from nc10d.backend.cpu.native.progress import (
+    nc10d_aborted,
+    nc10d_begin,
+    nc10d_submit,
+    nc10d_submit_here,
+)
+from nc10d.backend.cpu.native.waiting import (
+    nc10d_spin,
+    nc10d_try_lock,
+    nc10d_unlock,
+    nc10d_yield,
+)
+from nc10d.kernels.cache import compiled, entry_point
+
+_WORD = types.int64
+A_FEW = 16
+
+
+@njit(nogil=True)
+def nc10d_carries(channel: int, model: int, array: int) -> bool:
+    """Say whether an object is an array that a known message is for."""
+    dtype, count = load(model + D_ARRAY_DTYPE), load(model + D_ARRAY_COUNT)
+    return nc10d_is(array, load(channel + C_ARRAY_TYPE), dtype, count, -1)
+
+
+@njit(nogil=True)
+def nc10d_soon(channel: int, flag: int, target: int, patient: int) -> bool:
+    """Say whether a counter has come; if `patient`, wait a little."""
+    if load_acquire(flag) >= target:
+        return True
+    if patient == 0:
+        return False
+    return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
+
+
+@njit(nogil=True)
+def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool:
+    """Say whether the message at the head of a link is the one that a descriptor is for."""
+    sent = load(load(channel + C_FLAGS))
+    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + 1, patient):
+        return False
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    return (
+        load(header) == tag
+        and load(header + 8) == load(descriptor + D_BYTES)
+        and load(header + 16) == load(descriptor + D_DTYPE)
+    )
+
+
+@njit(nogil=True)
+def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient: int) -> int:
+    """Run a short message on a channel whose lock is held; BUSY if something is in the way."""
+    if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
+        return BUSY
+    taken = load(channel + C_HEAD) != load_acquire(channel + C_TAIL)
+    if taken or load(channel + C_DESCRIPTOR) != 0:
+        return BUSY
+    receiving = load(channel + C_KIND) == RECEIVER
+    if receiving and not nc10d_awaited(channel, descriptor, tag, patient):
+        return BUSY
+    store(descriptor + D_TAG, tag)
+    store(load(descriptor + D_USERS), x)
+    store(channel + C_DESCRIPTOR, descriptor)
+    nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
+    answer = call_engine(load(channel + C_ADVANCE), channel)
+    if answer == BLOCKED:  # at its first step: the board is not free yet
+        flag, target = load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)
+        if nc10d_soon(channel, flag, target, patient):
+            answer = call_engine(load(channel + C_ADVANCE), channel)
+    store(channel + C_DESCRIPTOR, 0)
+    if answer != DONE:
+        return BUSY
+    store(channel + C_OPS, load(channel + C_OPS) + 1)
+    return DONE
+
+
+@compiled(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
+def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: int) -> int:
+    array = as_int(x)
+    if not nc10d_carries(channel, descriptor, array) or not nc10d_try_lock(channel):
+        return BUSY
+    data = load(array + DATA_OFFSET)
+    answer = nc10d_move_message(channel, descriptor, data, tag, patient)
+    nc10d_unlock(channel)
+    return answer
+
+
+@compiled(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
+def _submit_message(
+    channel: int, words: object, model: int, deadline: int, x: object, tag: int, here: int
+) -> int:
+    array = as_int(x)
+    if not nc10d_carries(channel, model, array) or load_acquire(channel + C_BROKEN) != 0:
+        return BUSY
+    descriptor = load(as_int(words) + DATA_OFFSET)
+    users = descriptor + 8 * DESCRIPTOR_WORDS
+    store(descriptor + D_PROGRAM, load(model + D_PROGRAM))
+    store(descriptor + D_USERS, users)
+    store(descriptor + D_DEADLINE, deadline)
+    store(descriptor + D_TAG, tag)
+    store(descriptor + D_BYTES, load(model + D_BYTES))
+    store(descriptor + D_DTYPE, load(model + D_DTYPE))
+    store(users, load(array + DATA_OFFSET))
+    # A receiver keeps a place for the message that nobody has asked for.
+    if here != 0:
+        return nc10d_submit_here(channel, descriptor, RING_SLOTS - 1)
+    return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
+
+
+run_message = entry_point(_run_message)
+"""run_message(channel, descriptor, x, tag, patient): send or receive a short message here and now.
+
+`descriptor` says what message it is; x is any object. `patient` waits a little for the peer.
+DONE; BUSY: nothing has happened (x is not such an array, the peer is not there yet, another message
+is at the head, the channel is used or stopped).
+"""
+submit_message = entry_point(_submit_message)
+"""submit_message(channel, words, model, deadline_ns, x, tag, here): fill in, submit a descriptor.
+
+`words` is zeroed and has room for an address; the rest is as in the descriptor `model`. With `here`
+it is advanced in this thread first. As arrays.submit_known.
+"""
