@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from nc10d.reducer.reducer import Reducer
     from nc10d.registered import empty, from_numpy, zeros
     from nc10d.rendezvous import rendezvous
+    from nc10d.shrink import shrink_group
     from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
     from nc10d.subgroups import (
         new_group,
@@ -156,6 +157,7 @@ _NAMES = {
     "registered": "empty from_numpy zeros",
     "rendezvous": "rendezvous",
     "store": "FileStore HashStore PrefixStore Store TCPStore",
+    "shrink": "shrink_group",
     "subgroups": "new_group new_subgroups new_subgroups_by_enumeration split_group",
     "work": "Future Work collect_all wait_all",
     "world": """GroupMember abort_process_group destroy_process_group get_default_group
@@ -269,6 +271,7 @@ __all__ = [
     "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
+    "shrink_group",
     "split_group",
     "wait_all",
     "zeros",

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nc10d.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
@@ -57,6 +57,7 @@ class ProcessGroup(Dispatcher, Members):
         *,
         options: Any = None,
         parent: ProcessGroup | None = None,
+        survivors: Sequence[int] | None = None,
         description: str | None = None,
     ) -> None:
         Members.__init__(self, name, ranks, rank)
@@ -68,17 +69,22 @@ class ProcessGroup(Dispatcher, Members):
         self.device_id: Any = None
         self.splits = 0
         self._parent = parent
+        self._survivors = survivors
         _live.add(self)
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         name = self.config.backend_for(device)
         options = self.options.get(name)
         parent = self._parent
+        if parent is not None and self._survivors is not None:
+            whole: Any = parent.backend(device, deadline)
+            return cast(Backend, whole.shrink(self._survivors, self.name, self.store, deadline))
         # Every rank must take the same way, so what this one has made already does not count.
         if parent is not None and device in AT_ONCE and parent.config.devices.get(device) == name:
             relative = [parent.group_rank(member) for member in self.ranks]
-            whole = parent.backend(device, deadline)
-            return whole.split(relative, self.name, self.store, deadline, options)
+            return parent.backend(device, deadline).split(
+                relative, self.name, self.store, deadline, options
+            )
         factory = load_factory(find_backend(name))
         bound = None if device in AT_ONCE else self.device_id
         return factory(
@@ -186,6 +192,24 @@ class ProcessGroup(Dispatcher, Members):
             description=description,
         )
         group.device_id = self.device_id
+        return group
+
+    def successor(self, name: str, members: Sequence[int], store: Store) -> ProcessGroup:
+        """Make the group of those of my ranks that are left, numbered anew; see nc10d.shrink."""
+        group = ProcessGroup(
+            name,
+            range(len(members)) if self is default_group() else [self.ranks[r] for r in members],
+            members.index(self.rank),
+            store,
+            self.timeout,
+            self.config,
+            parent=self,
+            survivors=members,
+            description=self.description,
+        )
+        group.device_id = self.device_id
+        group.make_backends()
+        group._parent = None  # it is about to be closed
         return group
 
     def abort(self, reason: BaseException | str | None = None) -> None:

@@ -22,7 +22,7 @@ LAYERS = """
     store launchers rendezvous
     backend
     batch collectives point_to_point members dispatch group observe
-    world coalesce queries subgroups mesh
+    world coalesce queries subgroups shrink mesh
     api p2p registered monitoring parcels objects functional join reducer
     torch optim testing run bench debug warmup
 """

@@ -168,6 +168,29 @@ class CpuBackend(Launching):
         rank = list(ranks).index(self.rank)
         return _made(self.host, name, members, rank, store, GROUP_HALF, deadline, check)
 
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more."""
+        found = set()
+        for rank, member in enumerate(self.members):
+            lost = self.host.lost([member]) is not None
+            if self.host.abroad is not None:
+                lost = lost or self.host.abroad.control.lost(member) is not None
+            if lost or (rank != self.rank and self.health.has_left(rank)):
+                found.add(rank)
+        return found
+
+    def shrink(
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
+    ) -> CpuBackend:
+        """Make the backend of those of my ranks that are left; `split`, of a failed group."""
+        members = [self.members[rank] for rank in ranks]
+
+        def check() -> None:
+            check_alive(self.host, name, members)
+
+        rank = list(ranks).index(self.rank)
+        return _made(self.host, name, members, rank, store, WORLD_HALF, deadline, check)
+
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
         if not self.health.close():

@@ -1,0 +1,227 @@
+"""After a death the survivors agree on who is left, and go on: whoever died, whenever."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from clocks import soon
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import Job
+
+import nc10d as dist
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, DistError
+from nc10d.shrink import agree
+from nc10d.store import HashStore
+from nc10d.testing import run_local, run_ranks
+
+# ---- who is left ---------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(size=st.integers(1, 6), data=st.data())
+def test_all_who_call_get_one_list_and_nobody_dead_is_on_it(size: int, data: st.DataObject) -> None:
+    ranks = st.sampled_from(range(size))
+    dead = data.draw(st.sets(ranks, max_size=size - 1))
+    alive = [rank for rank in range(size) if rank not in dead]
+    knowing = data.draw(st.permutations(alive))  # who learns first of the deaths
+    store, known = HashStore(), {rank: set[int]() for rank in alive}
+
+    def ask(rank: int) -> list[int]:
+        return agree(store, size, rank, lambda: known[rank], Deadline.after(30.0))
+
+    with ThreadPoolExecutor(size) as pool:
+        answers = [pool.submit(ask, rank) for rank in alive]
+        for rank in knowing:
+            known[rank] = dead
+        assert [answer.result(30) for answer in answers] == [alive] * len(alive)
+
+
+def test_who_does_not_call_in_time_is_left_out_and_told_so_later() -> None:
+    store = HashStore()
+    patience = Deadline.after(0.1)
+    assert agree(store, 3, 0, lambda: {1}, patience) == [0]
+    assert agree(store, 3, 2, lambda: {1}, Deadline.after(30.0)) == [0]
+
+
+# ---- the group -----------------------------------------------------------------------------------
+
+
+def work_on(group: Any) -> Any:
+    """Use a group in every way, and show what came out."""
+    x = np.full(70_000, float(group.rank + 1))
+    group.all_reduce(x)
+    peer = (group.rank + 1) % group.size
+    got = np.zeros(3)
+    works = [group.isend(np.full(3, float(group.rank)), peer), group.irecv(got, None)]
+    for work in works:
+        work.wait()
+    sub = dist.new_group([0, group.size - 1])
+    if group.rank in (0, group.size - 1):
+        sub.barrier()
+    return x[0]
+
+
+def excluding(group: Any, gone: threading.Event) -> Any:
+    group.barrier()
+    if group.rank == 1:
+        gone.wait(30)
+        with pytest.raises(Aborted, match=r"gone on without rank 1: they are \[0, 2\]"):
+            dist.shrink_group()
+        return None
+    new = dist.shrink_group([1])
+    assert dist.GroupMember.WORLD is new
+    assert (new.rank, new.size, [*new.ranks]) == (0 if group.rank == 0 else 1, 2, [0, 1])
+    assert (dist.get_rank(), dist.get_world_size()) == (new.rank, 2)
+    with pytest.raises(DistError):
+        group.barrier()
+    result = work_on(new)
+    gone.set()
+    return result
+
+
+def test_a_rank_that_lives_can_be_left_out_and_hears_of_it() -> None:
+    assert run_ranks(excluding, 3, "threads", [threading.Event()] * 3) == [3.0, None, 3.0]
+
+
+def refused(group: Any) -> None:
+    with pytest.raises(ValueError, match="can't exclude itself"):
+        dist.shrink_group([group.rank])
+    with pytest.raises(ValueError, match="has no rank 7"):
+        dist.shrink_group([7])
+    with pytest.raises(TypeError, match="must be an integer"):
+        dist.shrink_group(["x"])  # type: ignore[list-item]
+    with dist.coalescing_manager(), pytest.raises(ValueError, match="coalescing block"):
+        dist.shrink_group()
+    group.barrier()
+
+
+def test_mistakes_are_refused_and_the_group_goes_on() -> None:
+    run_ranks(refused, 2)
+
+
+def test_a_backend_that_can_not_shrink_says_so() -> None:
+    def ask(group: Any) -> None:
+        with pytest.raises(TypeError, match="can't shrink"):
+            dist.shrink_group()
+
+    run_local(ask, 1)
+
+
+def subgroup(group: Any) -> Any:
+    sub = dist.new_group([0, 2, 3])
+    if group.rank == 1:
+        return None
+    if group.rank == 3:
+        dist.destroy_process_group(sub)
+        return None
+    smaller = dist.shrink_group(group=sub)
+    assert [*smaller.ranks] == [0, 2], "global ranks stay what they were"
+    assert dist.GroupMember.WORLD is group
+    x = np.ones(2)
+    smaller.all_reduce(x)
+    return x[0]
+
+
+def test_a_sub_group_shrinks_for_itself() -> None:
+    assert run_ranks(subgroup, 4) == [2.0, None, 2.0, None]
+
+
+SURVIVES = """
+from nc10d.errors import PeerLost
+
+group = join(60.0)
+say("ready")
+x = np.ones(1000)
+deaths = 0
+while deaths < {deaths}:
+    try:
+        while True:
+            dist.all_reduce(x)
+            x[:] = 1
+    except PeerLost:
+        began = time.monotonic()
+        group = dist.shrink_group()
+        took = time.monotonic() - began
+        deaths += 1
+        say("shrunk", group.size, took)
+x = np.full(5, group.rank + 1.0)
+dist.all_reduce(x)
+say("sum", x[0])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_three_of_four_go_on_after_a_kill(victim: int) -> None:
+    def attempt() -> float:
+        with Job(SURVIVES.format(deaths=1), 4) as ranks:
+            for rank in ranks:
+                assert rank.line() == "ready"
+            ranks[victim].kill()
+            left = [rank for number, rank in enumerate(ranks) if number != victim]
+            words = [rank.line().split() for rank in left]
+            assert [word[:2] for word in words] == [["shrunk", "3"]] * 3
+            assert [rank.line() for rank in left] == ["sum 6.0"] * 3
+            assert [rank.ended() for rank in left] == [0] * 3
+            return max(float(word[2]) for word in words)
+
+    assert soon(1.0, attempt)
+
+
+def test_one_death_after_the_other() -> None:
+    with Job(SURVIVES.format(deaths=3), 4) as ranks:
+        left = list(ranks)
+        for rank in left:
+            assert rank.line() == "ready"
+        for size in (3, 2, 1):
+            left.pop(0).kill()
+            assert [rank.line().split()[:2] for rank in left] == [["shrunk", str(size)]] * size
+        assert left[0].line() == "sum 1.0"
+
+
+STOPPED = """
+from nc10d.errors import DistError
+
+group = join(60.0)
+group.barrier()
+group.timeout = 0.5
+say("ready")
+x = np.ones(100_000)
+try:
+    while True:
+        dist.all_reduce(x)
+except DistError as error:
+    told = type(error).__name__
+kept = x.copy()
+try:
+    new = dist.shrink_group(timeout=1.0)
+except DistError as error:
+    say(told, type(error).__name__, (x == kept).all())
+else:
+    y = np.ones(3)
+    for _ in range(100):
+        dist.all_reduce(y)
+        y[:] = 1
+    say(told, "goes on with", new.size)
+hear()
+"""
+
+
+def test_a_rank_that_wakes_up_later_is_out_and_disturbs_nobody() -> None:
+    with Job(STOPPED, 3) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        ranks[2].kill(signal.SIGSTOP)
+        assert [rank.line() for rank in ranks[:2]] == ["CollectiveTimeout goes on with 2"] * 2
+        ranks[2].kill(signal.SIGCONT)
+        assert ranks[2].line() == "CollectiveTimeout Aborted True"
+        for rank in ranks:
+            rank.tell("go")
+            assert rank.ended() == 0
