@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         UnsupportedPlatform,
     )
     from nc10d.group import ProcessGroup
+    from nc10d.mesh import DeviceMesh, init_device_mesh
     from nc10d.monitoring import monitored_barrier
     from nc10d.objects import (
         all_gather_object,
@@ -141,6 +142,7 @@ _NAMES = {
         DistError ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
         RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
     "group": "ProcessGroup",
+    "mesh": "DeviceMesh init_device_mesh",
     "monitoring": "monitored_barrier",
     "objects": """all_gather_object broadcast_object_list gather_object recv_object_list
         scatter_object_list send_object_list""",
@@ -186,6 +188,7 @@ __all__ = [
     "CudaError",
     "DType",
     "DebugLevel",
+    "DeviceMesh",
     "DistError",
     "FileStore",
     "ForkedGroupError",
@@ -244,6 +247,7 @@ __all__ = [
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",

@@ -23,7 +23,7 @@ LAYERS = """
     backend
     batch collectives point_to_point members dispatch group observe
     world coalesce queries subgroups shrink mesh
-    api p2p registered monitoring parcels objects functional join reducer
+    api p2p registered monitoring parcels objects deferred functional join reducer
     torch optim testing run bench debug warmup
 """
 # The public names are for users: nobody inside goes through the front door.
