@@ -123,6 +123,8 @@ class Attempt:
             self._on_signals()
             for step in self._clock.take_due():
                 self._send(step)
+        if self._job.keep_going and all(end.failed for end in self._exits):
+            self._blamed = report.first_failure(self._exits)  # nobody was left to go on
         return Outcome(self._interrupted_by, self._blamed)
 
     def _start_rank(self, local_rank: int, command: Sequence[str]) -> None:
@@ -159,6 +161,10 @@ class Attempt:
 
     def _judge(self) -> None:
         """End the other ranks if one has failed; a mere witness gives the cause time to show."""
+        if self._job.keep_going:
+            if self._exits[-1].failed:
+                tell(f"nc10d-run: {report.describe(self._exits[-1])}; the others go on\n")
+            return
         first = report.first_failure(self._exits)
         if first is not self._blamed and first is not None:
             self._blamed = first

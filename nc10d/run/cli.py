@@ -133,6 +133,7 @@ def _job(args: argparse.Namespace) -> Job:
         run_id=args.rdzv_id or ("none" if several else _new_run_id()),
         role=args.role,
         max_restarts=args.max_restarts,
+        keep_going=args.keep_going,
     )
 
 
@@ -211,6 +212,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "type": int,
             "default": 0,
             "help": "how often this node's ranks are restarted after a failure (default 0)",
+        },
+        "--keep-going": {
+            "action": "store_true",
+            "help": "let the others go on when a rank has failed; code 0 if any ends well",
         },
         "--rdzv-id": {"metavar": "NAME", "help": "the job's name; also its folder of logs"},
         "--rdzv-backend": {"metavar": "ANY", "help": "accepted, as in torchrun; there is one way"},

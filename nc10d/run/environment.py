@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as seen from one node; `nproc` is the number of ranks on each node."""
+    """One job as seen from one node; `nproc` is the number of ranks on each node.
+
+    With `keep_going`, the ranks that are left go on when one has failed.
+    """
 
     nproc: int
     nnodes: int = 1
@@ -23,6 +26,7 @@ class Job:
     run_id: str = "none"
     role: str = "default"
     max_restarts: int = 0
+    keep_going: bool = False
 
     def __post_init__(self) -> None:
         if self.nproc < 1:
