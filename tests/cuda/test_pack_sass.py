@@ -1,0 +1,121 @@
+"""What NVIDIA's assembler makes of the packing kernels: wide words, few registers, no spills.
+
+No GPU is needed, but its compilers are: they are in the venv of `make test-nccl`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nc10d.dtypes import DType
+from nc10d.errors import UnsupportedPlatform
+from nc10d.kernels.blocks_cuda import kernel_ptx
+
+WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
+F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
+E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
+
+
+def tool(name: str) -> Path | None:
+    """Return where the wheels have put a tool."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else None
+    found = [path for root in roots or () for path in Path(root).glob(f"*/bin/{name}")]
+    return found[0] if found else None
+
+
+PTXAS, NVDISASM = tool("ptxas"), tool("nvdisasm")
+HERE = PTXAS and NVDISASM and importlib.util.find_spec("numba_cuda")
+needs_compilers = pytest.mark.skipif(
+    not (HERE or WANTED), reason="no CUDA compilers here: see .ci/run and `make test-nccl`"
+)
+
+
+@dataclass
+class Facts:
+    """What ptxas and nvdisasm say of a kernel."""
+
+    registers: int
+    spilled: int
+    sass: str
+
+    def count(self, *names: str) -> int:
+        """Return how many instructions begin with one of the names."""
+        return sum(len(re.findall(rf"\b{re.escape(name)}", self.sass)) for name in names)
+
+
+def facts(src: DType, dst: DType, scaled: bool, capability: tuple[int, int], where: Path) -> Facts:
+    assert PTXAS, "ptxas is missing"
+    assert NVDISASM, "nvdisasm is missing"
+    ptx, cubin = where / "kernel.ptx", where / "kernel.cubin"
+    ptx.write_text(kernel_ptx(src, dst, scaled, capability))
+    command = [PTXAS, f"-arch=sm_{capability[0]}{capability[1]}", "-v", ptx, "-o", cubin]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    shown = subprocess.run([NVDISASM, cubin], capture_output=True, text=True, check=True).stdout
+    registers = re.search(r"Used (\d+) registers", told)
+    spills = re.findall(r"(\d+) bytes spill", told)
+    assert registers
+    assert spills, told
+    return Facts(int(registers[1]), sum(map(int, spills)), shown)
+
+
+KERNELS = [
+    (F32, F32, False),
+    (F32, F32, True),
+    (F32, BF16, True),
+    (BF16, F32, True),
+    (F32, F16, True),
+    (F16, F32, True),
+    (F32, E4M3, True),
+    (E5M2, F32, True),
+    (BF16, BF16, True),
+]
+
+
+@needs_compilers
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize(("src", "dst", "scaled"), KERNELS)
+def test_a_kernel_moves_words_of_16_bytes_with_few_registers(
+    src: DType, dst: DType, scaled: bool, capability: tuple[int, int], tmp_path: Path
+) -> None:
+    found = facts(src, dst, scaled, capability, tmp_path)
+    assert found.registers <= 40
+    assert found.spilled == 0
+    assert found.count("LDL", "STL") == 0
+    # A step that begins with so many bytes is one load of 16 for each of them, and so are stores.
+    lanes = 16 // min(src.itemsize, dst.itemsize)
+    assert found.count("LDG.E.128") >= lanes * src.itemsize // 16
+    assert found.count("STG.E.128") >= lanes * dst.itemsize // 16
+    if not scaled:
+        assert found.count("LDG.E.128") >= 4
+        assert found.count("STG.E.128") >= 4
+        for middle in ("LDG.E.64", "STG.E.64", "LDG.E", "LDG.E.U8", "STG.E.U8"):
+            assert found.count(middle), middle
+
+
+@needs_compilers
+def test_the_four_loads_of_a_copy_come_before_its_stores(tmp_path: Path) -> None:
+    """Latency is hidden only if all four are under way at once."""
+    sass = facts(F32, F32, False, (9, 0), tmp_path).sass
+    order = "".join(re.findall(r"\b(LD|ST)G\.E\.128", sass)).replace("LD", "l").replace("ST", "s")
+    assert "llllssss" in order
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    with pytest.raises(TypeError, match="no GPU kernel from float64 to float32"):
+        kernel_ptx(DType.FLOAT64, F32, False, (9, 0))
+    with pytest.raises(TypeError, match="no GPU kernel from int64 to int64"):
+        kernel_ptx(DType.INT64, DType.INT64, True, (9, 0))
+
+
+@pytest.mark.skipif(bool(HERE), reason="the compilers are here")
+def test_without_compilers_a_kernel_says_what_to_install() -> None:
+    with pytest.raises(UnsupportedPlatform, match=r"nc10d\[cu12\]"):
+        kernel_ptx(F32, F32, False, (9, 0))
