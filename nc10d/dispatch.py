@@ -25,7 +25,7 @@ from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
 from nc10d.ops import Array, Barrier, Op
 from nc10d.point_to_point import PointToPoint
-from nc10d.views import borrow, lenders, on_views, view_of
+from nc10d.views import borrow, lend, lenders, on_views, view_of
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Dispatcher(Collectives, PointToPoint):
         self._observers: tuple[Observer, ...] = ()
         self._launches = itertools.count()
         self._looks = 0
+        # Arrays that were lent to calls that failed: a peer may still look at them.
         self._stranded: list[Any] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
@@ -95,15 +96,34 @@ class Dispatcher(Collectives, PointToPoint):
     def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
         hot = self._hot
         if hot is None or not hot.quick(kind, extra, x, y, self.timeout):
-            return False
+            return type(x) in lenders and self._quick_lent(kind, extra, x, y)
         next(self._launches)
         return True
+
+    def _quick_lent(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
+        """Do as `_quick` on lent views of another library's arrays."""
+        hot = self._hot
+        a = lenders[type(x)](x)
+        b = a if y is x else lend(y)
+        if hot is None or a is None or b is None:
+            return False
+        try:
+            done = hot.quick(kind, extra, a, b, self.timeout)
+        except (DistError, KeyboardInterrupt):
+            self._stranded.append((x, y))
+            raise
+        if done:
+            next(self._launches)
+        return done
 
     def _quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
         hot = self._hot
         if hot is None or type(peer) is not int or type(tag) is not int:
             return False
-        if not 0 <= tag <= LARGEST_TAG or not hot.quick_message(kind, peer, x, tag):
+        seen = x if type(x) is np.ndarray else lend(x)
+        if seen is None or not 0 <= tag <= LARGEST_TAG:
+            return False
+        if not hot.quick_message(kind, peer, seen, tag):
             return False
         next(self._launches)
         return True
@@ -133,9 +153,8 @@ class Dispatcher(Collectives, PointToPoint):
             return self._run_viewed(op, array, async_op, timeout)
         next(self._launches)
         try:
-            return backend.launch((op,), self.timeout, False)
+            return backend.launch_one(op, self.timeout, False)
         except (DistError, KeyboardInterrupt):
-            # A peer may still look at what has failed here: it must not be given back.
             self._stranded.append(arrays)
             raise
 

@@ -36,13 +36,13 @@ views: dict[type, View] = {}
 lenders: dict[type, Lend] = {}
 
 
-def register_view(kind: type, view: View, lend: Lend) -> None:
+def register_view(kind: type, view: View, lender: Lend) -> None:
     """See arrays of exactly the type `kind` as NumPy's.
 
     `view(x)` returns an ndarray that is the memory of `x` and keeps it alive, or `x` itself where
-    there is none. `lend(x)` returns quickly one that does not keep it alive, or None.
+    there is none. `lender(x)` returns quickly one that does not keep it alive, or None.
     """
-    views[kind], lenders[kind] = view, lend
+    views[kind], lenders[kind] = view, lender
 
 
 def view_of(x: Array) -> Array:
@@ -51,27 +51,25 @@ def view_of(x: Array) -> Array:
     return x if view is None else view(x)
 
 
-def borrow(op: Any) -> tuple[Array, ...] | None:
+def lend(x: Array) -> Array | None:
+    """Return a lent view of `x`; None where there is none."""
+    lender = lenders.get(type(x))
+    return None if lender is None else lender(x)
+
+
+def borrow(op: Op) -> tuple[Array, ...] | None:
     """Put lent views in the place of the arrays of `op`, and return those.
 
     None, and all is as it was, where one of them has no such view. Whoever calls holds the arrays
     until the operation is over.
     """
-    names = _ARRAYS.get(type(op))
-    if names is None:
+    names = _ARRAYS.get(type(op), ())
+    arrays = tuple(getattr(op, name) for name in names)
+    lent = [lend(x) for x in arrays]
+    if not lent or any(x is None for x in lent):
         return None
-    if len(names) == 1:
-        x = op.x
-        seen = lenders[type(x)](x)
-        if seen is None:
-            return None
-        op.x = seen
-        return (x,)
-    arrays = op.out, op.inp
-    lent = [lend(x) for x in arrays if (lend := lenders.get(type(x)))]
-    if len(lent) < 2 or lent[0] is None or lent[1] is None:
-        return None
-    op.out, op.inp = lent
+    for name, x in zip(names, lent, strict=True):
+        setattr(op, name, x)
     return arrays
 
 
