@@ -110,7 +110,7 @@ def current_device() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) % max(device_count(), 1)
 
 
-def device_of(pointer: int) -> int:
+def device_at(pointer: int) -> int:
     """Return the device that device memory is on."""
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(call("cuPointerGetAttribute", attribute, pointer))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer, register
-from nc10d.cuda.driver import call, current_device, on_device, ordinal
+from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
 from nc10d.cuda.streams import LEGACY, register_stream
 from nc10d.dtypes import DType, dtype_of
 
@@ -136,9 +136,18 @@ def to_host(x: Any) -> HostArray:
         raise TypeError("only contiguous device arrays can be copied to the host")
     result: HostArray = np.empty(buffer.shape, buffer.dtype.numpy)
     if buffer.nbytes:
-        with on_device(x.device if isinstance(x, DeviceArray) else current_device()):
+        with on_device(device_of(x)):
             call("cuMemcpyDtoH", result.ctypes.data, buffer.address, buffer.nbytes)
     return result
+
+
+def device_of(x: Any) -> int:
+    """Return the number of the device that an array is on."""
+    if isinstance(x, DeviceArray):
+        return x.device
+    buffer = as_buffer(x)
+    # An array of no elements may have no address at all.
+    return device_at(buffer.address) if buffer.address else current_device()
 
 
 register(DeviceArray, lambda x: x.buffer, lambda _: "cuda")

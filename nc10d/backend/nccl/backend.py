@@ -21,8 +21,8 @@ from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.site import Site
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork, first_array
-from nc10d.buffer import as_buffer
-from nc10d.cuda.driver import current_device, device_of, ordinal
+from nc10d.cuda.driver import current_device, ordinal
+from nc10d.cuda.memory import device_of
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
@@ -63,6 +63,7 @@ class NcclBackend:
         self._site: Site | None = None
         self._binding = threading.RLock()
         self._failure: DistError | None = None
+        self._agreed = threading.Event()
         self._ended = threading.Event()
 
     def bind(self, device: int, deadline: Deadline) -> None:
@@ -82,7 +83,11 @@ class NcclBackend:
         site = self._site or self._on(_device_of(ops))
         blocks = any(type(op) is Barrier for op in ops)
         work = NcclWork(ops, site.flights, Deadline.after(timeout), blocks)
-        site.launch(ops, work, join=not async_op)
+        try:
+            site.launch(ops, work, join=not async_op)
+        except DistError:
+            self._check()  # the cause that holds for all ranks, if this one's is not the first
+            raise
         if async_op:
             return work
         if blocks or work.submitted is not None:
@@ -98,7 +103,7 @@ class NcclBackend:
             raise
 
     def _on(self, device: int) -> Site:
-        """Return the group's place on a device; ValueError if it is on another one already."""
+        """Return the group's place, which is on the device that was named first."""
         with self._binding:
             if self._site is None:
                 self._store = self._keys.clone()
@@ -106,13 +111,12 @@ class NcclBackend:
                     self._who, device, self._keys, library(), self._options, self.fail, self._check
                 )
                 watchdog.watch(self)
-            elif self._site.device != device:
-                mine = self._site.device
-                raise ValueError(f"group {self._who.group!r} is on cuda:{mine}, got cuda:{device}")
             return self._site
 
     def _check(self) -> None:
+        """Raise what has made the group fail; waits until the ranks have agreed on it."""
         if self._failure is not None:
+            self._agreed.wait()
             raise fresh(self._failure)
 
     def split(
@@ -154,8 +158,10 @@ class NcclBackend:
         if tell:
             with contextlib.suppress(DistError, OSError):  # a store that is gone tells nobody
                 error = self._failure = causes.told(self._store or self._keys.clone(), error)
+        self._agreed.set()
         site = self._site
         if site is not None:
+            site.flights.freeze()
             site.lanes.abort()
             site.flights.end(error)
         self._ended.set()
@@ -186,7 +192,7 @@ class NcclBackend:
             # Who holds the lock is in NCCL, and will hear of an error itself.
             if comm is not None and comm.lock.acquire(blocking=False):
                 try:
-                    comm.library.check(comm.async_error(), f"group {self._who.group!r}")
+                    lane.check()
                 finally:
                     comm.lock.release()
 
@@ -222,6 +228,7 @@ class NcclBackend:
                 site.flights.sweep()
         if site is not None and self._failure is None and not site.flights.busy:
             self._failure = gone
+            self._agreed.set()
             site.lanes.close()
         elif site is not None:
             self.fail(gone, tell=False)
@@ -230,7 +237,7 @@ class NcclBackend:
 
 def _device_of(ops: Sequence[Op]) -> int:
     array = first_array(ops)
-    return current_device() if array is None else device_of(as_buffer(array).address)
+    return current_device() if array is None else device_of(array)
 
 
 __all__ = ["NcclBackend", "make"]

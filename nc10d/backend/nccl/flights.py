@@ -25,6 +25,7 @@ class Flights(Owner):
         self._fail = fail
         self._works: dict[NcclWork, None] = {}
         self._hurried: set[NcclWork] = set()
+        self._frozen = False
 
     def add(self, work: NcclWork) -> None:
         """Look after a Work from now on."""
@@ -54,14 +55,33 @@ class Flights(Owner):
         self._retire([work])
 
     def _retire(self, works: list[NcclWork]) -> None:
-        """Finish Works whose events are over; callbacks run without the lock."""
+        """Finish Works whose events are over; callbacks run without the lock.
+
+        NCCL ends a kernel that has failed as it ends any other: only its communicator tells.
+        """
         with self.lock:
+            if self._frozen or not self._are_well(works):
+                return
             for work in works:
                 self._works.pop(work, None)
                 self._hurried.discard(work)
                 self._take_back(work)
         for work in works:
             work._finish(None, work.outcome())
+
+    def _are_well(self, works: list[NcclWork]) -> bool:
+        try:
+            for lane in {lane for work in works for lane in work.lanes}:
+                lane.check()
+        except DistError as error:
+            self._frozen = True
+            self._fail(error)
+        return not self._frozen
+
+    def freeze(self) -> None:
+        """Let nothing be done any more: what ends from now on has been ended by an abort."""
+        with self.lock:
+            self._frozen = True
 
     def _take_back(self, work: NcclWork) -> None:
         event, begun = work.event, work.begun
@@ -78,12 +98,12 @@ class Flights(Owner):
         over = []
         with self.lock:
             for work in self._works:
-                if work.lane in blocked:
+                if work.lanes in blocked:
                     continue
                 if work.event and is_over(work.event):
                     over.append(work)
                 else:
-                    blocked.add(work.lane)
+                    blocked.add(work.lanes)
         self._retire(over)
         # Others may have found these over; their callbacks are this thread's to run.
         for work in [work for work in self._hurried if work._state != PENDING]:

@@ -63,6 +63,12 @@ class Lane:
         """Say whether something can be submitted now, behind nothing that waits."""
         return self.comm is not None and not self.queue
 
+    def check(self) -> None:
+        """Raise NCCLError if something has failed on the way."""
+        comm = self.comm
+        assert comm is not None, "a lane has no communicator before it is formed"
+        comm.library.check(comm.async_error(), f"nccl lane {self.name!r}")
+
 
 class Lanes:
     """The lanes of one group on one device.

@@ -60,7 +60,7 @@ class Program:
         self,
         library: Library,
         groups: Sequence[Sequence[Placed]],
-        lanes: Sequence[Lane],
+        lanes: tuple[Lane, ...],
         events: Events,
     ) -> None:
         """Lay out `groups` of calls, which are made one after the other, on `lanes`."""

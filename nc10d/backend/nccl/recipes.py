@@ -37,7 +37,7 @@ class Recipe:
 
     __slots__ = ("_arrays", "lanes", "program", "spots")
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: tuple[Lane, ...]) -> None:
         self.lanes = lanes
         self.program: Program | None = None
         self._arrays: list[Callable[[], Any]] = []

@@ -21,7 +21,7 @@ from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
 from nc10d.backend.nccl.works import NcclWork, first_array
 from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.events import event_pool
-from nc10d.cuda.memory import to_device
+from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError, DistError, NCCLError
@@ -37,7 +37,7 @@ class Deferred(NamedTuple):
     """A launch that waits for its lanes; `before` is an event of its own, recorded at the call."""
 
     work: NcclWork
-    lanes: Sequence[Lane]
+    lanes: tuple[Lane, ...]
     before: int
 
 
@@ -107,15 +107,23 @@ class Site:
             validate(op, self._who.rank, self._who.size)
             if getattr(op, "peer", 0) is None:
                 raise ValueError("recv: nccl must know from whom: src can't be None")
+            self._check_device(op)
         checked = self._place(lambda *_: 0)
         calls = [calls_of(op, checked) for op in ops]
         lanes: dict[Lane, None] = {self.lanes.of(op, deadline): None for op in ops}
-        recipe = Recipe(list(lanes))
+        recipe = Recipe(tuple(lanes))
         if all(lane.comm is not None for lane in lanes):
             known = None if any(map(_is_scaled, ops)) else calls
             recipe.program = self._program(ops, recipe.lanes, deadline, self._before, known)
             self._recipes.keep(key, ops, recipe)
         return recipe
+
+    def _check_device(self, op: Op) -> None:
+        array = first_array((op,))
+        device = self.device if array is None else device_of(array)
+        if device != self.device:
+            where = f"group {self._who.group!r} is on cuda:{self.device}"
+            raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
 
     def _place(self, scaled: Callable[[float, int, DType], int]) -> Place:
         who, scratch = self._who, self._scratch.address
@@ -124,7 +132,7 @@ class Site:
     def _program(
         self,
         ops: Sequence[Op],
-        lanes: Sequence[Lane],
+        lanes: tuple[Lane, ...],
         deadline: Deadline,
         before: int,
         calls: Sequence[list[Call]] | None = None,
@@ -149,7 +157,7 @@ class Site:
         scalar = ctypes.create_string_buffer(value.tobytes())
         return main.comm.premul_sum(factor, datatype, scalar)
 
-    def _defer(self, work: NcclWork, lanes: Sequence[Lane], current: int) -> None:
+    def _defer(self, work: NcclWork, lanes: tuple[Lane, ...], current: int) -> None:
         work.submitted = threading.Event()
         before = self._pool.take()
         with on_device(self.device):
@@ -190,16 +198,18 @@ class Site:
         ended = self._pool.take(timing=self._options.timing)
         table = program.patch(current, ended, before)
         first, last = int(before is not None), program.rows - (not join)
-        answer = self._run(program, table, first, last, work)
-        if answer:
-            error = self._error(program, work, answer)
+        try:
+            answer = self._run(program, table, first, last, work)
+            if answer:
+                raise self._error(program, work, answer)
+        except DistError as error:
             self._fail(error)
-            raise error
+            raise
         work.event, work.begun = ended, program.begun
-        if len(program.lanes) == 1:
-            lane = work.lane = program.lanes[0]
+        work.lanes = program.lanes
+        for lane in program.lanes:
             lane.launched += 1
-            work.seq = lane.launched
+        work.seq = program.lanes[0].launched
 
     def _run(self, program: Program, table: int, first: int, last: int, work: NcclWork) -> int:
         """Run rows of a table, its communicators locked; return 0, or the answer that failed."""

@@ -48,7 +48,7 @@ class NcclWork(Work):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "deadline"),
-        *("event", "lane", "seq", "submitted"),
+        *("event", "lanes", "seq", "submitted"),
     )
 
     def __init__(self, ops: Sequence[Op], owner: Owner, deadline: Deadline, blocks: bool) -> None:
@@ -61,7 +61,7 @@ class NcclWork(Work):
         self.event = 0
         self.begun = 0
         self.seq = 0
-        self.lane: Lane | None = None
+        self.lanes: tuple[Lane, ...] = ()
         self.submitted: threading.Event | None = None
 
     def wait(self, timeout: Timeout = None) -> bool:

@@ -1,0 +1,352 @@
+"""What ranks on emulated devices do in the tests beside this file; rank r has device r.
+
+Each function is run on every rank with its group, and raises AssertionError where a law is broken.
+Ranks are put in an order by the group's store, never by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d as dist
+from nc10d import cuda
+from nc10d.cuda.driver import call, driver
+from nc10d.errors import Aborted, CollectiveTimeout, DistError, NCCLError
+from nc10d.group import ProcessGroup
+
+LONG = 30.0
+
+
+def ones(group: ProcessGroup, count: int = 100) -> cuda.DeviceArray:
+    return cuda.to_device(np.ones(count, np.float32), group.rank)
+
+
+def full(group: ProcessGroup, value: float, count: int = 100) -> cuda.DeviceArray:
+    return cuda.to_device(np.full(count, value, np.float32), group.rank)
+
+
+def value(x: cuda.DeviceArray) -> float:
+    """Return what all elements are, once everything on the device is done."""
+    cuda.synchronize(x.device)
+    found = set(cuda.to_host(x).tolist())
+    assert len(found) == 1, found
+    return float(found.pop())
+
+
+def once(group: ProcessGroup, name: str) -> None:
+    """Tell the others that this rank has come so far."""
+    group.store.set(f"test/{name}", "")
+
+
+def after(group: ProcessGroup, name: str) -> None:
+    """Wait until some rank has come so far."""
+    group.store.wait([f"test/{name}"], LONG)
+
+
+def waiting_does_not_block_the_host(group: ProcessGroup) -> None:
+    """Rank 1 enters only when rank 0 has returned from wait()."""
+    x = ones(group)
+    group.all_reduce(x)
+    if group.rank == 1:
+        after(group, "waited")
+    work = group.all_reduce(x, async_op=True)
+    if group.rank == 0:
+        assert not work.is_completed()
+        assert work.wait() is True
+        assert not work.is_completed()
+        once(group, "waited")
+    work.wait_blocking()
+    assert work.is_success()
+    assert value(x) == 4.0
+
+
+def waiting_with_a_timeout_blocks_and_fails_in_the_caller_alone(group: ProcessGroup) -> None:
+    x = ones(group)
+    group.all_reduce(x)
+    if group.rank == 1:
+        after(group, "gave up")
+    work = group.all_reduce(x, async_op=True)
+    if group.rank == 0:
+        with pytest.raises(CollectiveTimeout, match="it goes on"):
+            work.wait(0.05)
+        once(group, "gave up")
+    assert work.wait(LONG) is True
+    assert work.is_completed()
+    assert value(x) == 4.0
+
+
+def the_current_stream_comes_first(group: ProcessGroup) -> None:
+    """What is queued on the chosen stream is in the array when the collective reads it."""
+    gate, new, x = ones(group), full(group, 7.0), full(group, 1.0)
+    group.all_reduce(gate)
+    if group.rank == 1:
+        after(group, "queued")
+    mine = cuda.Stream(group.rank)
+    with cuda.on_device(group.rank):
+        opens = group.all_reduce(gate, async_op=True)
+        opens.join(mine.handle)
+        call("cuMemcpyDtoDAsync", x.address, new.address, x.nbytes, mine.handle)
+        with cuda.stream(mine):
+            work = group.all_reduce(x, async_op=True)
+        once(group, "queued")
+    work.wait_blocking()
+    assert value(x) == 14.0
+
+
+def the_current_stream_goes_on_behind(group: ProcessGroup) -> None:
+    """A copy queued after wait() copies the result."""
+    x, copy = ones(group), full(group, 0.0)
+    group.all_reduce(x)
+    if group.rank == 1:
+        after(group, "copied")
+    mine = cuda.Stream(group.rank)
+    with cuda.stream(mine), cuda.on_device(group.rank):
+        group.all_reduce(x)
+        call("cuMemcpyDtoDAsync", copy.address, x.address, x.nbytes, mine.handle)
+    if group.rank == 0:
+        once(group, "copied")
+    mine.synchronize()
+    assert value(copy) == 4.0
+
+
+def a_block_means_its_calls_in_order(group: ProcessGroup) -> None:
+    x, y = full(group, 1.0), full(group, float(group.rank))
+    for _ in range(3):
+        x.fill_from(np.ones(100, np.float32))
+        y.fill_from(np.full(100, float(group.rank), np.float32))
+        with group.coalescing_manager():
+            group.all_reduce(x)
+            group.all_reduce(x)
+            group.broadcast(y, 1)
+            group.all_reduce(y)
+        assert (value(x), value(y)) == (group.size**2, group.size)
+
+
+def messages_and_collectives_of_a_block_keep_their_order(group: ProcessGroup) -> None:
+    """Each rank sends on what a collective of the same block has made."""
+    x, got = full(group, 1.0), full(group, 0.0)
+    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for turn in range(1, 4):
+        with group.coalescing_manager():
+            group.all_reduce(x)
+            group.isend(x, following)
+            group.irecv(got, previous)
+            group.all_reduce(got)
+        assert value(x) == group.size**turn
+        assert value(got) == group.size ** (turn + 1)
+
+
+def the_same_arrays_again_are_the_same_call(group: ProcessGroup) -> None:
+    a, b = ones(group), ones(group)
+    for turn in range(1, 5):
+        with group.coalescing_manager():
+            group.all_reduce(a)
+            group.all_reduce(b)
+        assert (value(a), value(b)) == (group.size**turn, group.size**turn)
+
+
+class Moving:
+    """An array of somebody's whose memory changes under the same object."""
+
+    def __init__(self, memory: cuda.DeviceArray) -> None:
+        self.memory = memory
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.memory.__cuda_array_interface__
+
+
+def an_array_that_has_moved_is_looked_up_again(group: ProcessGroup) -> None:
+    first, second = ones(group), ones(group, 7)
+    x = Moving(first)
+    group.all_reduce(x)
+    group.all_reduce(x)
+    x.memory = second
+    group.all_reduce(x)
+    assert (value(first), value(second)) == (group.size**2, group.size)
+
+
+def a_plan_is_launched_again_and_again(group: ProcessGroup) -> None:
+    a, b = ones(group), ones(group)
+    with group.coalescing_manager() as block:
+        group.all_reduce(a)
+        group.all_reduce(b)
+    plan = block.plan()
+    for _ in range(3):
+        plan.launch()
+    assert value(a) == value(b) == group.size**4
+
+
+def what_is_under_way_keeps_its_arrays(group: ProcessGroup) -> None:
+    """Arrays that nobody else knows live until the operation is past them."""
+    keep = ones(group)
+    group.all_reduce(keep)
+    if group.rank == 1:
+        after(group, "dropped")
+    for _ in range(5):
+        group.all_reduce(ones(group, 5000), async_op=True)
+    work = group.all_reduce(keep, async_op=True)
+    gc.collect()
+    once(group, "dropped")
+    work.wait_blocking()
+    assert value(keep) == group.size**2
+
+
+def callbacks_and_await_come_when_it_is_over(group: ProcessGroup) -> None:
+    x = ones(group)
+    work = group.all_reduce(x, async_op=True)
+    then = work.get_future().then(lambda done: cuda.to_host(done.value()[0])[0])
+    assert then.wait(LONG) == group.size
+
+    async def waits() -> bool:
+        return await group.all_reduce(x, async_op=True)
+
+    assert asyncio.run(waits()) is True
+    assert value(x) == group.size**2
+
+
+def both_kinds_of_arrays_in_one_group(group: ProcessGroup) -> None:
+    x, y = ones(group), np.ones(10)
+    group.all_reduce(x)
+    group.all_reduce(y)
+    group.barrier()
+    assert (value(x), y[0]) == (group.size, group.size)
+    with pytest.raises(ValueError, match="one kind of device"):
+        _both(group, x, y)
+
+
+def _both(group: ProcessGroup, x: Any, y: Any) -> None:
+    with group.coalescing_manager():
+        group.all_reduce(x)
+        group.all_reduce(y)
+
+
+def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
+    x = ones(group, 8)
+    group.all_reduce(x)
+    elsewhere = cuda.to_device(np.ones(3), (group.rank + 1) % group.size)
+    with pytest.raises(ValueError, match=r"is on cuda:\d, got an array on cuda"):
+        group.all_reduce(elsewhere)
+    with pytest.raises(ValueError, match="must have 16 elements"):
+        group.all_gather_into_tensor(x, ones(group, 8))
+    every_other = Strided(x)
+    with pytest.raises(ValueError, match="contiguous"):
+        group.all_reduce(every_other)
+    group.all_reduce(x)
+    assert value(x) == group.size**2
+
+
+class Strided:
+    """Every other element of an array."""
+
+    def __init__(self, whole: cuda.DeviceArray) -> None:
+        half = {"shape": (4,), "strides": (8,)}
+        self.__cuda_array_interface__ = {**whole.__cuda_array_interface__, **half}
+
+
+def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
+    x, y = ones(group), ones(group)
+    group.all_reduce(x)
+    mine = cuda.Stream(group.rank)
+    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(group.rank), cuda.stream(mine):
+        call("cuStreamBeginCapture", mine.handle, relaxed)
+        group.all_reduce(x)
+        with group.coalescing_manager(async_ops=True) as block:
+            group.all_reduce(y)
+            group.all_reduce(x)
+        for work in block.works:
+            work.wait()
+        graph = call("cuStreamEndCapture", mine.handle)
+        assert (value(x), value(y)) == (2.0, 1.0), "capturing runs nothing"
+        runs = call("cuGraphInstantiate", graph, 0)
+        for _ in range(3):
+            call("cuGraphLaunch", runs, mine.handle)
+    mine.synchronize()
+    assert (value(x), value(y)) == (2.0**7, 2.0**3)
+    group.all_reduce(y)  # and outside of the graph as ever
+    assert value(y) == 2.0**4
+
+
+def the_device_says_how_long_it_took(group: ProcessGroup) -> None:
+    """The emulator begins each all_reduce 50 ms late, on the stream."""
+    work = group.all_reduce(ones(group), async_op=True)
+    work.wait_blocking()
+    assert work.duration is not None
+    assert 0.05 <= work.duration < LONG
+
+
+def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
+    x = ones(group)
+    group.all_reduce(x)
+    if group.rank == 0:
+        work = group.all_reduce(x, async_op=True, timeout=0.3)
+        with pytest.raises(CollectiveTimeout, match=r"all_reduce #2 of rank 0") as caught:
+            work.wait_blocking()
+        assert (caught.value.rank, caught.value.op) == (0, "all_reduce")
+        once(group, "failed")
+    else:
+        after(group, "failed")
+        with pytest.raises(CollectiveTimeout, match=r"all_reduce #2 of rank 0"):
+            _reduce_and_wait(group, x)  # enters when the other one has left
+
+
+def a_stuck_collective_is_ended_by_an_abort(group: ProcessGroup) -> None:
+    """The emulator's third all_reduce never goes on."""
+    x = ones(group)
+    group.all_reduce(x)
+    group.all_reduce(x)
+    work = group.all_reduce(x, async_op=True)
+    if group.rank == group.size - 1:
+        group.abort("enough")
+    with pytest.raises(Aborted, match="enough"):
+        work.wait_blocking()
+    with pytest.raises(Aborted, match="enough"):
+        group.all_reduce(x)
+    group.close()
+    group.close()
+
+
+def an_asynchronous_error_reaches_everybody(group: ProcessGroup) -> None:
+    """The emulator tells of an error on rank 0 after its second all_reduce."""
+    x = ones(group)
+    group.all_reduce(x)
+    with pytest.raises(NCCLError, match="remote"):
+        _reduce_and_wait(group, x)
+
+
+def _reduce_and_wait(group: ProcessGroup, x: cuda.DeviceArray) -> None:
+    group.all_reduce(x, async_op=True).wait_blocking()
+
+
+def a_refused_call_names_its_operation_and_ends_its_group(group: ProcessGroup) -> None:
+    """The emulator refuses each rank's second broadcast, inside a block."""
+    x, y = ones(group), ones(group)
+    whole = dist.new_group(range(group.size))
+    whole.all_reduce(x)
+    group.all_reduce(x)
+    with pytest.raises(NCCLError, match=r"a batch of 3, operation 2: broadcast: .*") as caught:
+        _batch(group, x, y)
+    assert caught.value.code == 3
+    with pytest.raises(DistError):
+        group.all_reduce(x)
+    whole.all_reduce(y)  # NCCL's group is not open any more, or this would not begin
+    assert value(y) == group.size
+
+
+def _batch(group: ProcessGroup, x: cuda.DeviceArray, y: cuda.DeviceArray) -> None:
+    with group.coalescing_manager():
+        group.all_reduce(x)
+        group.broadcast(y, 0)
+        group.broadcast(cuda.to_device(np.ones(3), group.rank), 0)
+
+
+def a_missing_rank_is_named(group: ProcessGroup) -> None:
+    if group.rank == 0:
+        with pytest.raises(DistError, match=r"ranks \[1\] of 2 have not come|waited for other"):
+            group.all_reduce(ones(group), timeout=0.3)

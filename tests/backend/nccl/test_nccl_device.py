@@ -1,0 +1,80 @@
+"""Streams, blocks, graphs, errors and ends of groups on NCCL, over the emulators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import device_ranks as on
+import pytest
+from emulated import emulators, needs_emulators
+
+from nc10d.backend.nccl.options import NcclOptions
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+
+LAWS = [
+    on.waiting_does_not_block_the_host,
+    on.waiting_with_a_timeout_blocks_and_fails_in_the_caller_alone,
+    on.the_current_stream_comes_first,
+    on.the_current_stream_goes_on_behind,
+    on.a_block_means_its_calls_in_order,
+    on.messages_and_collectives_of_a_block_keep_their_order,
+    on.the_same_arrays_again_are_the_same_call,
+    on.an_array_that_has_moved_is_looked_up_again,
+    on.a_plan_is_launched_again_and_again,
+    on.what_is_under_way_keeps_its_arrays,
+    on.callbacks_and_await_come_when_it_is_over,
+    on.both_kinds_of_arrays_in_one_group,
+    on.mistakes_are_told_before_anything_is_sent,
+    on.a_graph_repeats_its_collectives,
+]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_on_two_devices(two: Ranks, law: Callable[..., None]) -> None:
+    two.run(_afresh, [law] * 2)
+
+
+def _afresh(group: Any, law: Callable[..., None]) -> None:
+    """Run a law in a group of its own, so that what it has told its store is its own too."""
+    import nc10d as dist
+
+    mine = dist.new_group(range(group.size))
+    law(mine)
+    dist.destroy_process_group(mine)
+
+
+BLOCKING, NONBLOCKING = "0", "1"
+FAULTS = [
+    (on.a_late_rank_is_a_timeout_for_all, BLOCKING, ""),
+    (on.a_late_rank_is_a_timeout_for_all, NONBLOCKING, ""),
+    (on.a_stuck_collective_is_ended_by_an_abort, BLOCKING, "ncclAllReduce@3=hang"),
+    (on.an_asynchronous_error_reaches_everybody, BLOCKING, "0/ncclAllReduce@2=error:6"),
+    (on.an_asynchronous_error_reaches_everybody, NONBLOCKING, "0/ncclAllReduce@2=error:6"),
+    (on.a_refused_call_names_its_operation_and_ends_its_group, BLOCKING, "ncclBroadcast@2=fail:3"),
+    (on.a_missing_rank_is_named, BLOCKING, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("law", "nonblocking", "faults"), FAULTS, ids=lambda x: getattr(x, "__name__", str(x))
+)
+def test_with_faults(law: Callable[..., None], nonblocking: str, faults: str) -> None:
+    given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
+    with emulators(**given), Ranks(2, "processes", "cuda:nccl", timeout=20.0) as ranks:
+        ranks.run(law)
+
+
+def test_durations_are_the_devices() -> None:
+    options = NcclOptions(timing=True)
+    ranks = Ranks(2, "processes", "nccl", timeout=20.0, pg_options=options)
+    with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@*=delay:50"), ranks:
+        ranks.run(on.the_device_says_how_long_it_took)
