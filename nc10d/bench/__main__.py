@@ -12,7 +12,9 @@ from nc10d.run.quiet import quietly
 TABLES = {
     "--compare": "compare",
     "--coalesced": "coalesced",
+    "--coalescing": "coalescing",
     "--ddp": "ddp",
+    "--flatten": "flatten",
     "--kernels": "kernels",
     "--model": "predict",
     "--check-model": "predict",

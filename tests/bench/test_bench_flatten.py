@@ -1,0 +1,91 @@
+"""What `--flatten` and `--coalescing` time does what it says, and shows in their tables."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nc10d.bench import coalescing, flatten, issuing
+from nc10d.bench.libraries import Nc10d
+from nc10d.bench.verdicts import estimate
+from nc10d.testing import Ranks
+
+
+def test_the_tensors_fill_the_bucket() -> None:
+    sizes = flatten.counts()
+    assert len(sizes) == flatten.TENSORS
+    assert 4 * sum(sizes) == flatten.NBYTES
+    assert min(sizes) > 0
+
+
+def test_every_call_copies_and_scales_as_it_says() -> None:
+    sizes = flatten.counts(8, 4000)
+    found = flatten.calls(sizes, 4)
+    packed = found["pack"].__self__._flat  # type: ignore[attr-defined]
+    arrays = found["pack"].__self__._arrays  # type: ignore[attr-defined]
+    whole = np.concatenate(arrays)
+    for name, factor in [("pack", 1), ("pack, scaled", 0.25), ("torch._foreach_copy_ into", 1)]:
+        if name in found:
+            packed[:] = 0
+            found[name]()
+            assert np.array_equal(packed, whole * factor), name
+    for name, factor in [("unpack", 1), ("unpack, scaled", 0.25), ("torch._foreach_copy_ back", 1)]:
+        if name in found:
+            packed[:] = np.arange(packed.size)
+            found[name]()
+            assert np.array_equal(np.concatenate(arrays), packed * np.float32(factor)), name
+    found[flatten.MEMCPY]()
+    assert (packed == 1).all()
+
+
+def test_lines_tell_times_and_shares_of_memcpy() -> None:
+    found = {flatten.MEMCPY: estimate([1e-3]), "pack": estimate([2e-3])}
+    lines = flatten.report(found, 1_000_000)
+    assert lines[1].split()[-2:] == ["2.00", "1.00"]
+    assert lines[2].split()[-2:] == ["1.00", "0.50"]
+
+
+def measured(group: object) -> dict[str, tuple[int, issuing.Cost]]:
+    import nc10d as dist
+
+    library = Nc10d.__new__(Nc10d)
+    library.dist, library.rank, library.size = dist, dist.get_rank(), dist.get_world_size()
+    return {
+        name: (issuing.mistakes(library, way, 64), issuing.cost(library, way, 64, 0.001))
+        for name, way in issuing.WAYS["nc10d"].items()
+    }
+
+
+def test_our_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
+    with Ranks(2) as ranks:
+        for found in ranks.run(measured):
+            assert set(found) == set(coalescing.WAYS)
+            for wrong, (wall, cpu, issue) in found.values():
+                assert wrong == 0
+                assert wall >= issue > 0
+                assert cpu > 0
+
+
+def test_a_table_has_a_row_for_each_measure_and_tells_the_best_peer() -> None:
+    costs = {"nc10d": 2e-6, "gloo": 8e-6, "mpich": 6e-6}
+    found = {
+        (library, way, 1024, measure): estimate([seconds])
+        for library, seconds in costs.items()
+        for way in coalescing.WAYS
+        for measure in coalescing.MEASURES
+        if (library, way) != ("mpich", "coalesced")
+    }
+    rows = coalescing.table(found)
+    assert len(rows) == 2 + 9
+    assert rows[2].split(" | ")[-2:] == ["–", "4.00 |"]
+    assert rows[-1].endswith("| 3.00 |")
+
+
+def test_a_wrong_element_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["coalesced", 64, 1e-6, 1e-6, 1e-6, 3]]
+    monkeypatch.setattr(coalescing, "run_job", lambda *_: rows)
+    options = SimpleNamespace(rounds=1, libraries=["gloo"], ranks=2, budget=1, limit=1, sizes=[64])
+    with pytest.raises(RuntimeError, match="gloo, coalesced: 3 wrong elements of 64 bytes"):
+        coalescing.collect(options)  # type: ignore[arg-type]
