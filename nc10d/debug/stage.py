@@ -1,0 +1,124 @@
+"""Ranks that are forked from one process that has loaded everything, play a part, and report.
+
+A part is a function of the stage and a rank; what it returns is its report, a dictionary. It may
+die, be stopped, or never come back: the stage waits for the reports that are expected, no longer
+than it is told, and then ends whoever is left. Times are those of the system's monotonic clock,
+which all processes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+Report = dict[str, Any]
+Part = Callable[["Stage", int], "Report | None"]
+_NUMBER = struct.Struct("d")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of it: processes and their exit codes by rank, and reports as they came."""
+
+    pids: list[int]
+    codes: list[int]
+    reports: list[Report]
+
+
+class Stage:
+    """One performance of `size` ranks; a slot of shared memory survives whoever wrote to it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._slots = mmap.mmap(-1, _NUMBER.size * (2 * size + 1))
+        self._read = self._write = -1
+
+    def note(self, slot: int, value: float) -> None:
+        """Write a number into a slot, 0 to `size`; the others are the stage's own."""
+        _NUMBER.pack_into(self._slots, _NUMBER.size * slot, value)
+
+    def noted(self, slot: int) -> float:
+        """Return what was noted; 0 for nothing."""
+        return float(_NUMBER.unpack_from(self._slots, _NUMBER.size * slot)[0])
+
+    def fork(self, rank: int, body: Callable[[], object]) -> None:
+        """In a rank: start a child of its own, with all its descriptors; ended with the rest."""
+        self.note(1 + self.size + rank, _fork(body))
+
+    def play(self, part: Part, expected: int, limit: float) -> Played:
+        """Have every rank play `part`; blocks until so many reports are there, or `limit` s."""
+        self._read, self._write = os.pipe()
+        pids = [_fork(partial(self._perform, part, rank)) for rank in range(self.size)]
+        os.close(self._write)
+        try:
+            lines = _lines(self._read, expected, time.monotonic() + limit)
+        finally:
+            os.close(self._read)
+            codes = self._end(pids)
+        return Played(pids, codes, [json.loads(line) for line in lines])
+
+    def _perform(self, part: Part, rank: int) -> None:
+        report = part(self, rank)
+        if report is not None:
+            os.write(self._write, json.dumps({"rank": rank, **report}).encode() + b"\n")
+
+    def _end(self, pids: list[int]) -> list[int]:
+        """Let those who have reported end by themselves, if they do so soon; return exit codes."""
+        until = time.monotonic() + 1.0
+        codes = [_exit_code(pid, until) for pid in pids]
+        children = [int(self.noted(slot)) for slot in range(self.size + 1, 2 * self.size + 1)]
+        for child in filter(None, children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return codes
+
+
+def _exit_code(pid: int, until: float) -> int:
+    """Return a child's exit code; it is killed if it goes on beyond `until`."""
+    poller = select.poll()
+    pidfd = os.pidfd_open(pid)
+    try:
+        poller.register(pidfd, select.POLLIN)
+        if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _fork(body: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        body()
+    except BaseException as error:  # noqa: BLE001  (this process ends here, whatever happens)
+        print(f"a rank ended by {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def _lines(descriptor: int, expected: int, until: float) -> list[str]:
+    """Read until so many lines are there, nobody can write any more, or the time is up."""
+    text = b""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    while text.count(b"\n") < expected:
+        if not poller.poll(max(0.0, until - time.monotonic()) * 1000):
+            break
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            break
+        text += data
+    return text.decode().splitlines()
