@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nc10d.deadline import Deadline, Timeout, seconds
-from nc10d.ops import Op, Recv
+from nc10d.ops import Kept, Op, Recv
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Plan:
 
     def __init__(self, group: ProcessGroup, ops: Sequence[Op], device: str, timeout: float) -> None:
         self.group = group
-        self.ops = tuple(ops)
+        self.ops = Kept(ops)
         self._device = device
         self._timeout = timeout
 

@@ -218,6 +218,13 @@ Op = (
     | Barrier
 )
 
+
+class Kept(tuple[Op, ...]):
+    """Operations that are launched again and again; a backend may note in `known` how."""
+
+    known: Any = None
+
+
 OP_NAMES: dict[type[Any], str] = {
     AllReduce: "all_reduce",
     Reduce: "reduce",

@@ -7,6 +7,7 @@ as uint8, whose maximum is "or").
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from nc10d.backend.nccl.table import ENUMS, Version
@@ -68,6 +69,7 @@ class Reduction(NamedTuple):
     scalar: DType
 
 
+@functools.cache
 def reduction(dtype: DType, op: ReduceOp) -> Reduction:
     """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if it can't."""
     if dtype.family is Family.BOOL and op.kind in _OF_BOOLS:

@@ -53,6 +53,12 @@ class Lane:
         self.stream = stream.handle
 
     @property
+    def lock(self) -> threading.RLock:
+        """What a thread holds while it is in NCCL with the communicator."""
+        assert self.comm is not None, "a lane has no communicator before it is formed"
+        return self.comm.lock
+
+    @property
     def handle(self) -> int:
         """The ncclComm_t; GroupClosed once it has ended."""
         assert self.comm is not None, "a lane has no communicator before it is formed"
@@ -62,6 +68,11 @@ class Lane:
     def ready(self) -> bool:
         """Say whether something can be submitted now, behind nothing that waits."""
         return self.comm is not None and not self.queue
+
+    def settle(self, deadline: Deadline, what: str) -> None:
+        """Wait until a nonblocking communicator takes calls again."""
+        assert self.comm is not None, "a lane has no communicator before it is formed"
+        self.comm.settle(deadline, what)
 
     def check(self) -> None:
         """Raise NCCLError if something has failed on the way."""

@@ -58,6 +58,7 @@ class Library:
         self._raw("ncclGetVersion")(ctypes.byref(code))
         self.version: Version = version_of(code.value)
         self._functions: dict[str, Any] = {}
+        self._addresses: dict[str, int] = {}
 
     def has(self, name: str) -> bool:
         """Say whether this release has a function of the table."""
@@ -79,8 +80,9 @@ class Library:
 
     def address(self, name: str) -> int:
         """Return a function's address, for compiled code that calls it."""
-        found = ctypes.cast(self.function(name), ctypes.c_void_p).value
-        assert found is not None
+        found = self._addresses.get(name)
+        if found is None:
+            found = self._addresses[name] = _address(self.function(name))
         return found
 
     def _raw(self, name: str) -> Any:
@@ -130,6 +132,12 @@ class Library:
             self.function("ncclGroupEnd")()
             raise
         self.call("ncclGroupEnd")
+
+
+def _address(function: Any) -> int:
+    found = ctypes.cast(function, ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 def version_of(code: int) -> Version:

@@ -22,7 +22,6 @@ Key = tuple[Any, ...]
 
 # What makes two operations the same; lists of arrays are not kept.
 _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
-    AllReduce: lambda op: (AllReduce, id(op.x), op.op),
     Reduce: lambda op: (Reduce, id(op.x), op.op, op.root),
     Broadcast: lambda op: (Broadcast, id(op.x), op.root),
     AllGather: lambda op: (AllGather, id(op.out), id(op.inp)),
@@ -56,6 +55,10 @@ class Recipe:
         for ref, x in zip(self._arrays, arrays, strict=True):
             if ref() is not x:
                 return False
+        return self.in_place()
+
+    def in_place(self) -> bool:
+        """Say whether the arrays that can move are where they were; all of them are alive."""
         for ref, address, nbytes in self.spots:
             buffer = as_buffer(ref())
             if (buffer.address, buffer.nbytes) != (address, nbytes):
@@ -94,19 +97,22 @@ class Recipes:
 
 def key_of(ops: Sequence[Op]) -> Key | None:
     """Return what a launch is known by; None for one that is not kept."""
-    parts: list[Key] = []
-    for op in ops:
-        sign = _SIGNATURES.get(type(op))
-        if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
-            return None
-        if isinstance(getattr(op, "inp", None), (list, tuple)):
-            return None
-        parts.append(sign(op))
-    return tuple(parts)
+    # Nearly all blocks that come again are all_reduces, so these have a way of their own.
+    key = tuple(
+        [(AllReduce, id(op.x), op.op) if type(op) is AllReduce else _signature(op) for op in ops]
+    )
+    return None if None in key else key
+
+
+def _signature(op: Op) -> Key | None:
+    sign = _SIGNATURES.get(type(op))
+    if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
+        return None
+    return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
 
 
 def arrays_of(ops: Sequence[Op]) -> list[Any]:
-    """Return the arrays of operations that have no lists."""
+    """Return the arrays of operations that have no lists: (output, input) or the only one."""
     found: list[Any] = []
     for op in ops:
         if type(op) is AllGather or type(op) is ReduceScatter:

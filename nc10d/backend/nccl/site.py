@@ -25,7 +25,7 @@ from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError, DistError, NCCLError
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import OP_NAMES, Kept, Op
 from nc10d.validate import validate
 
 if TYPE_CHECKING:
@@ -82,10 +82,9 @@ class Site:
         current = stream_of(first_array(ops))
         # The two default streams can't be captured.
         captured = current > PER_THREAD and _is_captured(current)
-        key = None if self._options.timing else key_of(ops)
         with self.flights.lock:
             self._check()
-            recipe = self._recipes.find(key, ops) or self._new(ops, key, work.deadline)
+            recipe = self._recipe(ops, work.deadline)
             if recipe.program is not None and all(lane.ready for lane in recipe.lanes):
                 self._submit(recipe.program, work, current, join)
                 self._look_after(work, captured)
@@ -100,6 +99,16 @@ class Site:
             self._captured.append(work.event)
         else:
             self.flights.add(work)
+
+    def _recipe(self, ops: Sequence[Op], deadline: Deadline) -> Recipe:
+        """Return how to run a launch: as it was run before if it is a known one."""
+        if type(ops) is Kept and ops.known is not None and ops.known.in_place():
+            return ops.known  # type: ignore[no-any-return]
+        key = None if self._options.timing else key_of(ops)
+        recipe = self._recipes.find(key, ops) or self._new(ops, key, deadline)
+        if type(ops) is Kept and key is not None and recipe.program is not None:
+            ops.known = recipe
+        return recipe
 
     def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> Recipe:
         """Check what a caller can get wrong, and make the recipe of a launch."""
@@ -214,15 +223,11 @@ class Site:
     def _run(self, program: Program, table: int, first: int, last: int, work: NcclWork) -> int:
         """Run rows of a table, its communicators locked; return 0, or the answer that failed."""
         device = self._context.address
-        with contextlib.ExitStack() as held:
-            for lane in program.lanes:
-                assert lane.comm is not None
-                held.enter_context(lane.comm.lock)
+        with _held(program.lanes):
             answer = native.nc10d_nccl_run(table, first, last, device)
             while answer < 0:  # nonblocking communicators: what is behind the group has to wait
                 for lane in program.lanes:
-                    assert lane.comm is not None
-                    lane.comm.settle(work.deadline, work._describe())
+                    lane.settle(work.deadline, work._describe())
                 answer = native.nc10d_nccl_run(table, -answer, last, device)
         return int(answer)
 
@@ -237,6 +242,16 @@ class Site:
 
 def _is_next(one: Deferred) -> bool:
     return all(lane.comm is not None and lane.queue[0] is one for lane in one.lanes)
+
+
+def _held(lanes: Sequence[Lane]) -> contextlib.AbstractContextManager[Any]:
+    """Return what holds the locks of lanes."""
+    if len(lanes) == 1:
+        return lanes[0].lock
+    stack = contextlib.ExitStack()
+    for lane in lanes:
+        stack.enter_context(lane.lock)
+    return stack
 
 
 def _is_scaled(op: Op) -> bool:
