@@ -50,7 +50,8 @@ test-long: warm
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own.
 test-nccl: .venv-gpu/test.stamp
-	NC10D_REQUIRE_NCCL=1 .venv-gpu/bin/pytest tests/cuda tests/backend/nccl
+	NC10D_REQUIRE_NCCL=1 .venv-gpu/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
+	  tests/backend/staged
 
 .venv-gpu/test.stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu

@@ -105,7 +105,7 @@ def _load(entry: Entry, what: object) -> object:
 
 register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
 register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"])
-register_backend("staged", "nc10d.backend.staged:make", ["cuda"])
+register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
     "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.meeting:meet"
 )

@@ -1,0 +1,71 @@
+"""What an operation reads and what it writes, as this rank: the arrays to bring and to put back.
+
+access(Broadcast(x, root=0), rank=1)     # reads nothing, writes x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+
+_ARRAYS = ("x", "out", "inp")
+_RULES: dict[type[Any], Callable[[Any, int], tuple[Sequence[Any], Sequence[Any]]]] = {
+    AllReduce: lambda op, rank: ([op.x], [op.x]),
+    Reduce: lambda op, rank: ([op.x], [op.x] if rank == op.root else []),
+    Broadcast: lambda op, rank: ([op.x], []) if rank == op.root else ([], [op.x]),
+    AllGather: lambda op, rank: ([op.inp], [op.out]),
+    ReduceScatter: lambda op, rank: ([op.inp], [op.out]),
+    AllToAll: lambda op, rank: ([op.inp], [op.out]),
+    Gather: lambda op, rank: ([op.inp], [op.out]),
+    Scatter: lambda op, rank: ([op.inp], [op.out]),
+    Send: lambda op, rank: ([op.x], []),
+    Recv: lambda op, rank: ([], [op.x]),
+    Barrier: lambda op, rank: ([], []),
+}
+
+
+def access(op: Op, rank: int) -> tuple[list[Array], list[Array]]:
+    """Return the arrays that `rank` reads, and those that it writes; lists flattened."""
+    reads, writes = _RULES[type(op)](op, rank)
+    return _flat(reads), _flat(writes)
+
+
+def arrays_of(op: Op) -> list[Array]:
+    """Return all arrays of an operation, lists flattened."""
+    return _flat([getattr(op, name, None) for name in _ARRAYS])
+
+
+def with_arrays(op: Op, change: Callable[[Array], Array]) -> Op:
+    """Return the operation on other arrays: each is what `change` makes of the one before."""
+    values = {field.name: getattr(op, field.name) for field in fields(op)}
+    for name in _ARRAYS:
+        value = values.get(name)
+        if isinstance(value, (list, tuple)):
+            values[name] = [change(x) for x in value]
+        elif value is not None:
+            values[name] = change(value)
+    return type(op)(**values)
+
+
+def _flat(values: Sequence[Any]) -> list[Array]:
+    found: list[Array] = []
+    for value in values:
+        found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return found

@@ -1,0 +1,209 @@
+"""The staged backend: a launch's way down to the host, through the inner backend, and up again.
+
+Two threads a group. `down` takes launches in their order: it queues the copies to the host behind
+the caller's stream, waits for them, and launches the operations on the inner backend without
+waiting for their end. `up` takes them as they end and queues the copies back. A launch that uses
+what an earlier one still has to write is held back until that is on its way.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.registry import find_backend, load_factory
+from nc10d.backend.staged.copies import Copies
+from nc10d.backend.staged.lanes import Lane
+from nc10d.backend.staged.stage import Stage
+from nc10d.backend.staged.works import StagedWork, first_array
+from nc10d.buffer import device_type
+from nc10d.cuda.driver import device_of
+from nc10d.cuda.streams import stream_of
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed
+from nc10d.ops import Op
+from nc10d.store.base import Store
+from nc10d.validate import validate
+from nc10d.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOptions:
+    """`pg_options` of a staged group: the backend for host memory, by name, and its own options."""
+
+    inner: str = "cpu"
+    options: Any = None
+
+
+def make(setup: BackendSetup) -> StagedBackend:
+    """Make the backend of a group; blocks until all of its ranks have come."""
+    from nc10d.store import PrefixStore  # the group's own `cpu` backend meets in the same store
+
+    options = _checked(setup.options)
+    factory = load_factory(find_backend(options.inner))
+    store = PrefixStore("staged", setup.store)
+    inner = BackendSetup(
+        setup.group_name, setup.rank, setup.size, store, setup.deadline, options.options
+    )
+    return StagedBackend(setup.group_name, factory(inner))
+
+
+def _checked(options: Any) -> StagedOptions:
+    if options is None:
+        return StagedOptions()
+    if not isinstance(options, StagedOptions):
+        raise TypeError(f"pg_options of the staged backend must be StagedOptions, got {options!r}")
+    entry = find_backend(options.inner)
+    entry.check_options(options.options)
+    if "cpu" not in entry.devices:
+        raise ValueError(f"the inner backend must serve host memory, got {options.inner!r}")
+    return options
+
+
+class StagedBackend:
+    """One group. Methods that block say so."""
+
+    name = "staged"
+    device_type = "cuda"
+
+    def __init__(self, group_name: str, inner: Backend) -> None:
+        """Stage the arrays of a group for `inner`, which is this object's own from now on."""
+        self.rank = inner.rank
+        self.size = inner.size
+        self.inner = inner
+        self._name = group_name
+        self._down, self._up = Lane("nc10d-staged-down"), Lane("nc10d-staged-up")
+        self._copies: dict[int, Copies] = {}
+        self._flying: dict[StagedWork, Stage] = {}
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend. A sync call returns when the copies back are queued."""
+        for op in ops:
+            validate(op, self.rank, self.size)
+        array = first_array(ops)
+        if array is not None and device_type(array) != "cuda":
+            raise TypeError(f"the staged backend takes device arrays, got {type(array).__name__}")
+        stage, work = Stage(ops, self.rank), StagedWork(ops, Deadline.after(timeout))
+        with self._lock:
+            if self._closing.is_set():
+                raise GroupClosed(f"group {self._name!r} has been closed", group=self._name)
+            copies = self._copies_for(stage)
+            event = 0 if copies is None else copies.mark(stream_of(array))
+            self._flying[work] = stage
+            self._down.give(functools.partial(self._bring, work, stage, copies, event))
+        if async_op:
+            return work
+        self._wait_here(work)
+        return None
+
+    def _copies_for(self, stage: Stage) -> Copies | None:
+        """Return what copies on a launch's device; None if it has no elements to copy."""
+        sample = stage.sample
+        if sample is None:
+            return None
+        device = device_of(sample.address)
+        found = self._copies.get(device)
+        if found is None:
+            found = self._copies[device] = Copies(device, self._closing)
+        return found
+
+    def _wait_here(self, work: StagedWork) -> None:
+        try:
+            work.wait()
+        except BaseException:
+            if not work.placed.is_set():  # Ctrl-C, say
+                name = work._describe()
+                text = f"rank {self.rank} was interrupted in {name}"
+                self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), op=name))
+            raise
+
+    # The way down, on its own thread
+
+    def _bring(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+        try:
+            if copies is not None:
+                self._let_pass(work, stage, copies)
+                if not copies.bring(stage, event, work.deadline):
+                    raise self._late(work)
+            inner = self.inner.launch(stage.on_host(), work.deadline.remaining(), True)
+            assert inner is not None
+        except BaseException as error:  # noqa: BLE001  (the Work carries it, and the other ranks)
+            self._end(work, error)
+            self.abort(error)
+            return
+        inner.add_done_callback(
+            lambda ended: self._up.give(lambda: self._finish(work, stage, copies, ended))
+        )
+
+    def _let_pass(self, work: StagedWork, stage: Stage, copies: Copies) -> None:
+        """Let what earlier launches write for this one go first."""
+        with self._lock:
+            flying = list(self._flying.items())
+        for earlier, its in flying:
+            if earlier is work:
+                return
+            if stage.follows(its):
+                earlier.placed.wait(min(work.deadline.remaining(), threading.TIMEOUT_MAX))
+                copies.follow(earlier)
+
+    def _late(self, work: StagedWork) -> DistError:
+        name = work._describe()
+        if self._closing.is_set():
+            return GroupClosed(f"group {self._name!r} was closed", group=self._name, op=name)
+        message = f"{name}: its arrays were not computed within the operation's timeout"
+        return CollectiveTimeout(message, rank=self.rank, group=self._name, op=name)
+
+    # The way up, on its own thread
+
+    def _finish(self, work: StagedWork, stage: Stage, copies: Copies | None, inner: Work) -> None:
+        error = inner.exception()
+        try:
+            if error is None and copies is not None:
+                copies.put_back(stage, work)
+        except CudaError as failure:
+            error = failure
+            self.abort(failure)
+        self._end(work, error, inner._result)
+
+    def _end(self, work: StagedWork, error: BaseException | None, result: Any = None) -> None:
+        with self._lock:
+            self._flying.pop(work, None)
+        work.end(error, result)
+
+    # Groups and ends
+
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: Any = None,
+    ) -> StagedBackend:
+        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)
+        return StagedBackend(name, inner)
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        self.inner.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        self.inner.close()
+        self._down.close()
+        self._up.close()
+        gone = GroupClosed(f"group {self._name!r} was closed", group=self._name)
+        for work in list(self._flying):
+            self._end(work, gone)

@@ -1,0 +1,81 @@
+"""A group's copies on one device: a stream for each direction, and waiting for what is queued.
+
+Two streams, because what goes down waits for the caller's work, and what comes up must not.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from nc10d.backend.staged.pinned import pinned_pool
+from nc10d.backend.staged.stage import Stage
+from nc10d.backend.staged.works import StagedWork
+from nc10d.cuda.driver import call, on_device
+from nc10d.cuda.events import event_pool, is_over
+from nc10d.cuda.streams import Stream
+from nc10d.deadline import NEVER, Deadline
+from nc10d.errors import UnsupportedPlatform
+
+_SPINS = 50  # looks at full speed, then looks that grow apart
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
+
+
+class Copies:
+    """Queues copies and waits for them; waits for a caller's work end when `closing` is set."""
+
+    def __init__(self, device: int, closing: threading.Event) -> None:
+        self.device = device
+        self._down, self._up = Stream(device), Stream(device)
+        self._pool = pinned_pool(device)
+        self._closing = closing
+        self._events = event_pool(device)
+
+    def mark(self, stream: int) -> int:
+        """Return an event behind what is queued on the caller's stream now."""
+        with on_device(self.device):
+            if call("cuStreamIsCapturing", stream):
+                raise UnsupportedPlatform(
+                    "the staged backend can't be captured into a CUDA graph, because the host "
+                    "has a part in every operation: use nccl"
+                )
+            event = self._events.take()
+            call("cuEventRecord", event, stream)
+        return event
+
+    def follow(self, work: StagedWork) -> None:
+        """Let the copies down wait for what an earlier launch puts back."""
+        work.order(self._down.handle)
+
+    def bring(self, stage: Stage, event: int, deadline: Deadline) -> bool:
+        """Copy what is read to the host, behind the event; False if that is not there in time."""
+        with on_device(self.device):
+            call("cuStreamWaitEvent", self._down.handle, event, 0)
+            stage.bring(self._pool, self._down.handle)
+            call("cuEventRecord", event, self._down.handle)
+            there = _past(event, deadline, self._closing)
+        if there:
+            self._events.give(event)
+        return there
+
+    def put_back(self, stage: Stage, work: StagedWork) -> None:
+        """Copy what was written to the device; `work` is placed at once, then waits for the end."""
+        with on_device(self.device):
+            event = self._events.take()
+            stage.put_back(self._up.handle)
+            call("cuEventRecord", event, self._up.handle)
+            work.place(event)
+            _past(event, NEVER, threading.Event())  # `stage` keeps the host memory until then
+            self._events.give(work.take_event())
+
+
+def _past(event: int, deadline: Deadline, ending: threading.Event) -> bool:
+    """Wait until a stream is past an event; False at the deadline, or when `ending` is set."""
+    looks, pause = 0, _FIRST_PAUSE
+    while not is_over(event):
+        if deadline.expired() or ending.is_set():
+            return False
+        looks += 1
+        if looks > _SPINS:  # CUDA wakes nobody
+            ending.wait(deadline.slice(pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+    return True

@@ -1,0 +1,82 @@
+"""Pinned host memory, lent: making it is slow, and freeing it waits for the device.
+
+So a piece is never freed before the process ends. It goes back to the pool of its device when the
+last array on it is gone, which after a failure may be late: an inner backend may still write to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from nc10d.buffer import Buffer
+from nc10d.cuda.driver import call, on_device
+from nc10d.dtypes import DType
+
+_PAGE, _LARGE_PAGE = 4096, 2 << 20
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE (cuda.h): pinned for every context
+
+
+class Pinned:
+    """`nbytes` bytes of pinned memory at `address`, until nothing refers to this object."""
+
+    __slots__ = ("__weakref__", "address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+
+    def as_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return an array that is this memory, and keeps it."""
+        shape, strides = (self.nbytes,), (1,)
+        whole = Buffer(
+            self.address, self.nbytes, DType.UINT8, "cpu", self, True, True, shape, strides
+        )
+        return whole.as_numpy()
+
+
+class PinnedPool:
+    """One device's pieces of pinned memory that nobody uses, by size. Any thread may call."""
+
+    def __init__(self, device: int) -> None:
+        self.made = 0
+        self._device = device
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._lock = threading.RLock()  # a piece may come back while this thread takes one
+
+    def take(self, nbytes: int) -> Pinned:
+        """Return a piece of at least `nbytes`; CudaError if there is none."""
+        size = _size_class(nbytes)
+        with self._lock:
+            free = self._free[size]
+            address = free.pop() if free else self._make(size)
+        piece = Pinned(address, size)
+        weakref.finalize(piece, self._take_back, address, size).atexit = False
+        return piece
+
+    def _make(self, size: int) -> int:
+        self.made += 1
+        with on_device(self._device):
+            return int(call("cuMemHostAlloc", size, _PORTABLE))
+
+    def _take_back(self, address: int, size: int) -> None:
+        with self._lock:
+            self._free[size].append(address)
+
+
+@functools.cache
+def pinned_pool(device: int) -> PinnedPool:
+    """Return the pool of a device."""
+    return PinnedPool(device)
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up to a power of two, from 2 MiB on to whole large pages: few sizes, little waste."""
+    if nbytes > _LARGE_PAGE:
+        return -(-nbytes // _LARGE_PAGE) * _LARGE_PAGE
+    return max(_PAGE, 1 << (nbytes - 1).bit_length())

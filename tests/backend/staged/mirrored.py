@@ -1,0 +1,156 @@
+"""The staged backend for arrays in host memory, so that the suite for all backends can judge it.
+
+A launch's NumPy arrays are mirrored in device memory, with all that lies around and between their
+elements; the operations run on the mirrors, and everything is copied back when they are over. The
+copy back is queued on the current stream after `wait()`, so it shows what that orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d import cuda
+from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.staged.access import with_arrays
+from nc10d.backend.staged.backend import make as make_staged
+from nc10d.buffer import Buffer, as_buffer, register
+from nc10d.cuda.streams import LEGACY, register_stream
+from nc10d.deadline import Deadline
+from nc10d.ops import Op
+from nc10d.outcome import PENDING
+from nc10d.store.base import Store
+from nc10d.work import Work
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Mirror:
+    """A device array that lies in its room as a host array does in its own."""
+
+    def __init__(self, x: Array, room: cuda.DeviceArray, offset: int) -> None:
+        host = as_buffer(x)
+        self.room = room
+        self.buffer = Buffer(
+            room.address + offset,
+            host.count,
+            host.dtype,
+            "cuda",
+            room,
+            host.writable,
+            host.contiguous,
+            host.shape,
+            host.strides,
+        )
+
+
+register(Mirror, lambda x: x.buffer, lambda _: "cuda")
+register_stream(Mirror, lambda _: LEGACY)
+
+
+class Rooms:
+    """The memory of a launch's arrays, each piece of it once."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._rooms: dict[int, tuple[Array, cuda.DeviceArray]] = {}
+
+    def mirror(self, x: Array) -> Any:
+        whole = _bytes(x)
+        if id(whole.base) not in self._rooms:
+            self._rooms[id(whole.base)] = whole, cuda.to_device(whole, self._device)
+        offset = x.ctypes.data - whole.ctypes.data
+        return Mirror(x, self._rooms[id(whole.base)][1], offset)
+
+    def bring_back(self) -> None:
+        for whole, room in self._rooms.values():
+            if whole.flags.writeable:
+                whole[...] = room.to_host()
+
+
+def _bytes(x: Array) -> Array:
+    """Return all the memory that an array is in, as bytes that keep its owner as their base."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    found: Array = np.ndarray(x.nbytes, np.uint8, x)
+    return found
+
+
+class Mirrored:
+    """Mirrors, launches, copies back. Rank r uses device r modulo their number."""
+
+    name = "mirrored"
+    device_type = "cpu"
+
+    def __init__(self, inner: Backend, device: int) -> None:
+        self.inner, self.device = inner, device
+        self.rank, self.size = inner.rank, inner.size
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        with cuda.on_device(self.device):
+            rooms = Rooms(self.device)
+            mirrored = [with_arrays(op, rooms.mirror) for op in ops]
+            work = self.inner.launch(mirrored, timeout, async_op)
+            if work is None:
+                rooms.bring_back()
+                return None
+        return BroughtBack(ops, work, rooms, self.device)
+
+    def split(
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
+    ) -> Mirrored:
+        return Mirrored(self.inner.split(ranks, name, store, deadline, options), self.device)
+
+    def abort(self, reason: BaseException) -> None:
+        self.inner.abort(reason)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def make(setup: BackendSetup) -> Mirrored:
+    return Mirrored(make_staged(setup), setup.rank % cuda.device_count())
+
+
+class BroughtBack(Work):
+    """Ends with the device's Work, when all has been copied back."""
+
+    __slots__ = ("_device", "_rooms", "_work")
+
+    def __init__(self, ops: Sequence[Op], work: Work, rooms: Rooms, device: int) -> None:
+        super().__init__(ops)
+        self._work, self._rooms, self._device = work, rooms, device
+
+    def wait(self, timeout: Any = None) -> bool:
+        if timeout is None and self._state == PENDING:
+            with cuda.on_device(self._device):
+                self._work.wait()
+                self._end()
+            return True
+        return super().wait(timeout)
+
+    def _end(self) -> None:
+        self._rooms.bring_back()
+        self._work.wait(30.0)  # for its result, which comes later than what `wait()` orders
+        self._finish(None, self._work._result)
+
+    def _poll(self) -> None:
+        self._work._look()
+        self._follow(self._work)
+
+    def _block(self, deadline: Deadline) -> None:
+        self._work._block(deadline)
+        self._follow(self._work)
+
+    def _watch(self) -> None:
+        self._work._attach(self._follow)
+
+    def _follow(self, work: Work) -> None:
+        if work._state == PENDING or self._state != PENDING:
+            return
+        with cuda.on_device(self._device):
+            if work._exception is None:
+                self._rooms.bring_back()
+            self._finish(work._exception, work._result)
