@@ -22,7 +22,7 @@ from nc10d.backend.staged.lanes import Lane
 from nc10d.backend.staged.stage import Stage
 from nc10d.backend.staged.works import StagedWork, first_array
 from nc10d.buffer import device_type
-from nc10d.cuda.driver import device_of
+from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed
@@ -108,7 +108,7 @@ class StagedBackend:
         sample = stage.sample
         if sample is None:
             return None
-        device = device_of(sample.address)
+        device = device_at(sample.address)
         found = self._copies.get(device)
         if found is None:
             found = self._copies[device] = Copies(device, self._closing)
