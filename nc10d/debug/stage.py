@@ -61,11 +61,12 @@ class Stage:
         self._read, self._write = os.pipe()
         pids = [_fork(partial(self._perform, part, rank)) for rank in range(self.size)]
         os.close(self._write)
+        lines: list[str] = []
         try:
             lines = _lines(self._read, expected, time.monotonic() + limit)
         finally:
             os.close(self._read)
-            codes = self._end(pids)
+            codes = self._end(pids, {json.loads(line)["rank"] for line in lines})
         return Played(pids, codes, [json.loads(line) for line in lines])
 
     def _perform(self, part: Part, rank: int) -> None:
@@ -73,10 +74,11 @@ class Stage:
         if report is not None:
             os.write(self._write, json.dumps({"rank": rank, **report}).encode() + b"\n")
 
-    def _end(self, pids: list[int]) -> list[int]:
+    def _end(self, pids: list[int], reported: set[int]) -> list[int]:
         """Let those who have reported end by themselves, if they do so soon; return exit codes."""
-        until = time.monotonic() + 1.0
-        codes = [_exit_code(pid, until) for pid in pids]
+        now = time.monotonic()
+        limits = (now + (5.0 if rank in reported else 0.1) for rank in range(self.size))
+        codes = [_exit_code(pid, until) for pid, until in zip(pids, limits, strict=True)]
         children = [int(self.noted(slot)) for slot in range(self.size + 1, 2 * self.size + 1)]
         for child in filter(None, children):
             with contextlib.suppress(ProcessLookupError):

@@ -25,7 +25,7 @@ from nc10d.store import FileStore, HashStore, Store, TCPStore
 from nc10d.store import messages as m
 
 HOST = "127.0.0.1"
-TRIES, SOON, LATE = 3, 0.1, 2.0
+TRIES, SOON, LATE = 3, 0.1, 20.0
 LIMIT = 0.1
 
 Call = Callable[[Store], object]

@@ -340,6 +340,19 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
     assert all("closed on this rank" in str(error) for error in errors)
 
 
+def test_the_descriptor_of_a_call_under_way_is_closed_by_who_makes_the_call() -> None:
+    """Its number may be another file's as soon as it is closed."""
+    with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
+        caller = store._caller
+        link = caller._link
+        assert link is not None
+        with caller._lock:  # as a call holds it
+            store.close()
+            assert link.sock.fileno() >= 0
+        store.close()
+        assert link.sock.fileno() == -1
+
+
 def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> None:
     store.set("k", "v")
     for call in (lambda: store.get("never"), lambda: store.wait(["never"])):

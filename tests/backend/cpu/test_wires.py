@@ -16,7 +16,7 @@ from nc10d.backend.cpu import interfaces, wires
 from nc10d.backend.cpu.wires import Wires, connect
 from nc10d.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
-from nc10d.handshake import PROOF_BYTES, Caller, Introduction, group_digest
+from nc10d.handshake import PROOF_BYTES, STRANGER_SECONDS, Caller, Introduction, group_digest
 from nc10d.store import HashStore
 
 
@@ -112,6 +112,24 @@ def test_strangers_at_a_forming_port_are_not_kept_and_not_joined(count: int) -> 
     talk(made)
     close(*made)
     assert len(os.listdir("/proc/self/fd")) == held
+
+
+def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(join, store, 0, 2, 60.0)
+        where = door(store, 0)
+        store.set("door/world/1", json.dumps(["127.0.0.1", 1, "00" * 32]))
+        with socket.create_connection(where, 60.0) as wire:
+            came = time.monotonic()
+            assert wire.recv(1) == b"", "it was cut off"
+            assert time.monotonic() - came > STRANGER_SECONDS - 0.1
+            assert not first.done()
+        store.delete_key("door/world/1")
+        second = pool.submit(join, store, 1, 2, 60.0)
+        made = [first.result(), second.result()]
+    talk(made)
+    close(*made)
 
 
 def test_two_tokens_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
