@@ -1,13 +1,15 @@
-"""What ranks on emulated devices do in the tests beside this file; rank r has device r.
+"""What ranks do on their devices, in the tests beside this file and in tools/gpu_check.py.
 
-Each function is run on every rank with its group, and raises AssertionError where a law is broken.
-Ranks are put in an order by the group's store, never by time.
+Rank r has device r, or shares one where there are fewer. Each function is run on every rank with
+its group, and raises AssertionError where a law is broken. Ranks are put in an order by the group's
+store, never by time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,16 @@ from nc10d.group import ProcessGroup
 LONG = 30.0
 
 
+def device(group: ProcessGroup) -> int:
+    return group.rank % cuda.device_count()
+
+
 def ones(group: ProcessGroup, count: int = 100) -> cuda.DeviceArray:
-    return cuda.to_device(np.ones(count, np.float32), group.rank)
+    return cuda.to_device(np.ones(count, np.float32), device(group))
 
 
 def full(group: ProcessGroup, value: float, count: int = 100) -> cuda.DeviceArray:
-    return cuda.to_device(np.full(count, value, np.float32), group.rank)
+    return cuda.to_device(np.full(count, value, np.float32), device(group))
 
 
 def value(x: cuda.DeviceArray) -> float:
@@ -46,6 +52,12 @@ def once(group: ProcessGroup, name: str) -> None:
 def after(group: ProcessGroup, name: str) -> None:
     """Wait until some rank has come so far."""
     group.store.wait([f"test/{name}"], LONG)
+
+
+def be_a_host_of_ones_own(group: ProcessGroup) -> None:
+    """Let NCCL take the ranks for ranks of different hosts, so that they may share a device."""
+    os.environ.setdefault("NCCL_HOSTID", f"rank-{group.rank}")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def waiting_does_not_block_the_host(group: ProcessGroup) -> None:
@@ -86,8 +98,8 @@ def the_current_stream_comes_first(group: ProcessGroup) -> None:
     group.all_reduce(gate)
     if group.rank == 1:
         after(group, "queued")
-    mine = cuda.Stream(group.rank)
-    with cuda.on_device(group.rank):
+    mine = cuda.Stream(device(group))
+    with cuda.on_device(device(group)):
         opens = group.all_reduce(gate, async_op=True)
         opens.join(mine.handle)
         call("cuMemcpyDtoDAsync", x.address, new.address, x.nbytes, mine.handle)
@@ -104,8 +116,8 @@ def the_current_stream_goes_on_behind(group: ProcessGroup) -> None:
     group.all_reduce(x)
     if group.rank == 1:
         after(group, "copied")
-    mine = cuda.Stream(group.rank)
-    with cuda.stream(mine), cuda.on_device(group.rank):
+    mine = cuda.Stream(device(group))
+    with cuda.stream(mine), cuda.on_device(device(group)):
         group.all_reduce(x)
         call("cuMemcpyDtoDAsync", copy.address, x.address, x.nbytes, mine.handle)
     if group.rank == 0:
@@ -229,9 +241,10 @@ def _both(group: ProcessGroup, x: Any, y: Any) -> None:
 def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
     x = ones(group, 8)
     group.all_reduce(x)
-    elsewhere = cuda.to_device(np.ones(3), (group.rank + 1) % group.size)
-    with pytest.raises(ValueError, match=r"is on cuda:\d, got an array on cuda"):
-        group.all_reduce(elsewhere)
+    if cuda.device_count() > 1:
+        elsewhere = cuda.to_device(np.ones(3), (device(group) + 1) % cuda.device_count())
+        with pytest.raises(ValueError, match=r"is on cuda:\d, got an array on cuda"):
+            group.all_reduce(elsewhere)
     with pytest.raises(ValueError, match="must have 16 elements"):
         group.all_gather_into_tensor(x, ones(group, 8))
     every_other = Strided(x)
@@ -252,9 +265,9 @@ class Strided:
 def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
     x, y = ones(group), ones(group)
     group.all_reduce(x)
-    mine = cuda.Stream(group.rank)
+    mine = cuda.Stream(device(group))
     relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    with cuda.on_device(group.rank), cuda.stream(mine):
+    with cuda.on_device(device(group)), cuda.stream(mine):
         call("cuStreamBeginCapture", mine.handle, relaxed)
         group.all_reduce(x)
         with group.coalescing_manager(async_ops=True) as block:
@@ -343,7 +356,7 @@ def _batch(group: ProcessGroup, x: cuda.DeviceArray, y: cuda.DeviceArray) -> Non
     with group.coalescing_manager():
         group.all_reduce(x)
         group.broadcast(y, 0)
-        group.broadcast(cuda.to_device(np.ones(3), group.rank), 0)
+        group.broadcast(cuda.to_device(np.ones(3), device(group)), 0)
 
 
 def a_missing_rank_is_named(group: ProcessGroup) -> None:
