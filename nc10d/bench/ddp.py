@@ -48,7 +48,7 @@ class Size:
         return f"{self.layers * each / 1e6:.1f} M in {self.layers * (1 + self.biased)}"
 
 
-SIZES = [Size(100, 200, True, 64), Size(24, 1020, False, 64)]
+SIZES = [Size(100, 200, True, 16), Size(24, 1020, False, 16)]
 
 
 def measure(group: ProcessGroup, size: Size, meeting: str, rounds: int, steps: int) -> Times:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SHOWN = 10
+_NONE = range(0)
 
 
 class Schedule:
@@ -53,9 +54,11 @@ class Schedule:
             raise RuntimeError(self._too_often(param))
         self._left[param] -= 1
         if self._left[param]:
-            return range(0)
-        self._pending[self._bucket_of[param]] -= 1
-        return self._advance()
+            return _NONE
+        bucket = self._bucket_of[param]
+        self._pending[bucket] -= 1
+        # Most marks let nothing go: the bucket is not full, or not the next in the order.
+        return _NONE if self._pending[bucket] or bucket != self._next else self._advance()
 
     @property
     def complete(self) -> bool:

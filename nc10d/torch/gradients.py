@@ -100,23 +100,21 @@ class Gradients:
         if not self._static:
             self._unused = unused
 
-    def _ready(self, index: int) -> None:
+    def _ready(self, index: int, x: torch.Tensor) -> None:
         if self._reducing:
             if not self._running:
                 self._begin()
-            self._take(index)
-            self._came.add(index)
+            self._slots[index].take(x)
+            if self._static:
+                self._came.add(index)
         self.reducer.grad_ready(index)
 
     def _begin(self) -> None:
         for index in self._unused:
-            self._take(index)
+            self._slots[index].take(self.params[index])
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
-
-    def _take(self, index: int) -> None:
-        self._slots[index].take(self.params[index])
 
     def _end(self) -> None:
         """Wait for the means and hand them out; autograd calls this when it is through."""
@@ -126,7 +124,7 @@ class Gradients:
         except RuntimeError as error:
             if (
                 type(error) is RuntimeError
-            ):  # gradients that have not come; what else may fail is not
+            ):  # gradients have not come: a DistError is something else
                 error.add_note(_ADVICE)
             raise
         if self._static:
@@ -156,10 +154,10 @@ _ADVICE = (
 
 
 def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
-    def ready(_: torch.Tensor) -> None:
+    def ready(x: torch.Tensor) -> None:
         found = owner()
         if found is not None:
-            found._ready(index)
+            found._ready(index, x)
 
     return ready
 
