@@ -12,6 +12,7 @@ from nc10d.testing import run_local
 SIDES = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(data=st.data(), sides=SIDES)
 def test_lines_have_every_rank_once_and_differ_along_their_dimensions_only(data, sides):
     ranks = np.arange(np.prod(sides)).reshape(sides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -55,8 +56,9 @@ class TensorBucket(GradBucket):
 
 
 def on_tensors(hook: TensorHook) -> CommHook:
-    """Return a hook on tensors as one on arrays."""
+    """Return a hook on tensors as one on arrays, of the same name."""
 
+    @wraps(hook)
     def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
         outcome = hook(state, TensorBucket(bucket))
         if isinstance(outcome, Work):

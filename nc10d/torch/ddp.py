@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from nc10d.group import ProcessGroup
+from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.torch.bucket import on_tensors
 from nc10d.torch.gradients import Gradients
@@ -82,6 +83,7 @@ class DistributedDataParallel(torch.nn.Module):
             find_unused=find_unused_parameters,
             static=static_graph,
         )
+        self.logger = Logger(self.reducer, module_name=type(module).__name__)
         if init_sync:
             same_everywhere(self.process_group, self._contents.states())
 
@@ -98,6 +100,7 @@ class DistributedDataParallel(torch.nn.Module):
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
         self._gradients.settle(reducing)
+        self.reducer.prepare_for_forward()
         if self.broadcast_buffers and self.require_forward_param_sync:
             same_everywhere(self.process_group, self._contents.buffers())
         output = self.module(*inputs, **kwargs)
@@ -105,7 +108,7 @@ class DistributedDataParallel(torch.nn.Module):
         if recording:
             searching = reducing and self.find_unused_parameters and not self.static_graph
             unused = unused_in(output, self._gradients.params) if searching else ()
-            self._gradients.expect(reducing, unused)
+            self._gradients.expect(reducing, output, unused)
         return output
 
     @contextlib.contextmanager
@@ -130,6 +133,14 @@ class DistributedDataParallel(torch.nn.Module):
         if not callable(hook):
             raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
         self.reducer.register_comm_hook(state, on_tensors(hook))
+
+    def _get_ddp_logging_data(self) -> Fields:
+        """Return what the Reducer is and what its passes cost, in torch's fields."""
+        return self.logger.data()
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Look at one pass in `sample_rate` after the first ten."""
+        self.logger.set_sample_rate(sample_rate)
 
 
 def _check_devices(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:

@@ -1,9 +1,10 @@
 """From autograd to the Reducer and back: gradients go in as they are made, means come out.
 
 Contract: autograd calls `_ready` once for each parameter in a backward pass, in whatever order,
-on the thread that called `backward`. The first of them begins the Reducer's pass, and the end of
-autograd's work ends it: a forward pass that nobody computes backwards from leaves nothing behind.
-A hook holds no reference to its Gradients, and goes when they go.
+on the thread that called `backward`. The first gradient of an output or a parameter begins the
+Reducer's pass, and the end of autograd's work ends it: a forward pass that nobody computes
+backwards from leaves nothing behind. A hook holds no reference to its Gradients, and goes when
+they go.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from nc10d import registered
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
+from nc10d.reducer.agreement import verify_numbers
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
+from nc10d.torch.graph import tensors_in
 from nc10d.torch.slots import Dense, Sparse
+from nc10d.torch.tensors import is_dense
 
 
 class Gradients:
@@ -56,6 +61,8 @@ class Gradients:
             static_graph=static,
             allocate=allocate,
         )
+        # Buckets keep the strides of parameters: where these differ, elements would be mixed up.
+        verify_numbers(group, {f"strides of {name}": _strides(x) for name, x in params.items()})
         self._as_views, self._static = as_views, static
         self._reducing = self._running = False
         self._unused: Collection[int] = ()
@@ -83,15 +90,10 @@ class Gradients:
         """
         if self._running:
             self._fail_left_behind()
-        if not reducing:
-            return
-        old = self._slots
-        if self.reducer.rebuild():
+        if reducing and self.reducer.rebuild():
             self._slots = self._new_slots()
-            for x, slot, before in zip(self.params, self._slots, old, strict=True):
-                slot.follow(x, before)
 
-    def expect(self, reducing: bool, unused: Collection[int]) -> None:
+    def expect(self, reducing: bool, output: Any, unused: Collection[int]) -> None:
         """Say of the backward pass to come whether it is reduced, and what will not be in it.
 
         A static graph has shown that in its first pass.
@@ -99,17 +101,25 @@ class Gradients:
         self._reducing = reducing
         if not self._static:
             self._unused = unused
+        if reducing:
+            # Parameters may get their gradients in a backward pass within the pass, which ends
+            # before it (checkpointing): the outputs' gradients are there before any of that.
+            begin = _begin_hook(weakref.ref(self))
+            for x in tensors_in(output):
+                if x.requires_grad:
+                    x.register_hook(begin)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
         if self._reducing:
-            if not self._running:
-                self._begin()
+            self._begin()
             self._slots[index].take(x)
             if self._static:
                 self._came.add(index)
         self.reducer.grad_ready(index)
 
     def _begin(self) -> None:
+        if self._running:
+            return
         for index in self._unused:
             self._slots[index].take(self.params[index])
         self._running = True
@@ -160,6 +170,20 @@ def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor],
             found._ready(index, x)
 
     return ready
+
+
+def _begin_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:
+    def begin(_: torch.Tensor) -> None:
+        found = owner()
+        if found is not None and found._reducing:
+            found._begin()
+
+    return begin
+
+
+def _strides(x: torch.Tensor) -> int:
+    """Return a number for the order in which the elements of `x` go into a bucket."""
+    return crc32(repr(x.stride()).encode()) if is_dense(x) else 0
 
 
 def _remove(handles: Iterable[Any]) -> None:

@@ -45,11 +45,6 @@ class Dense:
             return None
         return grad.detach(), self.view
 
-    def follow(self, x: torch.Tensor, before: Dense | Sparse) -> None:
-        """Take the place of the slot that `x` had before."""
-        if isinstance(before, Dense) and x.grad is before.view:
-            x.grad = self.view
-
 
 class Sparse:
     """The rows of an embedding's gradient, which have no place in a bucket."""
@@ -75,6 +70,3 @@ class Sparse:
             is_coalesced=True,
             check_invariants=False,  # the Reducer has checked the rows of every rank
         )
-
-    def follow(self, x: torch.Tensor, before: Dense | Sparse) -> None:
-        """Take the place of the slot that `x` had before: nothing is left in it between passes."""

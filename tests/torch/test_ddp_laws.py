@@ -274,3 +274,25 @@ def test_parameters_that_differ_between_ranks_are_named():
             DistributedDataParallel(model)
 
     run_local(run, 2)
+
+
+def test_parameters_that_lie_differently_are_named():
+    def run(group):
+        model = nn.Conv2d(2, 2, 3)
+        if group.rank == 1:
+            model = model.to(memory_format=torch.channels_last)
+        with pytest.raises(ValueError, match=r"different strides of weight: rank 0 .* rank 1"):
+            DistributedDataParallel(model)
+
+    run_local(run, 2)
+
+
+def test_passes_are_logged_in_torchs_fields():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        step(model, 1)
+        found = model._get_ddp_logging_data()
+        times = [found[f"avg_{what}_time"] for what in ("forward_compute", "backward_compute")]
+        return found["module_name"], found["iteration"], min(times) > 0
+
+    assert run_local(run, 2) == [("Two", 1, True)] * 2

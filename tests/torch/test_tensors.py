@@ -129,6 +129,18 @@ def test_what_has_no_memory_of_its_values_is_refused(reason):
         one.run(run)
 
 
+def test_a_lazy_negative_does_not_pass_for_the_tensor_whose_memory_it_is():
+    def run(group):
+        x = torch.zeros(1, dtype=torch.complex64)
+        dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is known now
+        with pytest.raises(TypeError, match="resolve_neg"):
+            dist.all_reduce(x.conj().imag)
+
+    with Ranks(1) as one:
+        one.run(run)
+
+
+@settings(deadline=None)
 @given(order=st.permutations([0, 1, 2, 3]), shape=st.tuples(*[st.integers(0, 3)] * 4))
 def test_dense_tensors_keep_their_strides_in_a_bucket(order, shape):
     x = torch.zeros(shape).permute(order)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def perceptron():
@@ -49,6 +50,20 @@ class Rows(nn.Module):
         return self.head(self.rows(x).sum(1) * self.bags(x))
 
 
+class Checkpointed(nn.Module):
+    """Computes its blocks anew in the backward pass, in backward passes within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for block in self.blocks:
+            x = torch.tanh(checkpoint(block, x, use_reentrant=True))
+        return x
+
+
 class Branches(nn.Module):
     """Takes one of three branches by what it is told; one is never taken."""
 
@@ -89,6 +104,7 @@ ZOO = {
     "convolution": (convolution, lambda r, s: (numbers(r, s, 3, 2, 6, 6),)),
     "transformer": (Transformer, lambda r, s: (tokens(r, s, 2, 5),)),
     "rows": (Rows, lambda r, s: (tokens(r, s, 3, 4),)),
+    "checkpointed": (Checkpointed, lambda r, s: (numbers(r, s, 3, 4),)),
     "branches": (Branches, lambda r, s: (numbers(r, s, 3, 4), (r + s) % 2)),
     "repeats": (Repeats, lambda r, s: (numbers(r, s, 3, 4),)),
 }
