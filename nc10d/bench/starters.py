@@ -42,8 +42,8 @@ def starter(library: str, ranks: int) -> Starter:
         return _open_mpi(ranks)
     if library not in ("nc10d", "gloo"):
         raise ValueError(f"unknown library {library!r}; known: nc10d, gloo, mpich, openmpi")
-    run = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", str(ranks), "--standalone"]
-    return Starter(run)
+    # No --standalone: that makes a token, and then torch's store is a stranger to ours.
+    return Starter([sys.executable, "-m", "nc10d.run", "--nproc-per-node", str(ranks)])
 
 
 def _open_mpi(ranks: int) -> Starter:
