@@ -60,7 +60,7 @@ class HotBackend(Backend, Protocol):
         """
         ...
 
-    def quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+    def quick_message(self, kind: type[Op], peer: int, x: Array, tag: int, timeout: float) -> bool:
         """Send or receive if it is the latest message again; False: nothing has happened."""
         ...
 
@@ -123,7 +123,12 @@ class Dispatcher(Collectives, PointToPoint):
         seen = x if type(x) is np.ndarray else lend(x)
         if seen is None or not 0 <= tag <= LARGEST_TAG:
             return False
-        if not hot.quick_message(kind, peer, seen, tag):
+        try:
+            done = hot.quick_message(kind, peer, seen, tag, self.timeout)
+        except (DistError, KeyboardInterrupt):
+            self._stranded.append(x)
+            raise
+        if not done:
             return False
         next(self._launches)
         return True

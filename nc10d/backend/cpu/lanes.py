@@ -31,26 +31,27 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A message's channel and a descriptor of it; `inbox` is None for a send."""
+    """A message's channel and a descriptor of it; `inbox` is None for a send.
+
+    A `short` one never waits in the middle; a `near` one is to a rank of this host.
+    """
 
     channel: Channel
     model: Submission
     inbox: Inbox | None
     short: bool
+    near: bool
 
-    def run(self, x: Any, tag: int, patient: int) -> bool:
-        """Send or receive here and now; False if x is another array, or something is in the way.
-
-        If `patient`, wait a little for the peer.
-        """
+    def run(self, x: Any, tag: int, *, patient: bool) -> int:
+        """Send or receive here and now: what run_message answers, BUSY if nothing has happened."""
         channel, model, inbox = self.channel.address, self.model.address, self.inbox
         if inbox is None:
-            return bool(run_message(channel, model, x, tag, patient) == at.DONE)
+            return int(run_message(channel, model, x, tag, patient))
         # What came early goes first, and a receive from anyone must not lose what it has seen.
         if not inbox.lock.acquire(blocking=False):
-            return False
+            return at.BUSY
         try:
-            return not inbox.early and run_message(channel, model, x, tag, patient) == at.DONE
+            return at.BUSY if inbox.early else int(run_message(channel, model, x, tag, patient))
         finally:
             inbox.lock.release()
 
@@ -62,7 +63,11 @@ class Lanes:
         self._backend = backend
         self._known: dict[tuple[Any, ...], Lane] = {}
         self.latest: dict[type[Any], dict[int, Lane]] = {Send: {}, Recv: {}}
-        """By kind and peer: the short message that was found last."""
+        """By kind and peer: the message that was found last."""
+
+    def knows(self, op: Send | Recv) -> bool:
+        """Say whether a message on an ndarray is known."""
+        return (type(op), op.peer, op.x.dtype, op.x.size) in self._known
 
     def remember(self, op: Send | Recv, lane: Lane) -> None:
         """Know a message again that has passed all checks; `lane.model` is its own from now on."""
@@ -73,7 +78,8 @@ class Lanes:
                 self._known.clear()
             self._known[type(op), op.peer, op.x.dtype, op.x.size] = lane
 
-    def _find(self, op: Send | Recv) -> Lane | None:
+    def find(self, op: Send | Recv) -> Lane | None:
+        """Return what is known of a message; then it is the latest of its kind."""
         x = op.x
         if type(x) is not np.ndarray or op.peer is None:
             return None
@@ -81,21 +87,16 @@ class Lanes:
         # Whoever has a strange tag is told by validate.
         if lane is None or type(op.tag) is not int or not 0 <= op.tag <= LARGEST_TAG:
             return None
-        if lane.short:
+        if lane.near:
             self.latest[type(op)][op.peer] = lane
         return lane
 
-    def run(self, op: Send | Recv) -> bool:
-        """Send or receive here and now, waiting a little for the peer; False: go the long way."""
-        lane = self._find(op)
-        return lane is not None and lane.short and lane.run(op.x, op.tag, 1)
-
     def start(self, op: Send | Recv, timeout: float) -> Work | None:
         """Send or receive without waiting; None if the message is not known, or has no room."""
-        lane = self._find(op)
+        lane = self.find(op)
         if lane is None:
             return None
-        if lane.short and lane.run(op.x, op.tag, 0):
+        if lane.short and lane.run(op.x, op.tag, patient=False) == at.DONE:
             work = Work((op,))
             work._finish(None, None if lane.inbox is None else op.peer)
             return work
@@ -106,7 +107,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, op: Send | Recv, timeout: float) -> Work | None:
         channel, limit = lane.channel, deadline_ns(timeout)
-        answer, submission = channel.submit_message(lane.model, op, limit, here=lane.short)
+        answer, submission = channel.submit_message(lane.model, op, limit, here=lane.near)
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:

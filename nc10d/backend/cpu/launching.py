@@ -69,28 +69,59 @@ class Launching(Waits):
             if answer == at.DONE:
                 return True
             if answer != at.BUSY:
-                self._go_on(answer, known.ops(x, y), timeout)
+                self._go_on(self.channel, answer, known.ops(x, y), timeout)
                 return True
         except BaseException:
-            self._let_go(known.ops(x, y))
+            self._let_go(self.channel, known.ops(x, y))
             raise
         return False
 
-    def quick_message(self, kind: type[Op], peer: int, x: Any, tag: int) -> bool:
-        """Send or receive here and now if the array is as in the latest message; else False."""
+    def quick_message(self, kind: type[Op], peer: int, x: Any, tag: int, timeout: float) -> bool:
+        """Send or receive here and now if the message is as the latest one; else False."""
         lane = self.post.lanes.latest[kind].get(peer)
-        return lane is not None and lane.run(x, tag, 1)
+        if lane is None:
+            return False
+        try:
+            answer = lane.run(x, tag, patient=True)
+            if answer == at.DONE:
+                return True
+            if answer != at.BUSY:
+                self._go_on(lane.channel, answer, (_message(kind, peer, x, tag),), timeout)
+                return True
+        except BaseException:
+            self._let_go(lane.channel, (_message(kind, peer, x, tag),))
+            raise
+        return False
 
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Run one operation; if it is known, its arrays plain and nothing in its way, at once."""
         if async_op:
             return self._start(op, timeout) or self._launch_any((op,), timeout, async_op)
         if isinstance(op, (Send, Recv)):
-            done = self.post.lanes.run(op)
-        else:
-            found = self.plans.find(op)
-            done = found is not None and self.quick(type(op), *found[1:], timeout)
+            self._message_now(op, timeout)
+            return None
+        found = self.plans.find(op)
+        done = found is not None and self.quick(type(op), *found[1:], timeout)
         return None if done else self._launch_any((op,), timeout, async_op)
+
+    def _message_now(self, op: Send | Recv, timeout: float) -> None:
+        """Send or receive, and wait; a known message in its turn if not at once."""
+        known = self.post.lanes.find(op) is not None and op.peer is not None
+        if known and self.quick_message(type(op), op.peer or 0, op.x, op.tag, timeout):
+            return
+        work = self.post.lanes.start(op, timeout) if known else None
+        self.wait_work(work or self._launch((op,), timeout))
+
+    def _launch_any(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run what is not known, checked first."""
+        if async_op:
+            self.host.need_worker()
+            return self._launch(ops, timeout)
+        if any(isinstance(op, (Send, Recv)) for op in ops):
+            self.wait_work(self._launch(ops, timeout))
+        else:
+            self._run(ops, timeout)
+        return None
 
     def _start(self, op: Op, timeout: float) -> Work | None:
         """Submit a known operation on plain arrays; None if it is not known, or has no room."""
@@ -109,17 +140,6 @@ class Launching(Waits):
         if answer < 0 and answer != at.ABORTED:
             self.health.engine_failed(channel, answer)
         return CpuWork(self, (op,), [(channel, submission)], deadline)
-
-    def _launch_any(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run what is not known, checked first."""
-        if async_op:
-            self.host.need_worker()
-            return self._launch(ops, timeout)
-        if any(isinstance(op, (Send, Recv)) for op in ops):
-            self.wait_work(self._launch(ops, timeout))
-        else:
-            self._run(ops, timeout)
-        return None
 
     def _run(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives here and now, or in their turn if the channel is busy."""
@@ -143,16 +163,16 @@ class Launching(Waits):
             if answer == at.BUSY:
                 return False
             if answer != at.DONE:
-                self._go_on(answer, ops, timeout)
+                self._go_on(self.channel, answer, ops, timeout)
         except BaseException:
-            self._let_go(ops)
+            self._let_go(self.channel, ops)
             raise
         return True
 
-    def _let_go(self, ops: Sequence[Op]) -> None:
+    def _let_go(self, channel: Channel, ops: Sequence[Op]) -> None:
         """Something (Ctrl-C, say) ended this thread's call: if its program goes on, fail it."""
-        if self.channel.held():
-            self.channel.give_up()
+        if channel.held():
+            channel.give_up()
             self.interrupted(ops)
 
     def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:
@@ -188,12 +208,11 @@ class Launching(Waits):
             return requests[0]
         return fuse(requests, self.layout, gates, numbers)
 
-    def _go_on(self, answer: int, ops: Sequence[Op], timeout: float) -> None:
+    def _go_on(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program that this thread has begun to its end, a slice at a time."""
-        channel = self.channel
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
-            answer = engine.drive(self._address, max(1, int(deadline.slice(SLICE) * 1e9)))
+            answer = engine.drive(channel.address, max(1, int(deadline.slice(SLICE) * 1e9)))
         if answer == at.DONE:
             return
         # Whoever learns of a failure stops the channels: this thread must have left before.
@@ -258,3 +277,7 @@ class Launching(Waits):
         if work.passage.own:
             engine.open_gate(self._address, work.passage.own)
         return started
+
+
+def _message(kind: type[Op], peer: int, x: Any, tag: int) -> Op:
+    return Send(x, peer, tag) if kind is Send else Recv(x, peer, tag)

@@ -28,7 +28,7 @@ from nc10d.backend.cpu.outside import Outside
 from nc10d.backend.cpu.program import Call, Program, Step, gate, pack, unpack
 from nc10d.errors import GroupClosed
 
-HALF = 65536
+HALF = 128 * 1024
 LINK_BYTES = at.LINK_BOARD + 2 * HALF
 # The word in the sender's area: the offset of the link, plus whose arena it is in.
 BY_SENDER, BY_RECEIVER = 1, 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nc10d.backend.cpu.algorithms.layout import DIRECT
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
@@ -50,12 +51,12 @@ class Post:
     def _remember(
         self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
     ) -> None:
-        if type(op.x) is np.ndarray:
+        if type(op.x) is np.ndarray and not self.lanes.knows(op):
             away = _away(channel)
             linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
-            short = buffer.nbytes <= HALF and not away
-            self.lanes.remember(op, Lane(channel, model, inbox, short))
+            short = buffer.nbytes <= HALF < DIRECT and not away
+            self.lanes.remember(op, Lane(channel, model, inbox, short, not away))
 
     def launch(
         self, op: Send | Recv, deadline: Deadline, limit: int, passage: Passage = FREE

@@ -27,10 +27,13 @@ from nc10d.backend.cpu.native.layout import (
     ABORTED,
     BUSY,
     C_BROKEN,
+    C_KIND,
     C_LOCK,
+    C_OPS,
     C_PROCESS,
     C_SPIN,
     C_YIELD,
+    COLLECTIVE,
     D_STATUS,
     DONE,
     FINISHED,
@@ -71,6 +74,8 @@ def _run(channel: int, program: int, table: int) -> int:
 def _drive(channel: int, slice_ns: int) -> int:
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
+        if load(channel + C_KIND) != COLLECTIVE:
+            store(channel + C_OPS, load(channel + C_OPS) + 1)
         nc10d_unlock(channel)
     return answer
 

@@ -38,9 +38,9 @@ from nc10d.backend.cpu.native.layout import (
     C_AREA,
     C_AWAITED,
     C_BLOCKED_ON,
-    C_DESCRIPTOR,
     C_FLAGS,
     C_FREE,
+    C_MESSAGE,
     C_MESSAGE_BYTES,
     C_MET,
     C_OPS,
@@ -334,7 +334,7 @@ def advance(channel: int) -> int:
         elif kind == HEADER:
             half = load(channel + C_ROUND) & 1
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
-            move(header, load(channel + C_DESCRIPTOR) + D_TAG, LINK_HEADER_BYTES)
+            move(header, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
         elif kind == DIVERT:
             if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
                 return BLOCKED

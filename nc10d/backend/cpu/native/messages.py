@@ -1,7 +1,7 @@
 """Messages on a link's end: run one here and now if nothing is in its way, or submit it.
 
-A short message fits in half a board: once the board is free, or the message there, its program
-runs to its end without waiting. So it needs no place in the ring, and nobody to wake.
+Who runs a message in its own thread needs no place in the ring, and wakes nobody. A short one (it
+fits in half a board) needs not even wait, once the board is free or the message there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from nc10d.backend.cpu.native.layout import (
     BUSY,
     C_ADVANCE,
     C_ARRAY_TYPE,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
     C_BROKEN,
-    C_DESCRIPTOR,
     C_FLAGS,
     C_HEAD,
     C_KIND,
+    C_MESSAGE,
     C_OPS,
     C_ROUND,
     C_SEQ,
@@ -56,6 +54,7 @@ from nc10d.backend.cpu.native.progress import (
     nc10d_submit_here,
 )
 from nc10d.backend.cpu.native.waiting import (
+    nc10d_drive,
     nc10d_spin,
     nc10d_try_lock,
     nc10d_unlock,
@@ -65,6 +64,7 @@ from nc10d.kernels.cache import compiled, entry_point
 
 _WORD = types.int64
 A_FEW = 16
+SLICE_NS = 50_000_000
 
 
 @njit(nogil=True)
@@ -100,29 +100,22 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool
 
 @njit(nogil=True)
 def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient: int) -> int:
-    """Run a short message on a channel whose lock is held; BUSY if something is in the way."""
+    """Run a message on a channel whose lock is held; BUSY if something is in the way."""
     if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
-    taken = load(channel + C_HEAD) != load_acquire(channel + C_TAIL)
-    if taken or load(channel + C_DESCRIPTOR) != 0:
+    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         return BUSY
     receiving = load(channel + C_KIND) == RECEIVER
     if receiving and not nc10d_awaited(channel, descriptor, tag, patient):
         return BUSY
     store(descriptor + D_TAG, tag)
     store(load(descriptor + D_USERS), x)
-    store(channel + C_DESCRIPTOR, descriptor)
+    store(channel + C_MESSAGE, descriptor)
     nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-    answer = call_engine(load(channel + C_ADVANCE), channel)
-    if answer == BLOCKED:  # at its first step: the board is not free yet
-        flag, target = load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)
-        if nc10d_soon(channel, flag, target, patient):
-            answer = call_engine(load(channel + C_ADVANCE), channel)
-    store(channel + C_DESCRIPTOR, 0)
-    if answer != DONE:
-        return BUSY
-    store(channel + C_OPS, load(channel + C_OPS) + 1)
-    return DONE
+    if patient != 0:
+        return nc10d_drive(channel, SLICE_NS)
+    # A short message can block at its first step only: nothing has happened then.
+    return BUSY if call_engine(load(channel + C_ADVANCE), channel) == BLOCKED else DONE
 
 
 @compiled(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
@@ -132,7 +125,10 @@ def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: in
         return BUSY
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, patient)
-    nc10d_unlock(channel)
+    if answer == DONE:
+        store(channel + C_OPS, load(channel + C_OPS) + 1)
+    if answer in (DONE, BUSY):
+        nc10d_unlock(channel)
     return answer
 
 
@@ -159,11 +155,12 @@ def _submit_message(
 
 
 run_message = entry_point(_run_message)
-"""run_message(channel, descriptor, x, tag, patient): send or receive a short message here and now.
+"""run_message(channel, descriptor, x, tag, patient): send or receive here and now.
 
-`descriptor` says what message it is; x is any object. `patient` waits a little for the peer.
-DONE; BUSY: nothing has happened (x is not such an array, the peer is not there yet, another message
-is at the head, the channel is used or stopped).
+`descriptor` says what message it is; x is any object. Only a short message may go without being
+`patient`, and then nothing waits. DONE; BUSY: nothing has happened (x is not such an array, the
+peer is not there yet, another message is at the head, the channel is used or stopped); else as
+engine.run, with `drive` to go on.
 """
 submit_message = entry_point(_submit_message)
 """submit_message(channel, words, model, deadline_ns, x, tag, here): fill in, submit a descriptor.

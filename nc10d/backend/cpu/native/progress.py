@@ -42,6 +42,7 @@ from nc10d.backend.cpu.native.layout import (
     C_HEAD,
     C_KIND,
     C_LOCK,
+    C_MESSAGE,
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
     C_MESSAGE_TAG,
@@ -271,6 +272,7 @@ def nc10d_progress(channel: int) -> int:
                 return IDLE
             descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
             store(channel + C_DESCRIPTOR, descriptor)
+            store(channel + C_MESSAGE, descriptor)
             store(descriptor + D_STARTED, nc10d_now())
             nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
             nc10d_trace(channel, TRACE_START)

@@ -32,8 +32,8 @@ from nc10d.backend.cpu.native.layout import (
     C_BLOCKED_FOR,
     C_BLOCKED_ON,
     C_BROKEN,
-    C_DESCRIPTOR,
     C_FLAGS,
+    C_MESSAGE,
     C_MESSAGE_BYTES,
     C_OPS,
     C_PARITY,
@@ -165,7 +165,7 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
         return 0
     kind = load(row)
     if kind == HEAD:
-        address = load(channel + C_DESCRIPTOR) + D_TAG
+        address = load(channel + C_MESSAGE) + D_TAG
     else:
         address = nc10d_place(channel, users, row + (DST if kind == TAKE else SRC), parity, segment)
     progress = L_TAKEN if kind == TAKE else L_SENT
