@@ -7,9 +7,12 @@ waits for a timeout, since other tests may have the cores. `python -m nc10d.debu
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +67,55 @@ def names_the_victim(words: dict[str, Any], one: dict[str, Any]) -> None:
     assert max(words["last"].values()) - min(words["last"].values()) <= 2
     for part in (f"rank {one['victim']} of group 'world' is lost", "killed by signal 9"):
         assert part in words["message"]
+
+
+ALL_AT_ONCE = """
+import os, random, signal, sys, threading
+from functools import partial
+from nc10d.debug.libraries import Nc10d
+from nc10d.debug.stage import Stage
+
+library, chance = Nc10d(), random.Random(5)
+library.warm()
+
+
+def part(number, delays, stage, rank):
+    threading.Timer(delays[rank], os.kill, (os.getpid(), signal.SIGKILL)).start()
+    library.join(number, rank, stage.size, 60.0)
+    while True:
+        library.call(number % 4, 5_000)
+
+
+for number in range(int(sys.argv[1])):
+    delays = [chance.random() * 0.2 for _ in range(3)]
+    print(Stage(3).play(partial(part, number, delays), 1, 60.0).codes)
+"""
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_kill_9_of_all_ranks_leaves_no_file(tmp_path: Path, count: int) -> None:
+    """At any moment: while they load, meet, form their group, and communicate."""
+    before = files(tmp_path)
+    command = [sys.executable, "-c", ALL_AT_ONCE, str(count)]
+    where = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": where},
+    )
+    assert done.returncode == 0, done.stderr
+    codes = done.stdout.splitlines()
+    assert len(codes) == count
+    # A survivor hears of another's death first, now and then, and ends by that.
+    assert all(code in (-9, 1) for line in codes for code in json.loads(line))
+    assert files(tmp_path) <= before
+
+
+def files(folder: Path) -> set[Path]:
+    """What could be ours: other programs' files come and go in the shared places."""
+    shared = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    ours = [file for place in shared for file in place.iterdir() if "nc10d" in file.name]
+    return {*ours, *folder.iterdir()}

@@ -73,10 +73,30 @@ class Reasons:
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
             f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
-            f"{self._everyone()}"
+            f"{self._elsewhere()}{self._everyone()}"
         )
         known = self._known()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
+
+    def _elsewhere(self) -> str:
+        """Say in which other groups ranks of this host wait for this one."""
+        told = []
+        for group in self._areas.host.live_groups():
+            areas = group.areas
+            if areas is self._areas:
+                continue
+            mine, _ = areas.last_record(areas.rank)
+            for mate, rank in enumerate(areas.numbers):
+                seq, what = areas.last_record(mate)
+                # Nobody leaves a collective before all have entered it: it is in there still.
+                if seq > mine:
+                    told.append(
+                        f"rank {rank} of group {group.group_name!r} is in its #{seq} {what}, "
+                        f"which this rank has not called"
+                    )
+        if not told:
+            return ""
+        return f"; meanwhile {causes.listing(told)}: use groups in the same order on all ranks"
 
     def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
         """A message has not passed within its deadline."""

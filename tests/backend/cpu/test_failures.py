@@ -59,6 +59,42 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
 
+def crossed(group: Any) -> DistError:
+    other = dist.new_group()
+    for one in (group, other):
+        one.barrier()
+        one.timeout = 1.0
+    first, second = (group, other) if group.rank == 0 else (other, group)
+
+    def both(_: Any) -> None:
+        first.all_reduce(np.ones(4))
+        second.all_reduce(np.ones(4))
+
+    return caught(group, both)
+
+
+def test_groups_that_are_used_in_crossing_orders_are_both_named() -> None:
+    for error in run_ranks(crossed, 2):
+        assert isinstance(error, CollectiveTimeout)
+        assert "group 'world'" in str(error)
+        assert "group 'world/1'" in str(error)
+        assert "use groups in the same order on all ranks" in str(error)
+
+
+def late_alone(group: Any) -> DistError:
+    other = dist.new_group()
+    other.barrier()
+    group.timeout = 0.5
+    if group.rank == 1:
+        return stand_aside(group)
+    return caught(group, lambda g: g.barrier())
+
+
+def test_a_rank_that_is_merely_late_is_not_said_to_wait_elsewhere() -> None:
+    for error in run_ranks(late_alone, 2):
+        assert "meanwhile" not in str(error)
+
+
 def too_late(group: Any, call: Callable[[Any], Any], gone: Sequence[threading.Event]) -> DistError:
     call(group)  # known from here on: it would take the short way
     group.timeout = 0.3
