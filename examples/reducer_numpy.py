@@ -1,12 +1,15 @@
 """Train a network in plain NumPy, its gradients averaged while the backward pass still runs.
 
     python -m nc10d.run --nproc-per-node 2 examples/reducer_numpy.py
+    mpiexec -n 2 python examples/reducer_numpy.py --mpi
 
 Every rank learns the same function from samples of its own. The backward pass is written by hand,
 layer by layer from the last to the first; each gradient is written straight into its bucket, and
-`grad_ready` lets a bucket leave as soon as it is full. The same steps are timed with the buckets
-leaving at the end only: what that costs more is what overlap saves. (It saves nothing where the
-cores that would carry the data are busy computing.)
+`grad_ready` lets a bucket leave as soon as it is full. The same is trained with buckets that stay
+until the pass has ended: what that costs more is what overlap saves. (It saves nothing where the
+cores that would carry the data are busy computing.) With --mpi it is trained a third time as one
+would with mpi4py alone: an Allreduce for each gradient when the pass has ended, and a division. All
+ways take turns, step by step, so that they meet the same machine.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,8 +27,12 @@ WIDTHS = [64, 512, 512, 512, 512, 1]
 SAMPLES = 64
 STEPS = 40
 LEARNING_RATE = 0.002
+BUCKET = 1 << 20
 
 Arrays = list[np.ndarray]
+Ready = Callable[[int], None]
+Averaged = Callable[[Callable[[Arrays, Ready], None]], Arrays]
+"""Lets a backward pass write gradients and say which is ready; returns the means."""
 
 
 def new_model() -> Arrays:
@@ -50,40 +58,64 @@ def forward(model: Arrays, x: np.ndarray) -> Arrays:
     return found
 
 
-def backward(model: Arrays, outputs: Arrays, y: np.ndarray, reducer: dist.Reducer) -> None:
-    """Write the gradients of the mean squared error into the reducer, last layer first."""
+def backward(
+    model: Arrays, outputs: Arrays, y: np.ndarray, gradients: Arrays, ready: Ready
+) -> None:
+    """Write the gradients of the mean squared error, last layer first; say when each is ready."""
     error = 2 * (outputs[-1] - y) / len(y)
     for at in range(len(model) - 2, -1, -2):
         before = outputs[at // 2]
-        np.sum(error, axis=0, out=reducer.gradients[at + 1])
-        reducer.grad_ready(at + 1)
-        np.matmul(before.T, error, out=reducer.gradients[at])
-        reducer.grad_ready(at)
+        np.sum(error, axis=0, out=gradients[at + 1])
+        ready(at + 1)
+        np.matmul(before.T, error, out=gradients[at])
+        ready(at)
         error = (error @ model[at].T) * (before > 0)
 
 
-def train(cap_bytes: int) -> tuple[Arrays, float, float]:
-    """Train with buckets of this size; return the model, the last loss and the time of a step."""
-    rank = dist.get_rank()
-    model = new_model()
+def by_reducer(model: Arrays, delay: bool) -> Averaged:
+    """Return what averages by a Reducer, bucket by bucket, or all when the pass has ended."""
+    group = dist.get_default_group()
     reducer = dist.Reducer(
-        model, dist.get_default_group(), cap_bytes=cap_bytes, first_bytes=cap_bytes
+        model, group, cap_bytes=BUCKET, first_bytes=BUCKET, delay_all_reduce=delay
     )
-    times, loss = [], 0.0
-    for step in range(STEPS):
-        x, y = samples(rank, step)
-        dist.barrier()  # so that nobody's step has another rank's lateness in it
-        began = time.perf_counter()
+
+    def averaged(run: Callable[[Arrays, Ready], None]) -> Arrays:
+        reducer.rebuild()  # after the first pass: buckets in the order of arrival
         reducer.begin()
-        outputs = forward(model, x)
-        backward(model, outputs, y, reducer)
+        run(reducer.gradients, reducer.grad_ready)
         reducer.finish()
-        for parameter, gradient in zip(model, reducer.gradients, strict=True):
-            parameter -= LEARNING_RATE * gradient
-        times.append(time.perf_counter() - began)
-        loss = float(np.mean((outputs[-1] - y) ** 2))
-        reducer.rebuild()
-    return model, loss, float(np.median(times))
+        return reducer.gradients
+
+    return averaged
+
+
+def by_hand(model: Arrays) -> Averaged:
+    """Return what averages by mpi4py: gradient by gradient when the pass has ended."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    gradients = [np.zeros_like(x) for x in model]
+
+    def averaged(run: Callable[[Arrays, Ready], None]) -> Arrays:
+        run(gradients, lambda _index: None)
+        for gradient in gradients:
+            comm.Allreduce(MPI.IN_PLACE, gradient)
+            gradient /= comm.size
+        return gradients
+
+    return averaged
+
+
+def step(model: Arrays, number: int, averaged: Averaged) -> tuple[float, float]:
+    """Take one step; return this rank's loss, and the seconds that it took."""
+    x, y = samples(dist.get_rank(), number)
+    dist.barrier()  # so that nobody's step has another rank's lateness in it
+    began = time.perf_counter()
+    outputs = forward(model, x)
+    means = averaged(lambda gradients, ready: backward(model, outputs, y, gradients, ready))
+    for parameter, gradient in zip(model, means, strict=True):
+        parameter -= LEARNING_RATE * gradient
+    return float(np.mean((outputs[-1] - y) ** 2)), time.perf_counter() - began
 
 
 def equal_on_all_ranks(model: Arrays) -> bool:
@@ -97,14 +129,23 @@ def equal_on_all_ranks(model: Arrays) -> bool:
 
 
 def main() -> int:
-    """Train both ways; return 0 if both end with the same weights on all ranks."""
+    """Train in each way; return 0 if each ends with the same weights on all ranks."""
     dist.init_process_group()
-    whole, loss, at_once = train(1 << 30)  # one bucket, which leaves with the last gradient
-    model, _, overlapped = train(1 << 20)
-    same = all(map(np.array_equal, whole, model)) and equal_on_all_ranks(model)
+    models = {name: new_model() for name in ("with overlap", "without")}
+    ways = {name: by_reducer(model, name == "without") for name, model in models.items()}
+    if "--mpi" in sys.argv[1:]:
+        models["mpi4py by hand"] = new_model()
+        ways["mpi4py by hand"] = by_hand(models["mpi4py by hand"])
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for number in range(STEPS):
+        for name, averaged in ways.items():
+            found[name].append(step(models[name], number, averaged))
+    same = all(map(equal_on_all_ranks, models.values()))
+    same &= all(map(np.array_equal, models["with overlap"], models["without"]))
     if dist.get_rank() == 0:
-        print(f"loss after {STEPS} steps: {loss:.3f} (of this rank's last samples)")
-        print(f"time per step: {1e3 * overlapped:.2f} ms with overlap, {1e3 * at_once:.2f} without")
+        for name, steps in found.items():
+            loss, took = np.mean([x[0] for x in steps[-5:]]), np.median([x[1] for x in steps])
+            print(f"{name:<15} loss {loss:.3f} (of this rank's last samples), {1e3 * took:.2f} ms")
         print(f"weights of {dist.get_world_size()} rank(s): {'equal' if same else 'DIFFERENT'}")
     dist.destroy_process_group()
     return 0 if same else 1
