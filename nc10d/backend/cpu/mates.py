@@ -2,14 +2,15 @@
 
 Each rank listens on an abstract Unix socket (no file), tells its name through the store, and
 exchanges two descriptors with every other: its arena, and a pidfd of itself, which tells the
-kernel's word on its death. Who connects must run as the same user and know the secret that this
-rank put into the store.
+kernel's word on its death. Who connects, and who answers, must run as the same user and know the
+secret that is in the store, and the job's token if it has one.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nc10d.auth import job_token
 from nc10d.backend.cpu.arena import Arena, Mapping
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreTimeout, UnsupportedPlatform
@@ -192,6 +194,8 @@ def _exchange_all(
             calls.append((card, link))
             link.settimeout(_timeout(deadline))
             link.connect("\0" + card.socket)
+            if not _same_user(link):  # before it gets hold of my memory
+                raise ConnectionError(f"another user answers in the place of rank {card.rank}")
             _send(link, mine, card.secret, arena, pidfd)
         waiting = {card.rank for card in near[near.index(mine) + 1 :]}
         while waiting:
@@ -219,8 +223,19 @@ _HELLO = struct.Struct("<I32s")
 
 
 def _send(link: socket.socket, mine: Card, secret: str, arena: Arena, pidfd: int) -> None:
-    hello = _HELLO.pack(mine.rank, secret.encode())
+    hello = _HELLO.pack(mine.rank, _shown(secret))
     socket.send_fds(link, [hello], [arena.fd, pidfd])
+
+
+def _shown(secret: str) -> bytes:
+    """Return what proves that somebody knows a rank's secret and the job's token, if it has one."""
+    return hmac.digest(job_token() or b"", secret.encode(), "sha256")
+
+
+def _same_user(link: socket.socket) -> bool:
+    peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", peer)
+    return bool(uid == os.getuid())
 
 
 def _accept(
@@ -247,16 +262,14 @@ def _accept(
 def _introduce(
     link: socket.socket, mine: Card, cards: list[Card], waiting: set[int]
 ) -> Mate | None:
-    peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", peer)
-    if uid != os.getuid():
+    if not _same_user(link):
         return None
     try:
         hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except OSError:  # it says nothing, or has gone already
         return None
     rank, secret = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-    proper = secrets.compare_digest(secret, mine.secret.encode())
+    proper = secrets.compare_digest(secret, _shown(mine.secret))
     if not proper or rank not in waiting or len(fds) != 2:
         for fd in fds:
             os.close(fd)
@@ -277,7 +290,7 @@ def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -
         raise _silent([card.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
-    if rank == card.rank and secrets.compare_digest(shown, secret.encode()):
+    if rank == card.rank and secrets.compare_digest(shown, _shown(secret)):
         return _mate(card, fds)
     for fd in fds:
         os.close(fd)

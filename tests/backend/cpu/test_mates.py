@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hmac
 import json
 import os
 import socket
@@ -110,19 +111,63 @@ def garbage(card: Card, open_links: contextlib.ExitStack) -> None:
 
 def no_descriptors(card: Card, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(card))
-    link.sendall(meeting._HELLO.pack(1, card.secret.encode()))
+    link.sendall(meeting._HELLO.pack(1, meeting._shown(card.secret)))
 
 
-@pytest.mark.parametrize("stranger", [silent, gone_at_once, wrong_secret, garbage, no_descriptors])
+def reads_the_store(card: Card, open_links: contextlib.ExitStack) -> None:
+    """Knows everything but the job's token."""
+    link = open_links.enter_context(call(card))
+    with open(os.devnull) as file:
+        hello = meeting._HELLO.pack(1, hmac.digest(b"", card.secret.encode(), "sha256"))
+        socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
+
+
+STRANGERS = [silent, gone_at_once, wrong_secret, garbage, no_descriptors, reads_the_store]
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
 def test_strangers_are_turned_away_and_the_ranks_still_meet(
-    stranger: Callable[[Card, contextlib.ExitStack], None],
+    monkeypatch: pytest.MonkeyPatch, stranger: Callable[[Card, contextlib.ExitStack], None]
 ) -> None:
+    monkeypatch.setenv("NC10D_TOKEN", "5c" * 32)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
         first = pool.submit(join, store, 0, 2)
         stranger(cards(store, 0), open_links)
         second = pool.submit(join, store, 1, 2)
         assert first.result() == second.result() == [100, 101]
+
+
+def other_user(name: str, ready: int) -> None:
+    """As another user, answer on an abstract socket; exit with the number of descriptors got."""
+    os.setuid(65534)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        os.write(ready, b"!")
+        link, _ = listener.accept()
+        link.settimeout(30.0)
+        _, fds, _, _ = socket.recv_fds(link, 1000, 8)
+        os._exit(len(fds))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_memory_is_not_handed_to_another_user_who_answers_in_a_ranks_place() -> None:
+    store, name = HashStore(), f"nc10d-test-{os.getpid()}"
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            other_user(name, write)
+        finally:
+            os._exit(100)
+    os.read(read, 1)
+    os.close(read)
+    os.close(write)
+    pretend(store, 0, name)
+    with pytest.raises(RendezvousError, match="another user answers in the place of rank 0"):
+        join(store, 1, 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_rank_that_never_puts_its_card_is_named() -> None:
