@@ -46,7 +46,7 @@ def all_reduce(
     tensor: Array, reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
     """Return the reduction of everybody's `tensor`."""
-    out = _copy(unwrapped(tensor))
+    out = _copy(_array(tensor))
     work = find_group(group, tag).all_reduce(out, _op(reduce_op), async_op=True)
     return _deferred(out, work)
 
@@ -55,7 +55,7 @@ def broadcast(
     tensor: Array, src: int, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
     """Return the `tensor` of rank `src` of the group; everybody's has its shape and dtype."""
-    out = _copy(unwrapped(tensor))
+    out = _copy(_array(tensor))
     return _deferred(out, find_group(group, tag).broadcast(out, src, async_op=True))
 
 
@@ -63,7 +63,7 @@ def all_gather_tensor(
     tensor: Array, gather_dim: int, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
     """Return everybody's `tensor`, rank after rank along `gather_dim`. All have one shape."""
-    found, x = find_group(group, tag), _contiguous(unwrapped(tensor))
+    found, x = find_group(group, tag), _array(tensor)
     dim = _dim(x, gather_dim)
     out = _empty(x, [n * found.size if d == dim else n for d, n in enumerate(x.shape)])
     if dim == 0:
@@ -79,7 +79,7 @@ def reduce_scatter_tensor(
     tag: str = "",
 ) -> AsyncCollectiveArray:
     """Return my part of the reduction of everybody's `tensor`, cut along `scatter_dim`."""
-    found, x = find_group(group, tag), _contiguous(unwrapped(tensor))
+    found, x = find_group(group, tag), _array(tensor)
     dim, op = _dim(x, scatter_dim), _op(reduce_op)
     if x.shape[dim] % found.size:
         raise ValueError(
@@ -103,7 +103,7 @@ def all_to_all_single(
 
     Split sizes count rows, one number a rank; without both, rows are divided evenly.
     """
-    found, x = find_group(group, tag), _contiguous(unwrapped(tensor))
+    found, x = find_group(group, tag), _array(tensor)
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise ValueError("all_to_all_single: give both split sizes or none")
     rows = x.shape[0] if output_split_sizes is None else sum(output_split_sizes)
@@ -119,7 +119,7 @@ def permute_tensor(
 
     `src_dst` has each rank of the group once.
     """
-    found, x = find_group(group, tag), _contiguous(unwrapped(tensor))
+    found, x = find_group(group, tag), _array(tensor)
     if sorted(src_dst) != list(range(found.size)):
         raise ValueError(f"permute_tensor: src_dst must have each of {found.size} ranks once")
     count, out = prod(x.shape), _empty(x, x.shape)
@@ -244,15 +244,17 @@ def _empty(x: Array, shape: Sequence[int]) -> Array:
     raise TypeError(f"expected an array that can make another one, got {type(x).__name__}")
 
 
+def _array(tensor: Array) -> Array:
+    """Return the plain array; TypeError, in the words of nc10d.as_buffer, if it is none."""
+    x = unwrapped(tensor)
+    as_buffer(x)
+    return x
+
+
 def _copy(x: Array) -> Array:
     out = _empty(x, x.shape)
     out[...] = x.detach() if hasattr(x, "detach") else x
     return out
-
-
-def _contiguous(x: Array) -> Array:
-    """Return `x`, or a copy of it if its elements don't lie side by side."""
-    return x if as_buffer(x).contiguous else _copy(x)
 
 
 def _deferred(out: Array, work: Work | None) -> AsyncCollectiveArray:

@@ -169,6 +169,15 @@ def test_mistakes_are_named_before_anything_is_sent(call, words):
     assert run_local(run, 2) == [[2.0]] * 2
 
 
+@pytest.mark.parametrize("call", [F.all_reduce, F.broadcast, F.all_gather_tensor])
+def test_what_is_no_array_is_refused_as_everywhere(call):
+    def run(group):
+        with pytest.raises(TypeError, match=r"got a list: pass np\.array"):
+            call([1, 2], "sum" if call is F.all_reduce else 0)
+
+    run_local(run, 1)
+
+
 def deferred(array):
     """Return a result that ends when it is told to."""
     future = Future()

@@ -1,10 +1,9 @@
 """From autograd to the Reducer and back: gradients go in as they are made, means come out.
 
 Contract: autograd calls `_ready` once for each parameter in a backward pass, in whatever order,
-on the thread that called `backward`. The first gradient of an output or a parameter begins the
-Reducer's pass, and the end of autograd's work ends it: a forward pass that nobody computes
-backwards from leaves nothing behind. A hook holds no reference to its Gradients, and goes when
-they go.
+on the thread that called `backward`. The first of them begins the Reducer's pass, and the end of
+autograd's work ends it: a forward pass that nobody computes backwards from leaves nothing behind. A
+hook holds no reference to its Gradients, and goes when they go.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Gradients:
         # Buckets keep the strides of parameters: where these differ, elements would be mixed up.
         verify_numbers(group, {f"strides of {name}": _strides(x) for name, x in params.items()})
         self._as_views, self._static = as_views, static
-        self._reducing = self._running = False
+        self._reducing = self._running = self._awaited = False
         self._unused: Collection[int] = ()
         self._came: set[int] = set()
         self._slots = self._new_slots()
@@ -88,6 +87,7 @@ class Gradients:
 
         Raises what the last backward pass left behind if an exception ended it.
         """
+        self._awaited = False
         if self._running:
             self._fail_left_behind()
         if reducing and self.reducer.rebuild():
@@ -104,10 +104,10 @@ class Gradients:
         if reducing:
             # Parameters may get their gradients in a backward pass within the pass, which ends
             # before it (checkpointing): the outputs' gradients are there before any of that.
-            begin = _begin_hook(weakref.ref(self))
+            hook = _output_hook(weakref.ref(self))
             for x in tensors_in(output):
                 if x.requires_grad:
-                    x.register_hook(begin)
+                    x.register_hook(hook)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
         if self._reducing:
@@ -124,10 +124,19 @@ class Gradients:
             self._slots[index].take(self.params[index])
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
+        if not self._awaited:
+            self._await_end()
+
+    def _await_end(self) -> None:
+        """Have `_end` called when the backward pass that runs now is through."""
+        self._awaited = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        """Wait for the means and hand them out; autograd calls this when it is through."""
+        """Wait for the means and hand them out; nothing to do if no parameter got a gradient."""
+        self._awaited = False
+        if not self._running:
+            return
         self._running = False
         try:
             self.reducer.finish()
@@ -172,13 +181,13 @@ def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor],
     return ready
 
 
-def _begin_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:
-    def begin(_: torch.Tensor) -> None:
+def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:
+    def begins(_: torch.Tensor) -> None:
         found = owner()
         if found is not None and found._reducing:
-            found._begin()
+            found._await_end()
 
-    return begin
+    return begins
 
 
 def _strides(x: torch.Tensor) -> int:

@@ -83,6 +83,19 @@ def test_each_of_two_backward_passes_through_one_output_is_reduced():
     assert run_local(run, 2) == [[[1.0] * 2, [1.0] * 3]] * 2
 
 
+def test_gradients_of_inputs_alone_are_nobody_elses_business():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        x = torch.tensor(float(group.rank + 1), requires_grad=True)
+        output = model(x)
+        (slope,) = torch.autograd.grad(output, x, create_graph=True)
+        (output + slope**2).backward()  # a penalty on the slope, which is the sum of all weights
+        return both_gradients(model)
+
+    # By each weight: x, and twice the slope of 5; x is 1 and 2.
+    assert run_local(run, 2) == [[[11.5] * 2, [11.5] * 3]] * 2
+
+
 def test_a_parameter_that_another_rank_used_gets_its_mean_and_one_that_nobody_used_nothing():
     def run(group, used):
         model = DistributedDataParallel(Two(), find_unused_parameters=True)
