@@ -21,7 +21,7 @@ from nc10d.backend.nccl.calls import Call
 from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
 from nc10d.buffer import as_buffer
 from nc10d.cuda.driver import address, context
-from nc10d.ops import Op
+from nc10d.ops import AllReduce, Op, Send
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.lanes import Lane
@@ -150,13 +150,13 @@ class _Rows:
     def group(self, placed: Sequence[Placed]) -> None:
         """Add calls as one group; a single one needs none."""
         several = len(placed) > 1
+        mark = GROUPED if several else PLAIN
         if several:
             self.add(self._address("ncclGroupStart"))
+        ends = {lane: (lane.handle, lane.stream) for lane, _, _ in placed}
         for lane, call, place in placed:
             self.places[self.count] = place
-            mark = GROUPED if several else PLAIN
-            function, *arguments = call
-            self.add(self._address(function), *arguments, lane.handle, lane.stream, mark=mark)
+            self.add(self._address(call[0]), *call[1:], *ends[lane], mark=mark)
         if several:
             self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
@@ -196,8 +196,11 @@ def in_groups(ops: Sequence[Op], rank: int) -> list[list[int]]:
 
 def _spans(op: Op) -> list[Span]:
     """Return what an operation uses; what it only reads counts as read."""
+    if type(op) is AllReduce:
+        x = as_buffer(op.x)
+        return [(x.address, x.address + x.nbytes, True)] if x.count else []
     found: list[Span] = []
-    for name, written in (("x", type(op).__name__ != "Send"), ("out", True), ("inp", False)):
+    for name, written in (("x", type(op) is not Send), ("out", True), ("inp", False)):
         value = getattr(op, name, None)
         arrays = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
         for buffer in map(as_buffer, arrays):

@@ -32,12 +32,16 @@ _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
 
 
 class Recipe:
-    """How a launch is run: its lanes, and the table of calls once they are formed."""
+    """How a launch is run: its lanes, and the table of calls once they are formed.
 
-    __slots__ = ("_arrays", "lanes", "program", "spots")
+    `receives` says whether there are receives in it, whose senders are the launch's result.
+    """
 
-    def __init__(self, lanes: tuple[Lane, ...]) -> None:
+    __slots__ = ("_arrays", "lanes", "program", "receives", "spots")
+
+    def __init__(self, lanes: tuple[Lane, ...], receives: bool) -> None:
         self.lanes = lanes
+        self.receives = receives
         self.program: Program | None = None
         self._arrays: list[Callable[[], Any]] = []
         self.spots: list[tuple[Callable[[], Any], int, int]] = []

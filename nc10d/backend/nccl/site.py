@@ -25,7 +25,7 @@ from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError, DistError, NCCLError
-from nc10d.ops import OP_NAMES, Kept, Op
+from nc10d.ops import OP_NAMES, Kept, Op, Recv
 from nc10d.validate import validate
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Site:
         with self.flights.lock:
             self._check()
             recipe = self._recipe(ops, work.deadline)
+            work.receives = recipe.receives
             if recipe.program is not None and all(lane.ready for lane in recipe.lanes):
                 self._submit(recipe.program, work, current, join)
                 self._look_after(work, captured)
@@ -120,7 +121,7 @@ class Site:
         checked = self._place(lambda *_: 0)
         calls = [calls_of(op, checked) for op in ops]
         lanes: dict[Lane, None] = {self.lanes.of(op, deadline): None for op in ops}
-        recipe = Recipe(tuple(lanes))
+        recipe = Recipe(tuple(lanes), any(isinstance(op, Recv) for op in ops))
         if all(lane.comm is not None for lane in lanes):
             known = None if any(map(_is_scaled, ops)) else calls
             recipe.program = self._program(ops, recipe.lanes, deadline, self._before, known)
@@ -150,8 +151,9 @@ class Site:
         if calls is None:
             place = self._place(self._scaled)
             calls = [calls_of(op, place) for op in ops]
+        ways = [self.lanes.of(op, deadline) for op in ops]
         groups = [
-            [Placed(self.lanes.of(ops[at], deadline), one, at) for at in group for one in calls[at]]
+            [Placed(ways[at], one, at) for at in group for one in calls[at]]
             for group in in_groups(ops, self._who.rank)
         ]
         begun = self._pool.take(timing=True) if self._options.timing else 0

@@ -48,7 +48,7 @@ class NcclWork(Work):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "deadline"),
-        *("event", "lanes", "seq", "submitted"),
+        *("event", "lanes", "receives", "seq", "submitted"),
     )
 
     def __init__(self, ops: Sequence[Op], owner: Owner, deadline: Deadline, blocks: bool) -> None:
@@ -58,6 +58,7 @@ class NcclWork(Work):
         self._seconds: float | None = None
         self.deadline = deadline
         self.blocks = blocks
+        self.receives = False
         self.event = 0
         self.begun = 0
         self.seq = 0
@@ -120,10 +121,10 @@ class NcclWork(Work):
 
     def outcome(self) -> Any:
         """Return what `result()` answers with: the sender, a list of them, or None."""
+        if not self.receives:
+            return None
         senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
-        if len(senders) == 1:
-            return senders[0]
-        return senders if any(isinstance(op, Recv) for op in self.ops) else None
+        return senders if len(senders) > 1 else senders[0]
 
     def _poll(self) -> None:
         event = self.event
