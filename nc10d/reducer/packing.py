@@ -17,6 +17,12 @@ from nc10d.buffer import Buffer, as_buffer
 from nc10d.dtypes import DType
 from nc10d.kernels.pack import cast_address, copy_address, move_all
 from nc10d.kernels.reduce import scale_address
+from nc10d.kernels.streaming import (
+    SCALED,
+    STREAM_BYTES,
+    stream_copy_address,
+    stream_scale_address,
+)
 from nc10d.ops import Array
 
 Row = tuple[int, int, int]
@@ -82,15 +88,20 @@ def _only(dtypes: Iterable[DType]) -> DType | None:
 def _move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
     if src is None or dst is None:
         return
-    kernel = _kernel(src, dst, scale)
+    kernel = _kernel(src, dst, scale, sum(nbytes for _, _, nbytes in rows))
     table = np.array(rows, np.int64)
     factor = np.array(scale, np.float64)
     move_all(table.ctypes.data, len(rows), kernel, factor.ctypes.data)
 
 
-def _kernel(src: DType, dst: DType, scale: float) -> int:
+def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
+    """Return the kernel; what is more than a cache holds is moved past it."""
     if src is not dst:
         return cast_address(src, dst)
+    if nbytes >= STREAM_BYTES and scale == 1:
+        return stream_copy_address()
+    if nbytes >= STREAM_BYTES and src in SCALED:
+        return stream_scale_address(src)
     return copy_address() if scale == 1 else scale_address(src)
 
 
@@ -140,7 +151,7 @@ class Packer:
     def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
         if src is not None and dst is not None:
             factor = np.array(scale, np.float64)
-            kernel = _kernel(src, dst, scale)
+            kernel = _kernel(src, dst, scale, int(table[:, 2].sum()))
             move_all(table.ctypes.data, len(table), kernel, factor.ctypes.data)
 
 

@@ -160,3 +160,27 @@ def test_a_packer_finds_an_array_that_has_moved_and_refuses_one_that_has_grown()
 def test_a_packer_is_for_numpy_arrays_alone():
     with pytest.raises(TypeError, match="plain NumPy arrays"):
         Packer([memoryview(bytearray(8))], np.zeros(2), [0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "complex64"])
+@pytest.mark.parametrize("skew", [0, 1])
+def test_large_buckets_stream_with_the_bits_of_small_ones(dtype, skew):
+    """Beyond the cache other kernels move: at any alignment, and nothing beside their places."""
+    counts, kind = [0, 1, 7, 31, 1000, 4099, 600_001], np.dtype(dtype)
+    total = sum(counts) + (9 << 20) // kind.itemsize
+    counts.append(total - sum(counts))
+    offsets = [int(end) + 2 for end in np.cumsum([0, *counts[:-1]])]
+    room = np.zeros(kind.itemsize * (total + 9) + 32, np.uint8)
+    at = -room.ctypes.data % 32 + skew
+    flat = room[at : at + kind.itemsize * (total + 5)].view(kind)
+    arrays = [(np.arange(n) % 251 + i).astype(kind) for i, n in enumerate(counts)]
+    for scale in (1.0, 1 / 3) if dtype.startswith("float") else (1.0,):
+        flat[:] = 77
+        pack(arrays, flat, offsets, scale)
+        expected = np.concatenate(arrays) * kind.type(scale)
+        assert same_bits(flat[2 : 2 + total], expected)
+        assert (flat[:2] == 77).all()
+        assert (flat[2 + total :] == 77).all()
+        back = [np.zeros_like(x) for x in arrays]
+        unpack(flat, back, offsets)
+        assert same_bits(np.concatenate(back), expected)

@@ -1,0 +1,113 @@
+"""Copies past the cache: for more bytes than a cache holds, where stores need not read first.
+
+Contract: as in `pack`, void(dst, src, arg, nbytes); src and dst share no byte, or are the same.
+When a kernel returns, other threads see what it has stored. Stores go to aligned words of 32 bytes;
+what stands before and behind them, and a dst that is not aligned to its elements, is stored as
+usual.
+
+An ordinary store brings the line into the cache before it changes it: a third of the traffic of a
+copy. That pays only if somebody reads the line soon.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from nc10d.dtypes import DType
+from nc10d.kernels.cache import compiled_callback
+from nc10d.kernels.lanes import DOUBLE, STORED, Builder, Value, load, spread, store, vector
+from nc10d.kernels.steps import SIGNATURE
+
+STREAM_BYTES = 8 << 20
+"""From how many bytes on a pack streams: with what it reads, more than a core's part of a cache."""
+SCALED = (DType.FLOAT32, DType.FLOAT64)
+_WORD = 32
+_WORDS = 4
+
+_alive: list[Any] = []
+
+
+@functools.cache
+def stream_copy_address() -> int:
+    """Return the address of dst = src, of any bytes; arg is not looked at. May block to compile."""
+    return _kernel("stream_bytes", DType.UINT8, None)
+
+
+@functools.cache
+def stream_scale_address(dtype: DType) -> int:
+    """Return the address of dst = src * factor, for a type in SCALED; `arg` is a float64's address.
+
+    The factor is rounded to the type first. May block to compile.
+    """
+    return _kernel(f"stream_scale_{dtype.label}", dtype, _times)
+
+
+def _times(b: Builder, x: Value, arg: Value) -> Value:
+    factor = b.load(b.inttoptr(arg, DOUBLE.as_pointer()), align=8)
+    element = x.type.element
+    return b.fmul(
+        x, spread(b, factor if element == DOUBLE else b.fptrunc(factor, element), x.type.count)
+    )
+
+
+def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
+    single = dtype.itemsize
+    word, element = _step(dtype, _WORD // single, change, True), _step(dtype, 1, change, False)
+
+    def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src, or src * arg"""
+        head = min(nbytes, -dst & (_WORD - 1)) if dst & (single - 1) == 0 else nbytes
+        end = head + ((nbytes - head) & -(_WORD * _WORDS))
+        for at in range(0, head, single):
+            element(dst + at, src + at, arg)
+        for at in range(head, end, _WORD * _WORDS):
+            for part in range(0, _WORD * _WORDS, _WORD):
+                word(dst + at + part, src + at + part, arg)
+        _publish()
+        for at in range(end, nbytes, single):
+            element(dst + at, src + at, arg)
+
+    kernel.__name__ = kernel.__qualname__ = name
+    callback = compiled_callback(SIGNATURE)(kernel)
+    _alive.append(callback)
+    address: int = callback.address
+    return address
+
+
+def _step(dtype: DType, lanes: int, change: Callable[..., Value] | None, past: bool) -> Any:
+    """Return the function that moves `lanes` elements, past the cache if told so."""
+
+    @intrinsic
+    def step(_typing: Any, to: Any, at: Any, arg: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at, arg = arguments
+            x = load(b, at, STORED[dtype], lanes)
+            value = x if change is None else change(b, x, arg)
+            if past:
+                place = b.inttoptr(to, vector(STORED[dtype], lanes).as_pointer())
+                one = b.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                b.store(value, place, align=_WORD).set_metadata("nontemporal", one)
+            else:
+                store(b, value, to)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), emit
+
+    return step
+
+
+@intrinsic
+def _publish(_typing: Any) -> Any:
+    """Let all stores so far be seen before any that come."""
+
+    def emit(context: Any, b: Builder, _signature: Any, _arguments: list[Value]) -> Value:
+        b.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), emit
