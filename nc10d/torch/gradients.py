@@ -141,9 +141,8 @@ class Gradients:
         try:
             self.reducer.finish()
         except RuntimeError as error:
-            if (
-                type(error) is RuntimeError
-            ):  # gradients have not come: a DistError is something else
+            # Gradients have not come. A DistError, which is one too, is about something else.
+            if type(error) is RuntimeError:
                 error.add_note(_ADVICE)
             raise
         if self._static:

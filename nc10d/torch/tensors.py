@@ -17,7 +17,9 @@ import torch
 
 from nc10d import buffer, views
 from nc10d.buffer import Buffer
+from nc10d.codec import register_type
 from nc10d.dtypes import DType, dtype_of
+from nc10d.errors import CodecError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,10 +34,20 @@ _BITS |= dict.fromkeys((DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), torch.uint8)
 
 
 def register() -> None:
-    """Make tensors and parameters arrays for all of nc10d."""
+    """Make tensors and parameters arrays for all of nc10d, and let objects contain them.
+
+    In objects, values travel alone: no history, and to the CPU.
+    """
     for kind in (torch.Tensor, torch.nn.Parameter):
         buffer.register(kind, as_buffer, lambda x: str(x.device.type))
         views.register_view(kind, as_numpy, lend)
+    register_type(torch.Tensor, _values, _from_values, "torch.Tensor")
+    register_type(
+        torch.nn.Parameter,
+        _values,
+        lambda state: torch.nn.Parameter(_from_values(state)),
+        "torch.nn.Parameter",
+    )
 
 
 def as_numpy(x: torch.Tensor) -> Any:
@@ -115,6 +127,16 @@ def as_tensor(x: Array) -> torch.Tensor:
     if dtype not in _BITS:
         return torch.from_numpy(x)
     return torch.from_numpy(x.view(f"u{dtype.itemsize}")).view(_TORCH[dtype])
+
+
+def _values(x: torch.Tensor) -> Any:
+    return as_numpy(x.detach().cpu().resolve_conj().resolve_neg())
+
+
+def _from_values(state: Any) -> torch.Tensor:
+    if type(state) is not np.ndarray:
+        raise CodecError(f"a tensor's values are an array, not a {type(state).__name__}")
+    return as_tensor(state)
 
 
 def is_dense(x: torch.Tensor) -> bool:

@@ -97,6 +97,19 @@ def test_the_memory_is_followed_when_a_tensor_gets_another():
 
 
 @pytest.mark.parametrize("kind", list(DTYPES), ids=str)
+def test_objects_may_contain_tensors_and_what_comes_can_be_written(kind):
+    def run(group):
+        mine = {"w": torch.eye(2).to(kind).t(), "p": torch.nn.Parameter(torch.ones(1))}
+        found = [mine if group.rank == 0 else None]
+        dist.broadcast_object_list(found, src=0)
+        found[0]["w"][0, 0] = 0
+        assert type(found[0]["p"]) is torch.nn.Parameter
+        return found[0]["w"].dtype, found[0]["w"].to(torch.complex64).tolist()
+
+    assert run_local(run, 2)[1] == (kind, [[0, 0], [0, 1]])
+
+
+@pytest.mark.parametrize("kind", list(DTYPES), ids=str)
 def test_every_type_there_and_back_is_the_same_memory(kind):
     x = torch.zeros(2, 3).to(kind)
     seen = as_numpy(x)
