@@ -17,9 +17,14 @@ import pytest
 
 import nc10d as dist
 from nc10d import cuda
+from nc10d.backend.nccl.communicator import Communicator, mem_alloc, mem_free
+from nc10d.backend.nccl.forming import meet
+from nc10d.backend.nccl.library import library
 from nc10d.cuda.driver import call, driver
-from nc10d.errors import Aborted, CollectiveTimeout, DistError, NCCLError
+from nc10d.deadline import Deadline
+from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError
 from nc10d.group import ProcessGroup
+from nc10d.store import PrefixStore
 
 LONG = 30.0
 
@@ -363,3 +368,73 @@ def a_missing_rank_is_named(group: ProcessGroup) -> None:
     if group.rank == 0:
         with pytest.raises(DistError, match=r"ranks \[1\] of 2 have not come|waited for other"):
             group.all_reduce(ones(group), timeout=0.3)
+
+
+def a_group_with_a_device_is_bound_to_it_at_once(group: ProcessGroup) -> None:
+    """Both ranks meet in new_group; neither has launched anything when it returns."""
+    mine = dist.new_group(range(group.size), device_id=f"cuda:{device(group)}")
+    assert isinstance(mine, ProcessGroup)
+    if cuda.device_count() > 1:
+        elsewhere = cuda.to_device(np.ones(3), (device(group) + 1) % cuda.device_count())
+        with pytest.raises(ValueError, match="got an array on cuda"):
+            mine.all_reduce(elsewhere)
+    x = ones(group)
+    mine.all_reduce(x)
+    assert value(x) == group.size
+    dist.destroy_process_group(mine)
+
+
+def communicator(group: ProcessGroup, name: str) -> Communicator:
+    """Make a communicator of all ranks without a backend around it."""
+    deadline, keys = Deadline.after(LONG), PrefixStore(name, group.store)
+    nccl, mine = library(), device(group)
+    unique = meet(keys, nccl, name, group.rank, group.size, deadline, lambda: None)
+    return Communicator.create(
+        nccl, unique, group.rank, group.size, deadline, lambda: cuda.on_device(mine)
+    )
+
+
+def communicators_are_split_shrunk_and_ended(group: ProcessGroup) -> None:
+    deadline = Deadline.after(LONG)
+    whole = communicator(group, "whole")
+    turned = whole.split(0, -group.rank, deadline)
+    assert turned is not None
+    assert (turned.rank, turned.size) == (group.size - 1 - group.rank, group.size)
+    alone = whole.split(0 if group.rank else None, 0, deadline)
+    assert (alone is None) == (group.rank == 0)
+    if group.rank == 0:
+        left = whole.shrink([1], deadline)
+        assert (left.rank, left.size) == (0, group.size - 1)
+        left.close()
+    turned.finalize(deadline)
+    for one in filter(None, (turned, alone, whole)):
+        one.close()
+        one.close()
+        with pytest.raises(GroupClosed):
+            one.async_error()
+        one.abort()
+
+
+def memory_is_registered_until_it_is_closed(group: ProcessGroup) -> None:
+    whole, x = communicator(group, "registers"), ones(group, 4096)
+    first = whole.register(x.address, x.nbytes)
+    assert first.handle
+    with cuda.on_device(device(group)):
+        room = mem_alloc(whole.library, 8192)
+        window = whole.window_register(room, 8192)
+        assert window.handle
+        for one in (window, first, first):
+            one.close()
+            assert one.handle is None
+        mem_free(whole.library, room)
+    late = whole.register(x.address, x.nbytes)
+    whole.abort()
+    late.close()  # has gone with its communicator
+
+
+def a_revoked_communicator_still_shrinks(group: ProcessGroup) -> None:
+    whole = communicator(group, "revokes")
+    whole.revoke(Deadline.after(LONG))
+    if group.rank == 0:
+        assert whole.shrink([1], Deadline.after(LONG)).size == group.size - 1
+    whole.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +31,10 @@ LAWS = [
     on.both_kinds_of_arrays_in_one_group,
     on.mistakes_are_told_before_anything_is_sent,
     on.a_graph_repeats_its_collectives,
+    on.a_group_with_a_device_is_bound_to_it_at_once,
+    on.communicators_are_split_shrunk_and_ended,
+    on.memory_is_registered_until_it_is_closed,
+    on.a_revoked_communicator_still_shrinks,
 ]
 
 
@@ -78,3 +84,25 @@ def test_durations_are_the_devices() -> None:
     ranks = Ranks(2, "processes", "nccl", timeout=20.0, pg_options=options)
     with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@*=delay:50"), ranks:
         ranks.run(on.the_device_says_how_long_it_took)
+
+
+STUCK = """
+import ctypes
+import numpy as np
+from nc10d import cuda
+import nc10d as dist
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(cuda.to_device(np.ones(3)))
+ctypes.PyDLL(None).sleep(600)  # a call that keeps the GIL
+"""
+
+
+def test_a_process_whose_gil_is_stuck_is_ended_with_its_stacks() -> None:
+    with emulators(NC10D_NCCL_HEARTBEAT="1"):
+        done = subprocess.run(
+            [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=100
+        )
+    assert done.returncode == 1, done.stderr
+    assert "Timeout (0:00:01)" in done.stderr
+    assert 'File "<string>", line 9' in done.stderr
