@@ -25,11 +25,13 @@ const struct driver *nccl_driver(void) {
   return found ? &driver : NULL;
 }
 
-/* Where the bytes of device or pinned memory are, NULL if it is not all of that kind. */
+/* Where the bytes of device or pinned memory are, NULL if they are not all of one allocation. */
 void *nccl_bytes(const void *pointer, size_t size) {
-  void *first, *last;
-  CUdeviceptr address = (CUdeviceptr)pointer;
-  if (driver.attribute(&first, CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) return NULL;
-  if (size && driver.attribute(&last, CU_POINTER_ATTRIBUTE_HOST_POINTER, address + size - 1)) return NULL;
-  return !size || (char *)last - (char *)first == (ptrdiff_t)(size - 1) ? first : NULL;
+  void *bytes;
+  CUdeviceptr first, last, address = (CUdeviceptr)pointer;
+  if (driver.attribute(&bytes, CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) return NULL;
+  if (!size) return bytes;
+  if (driver.attribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)) return NULL;
+  if (driver.attribute(&last, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address + size - 1)) return NULL;
+  return first == last ? bytes : NULL; /* the next allocation may begin where this one ends */
 }
