@@ -56,6 +56,34 @@ def test_messages_with_tags_of_their_own_may_be_awaited_in_any_order(three: Any,
     three.run(everyone_sends, [plan] * 3, orders[:3], orders[3:])
 
 
+def taken_at_once(group: Any, turn: int) -> None:
+    """Take a message at once that the link has seen before; its tag comes again, longer."""
+    if group.rank == 1:
+        group.send(np.full(1, 1), 0)
+        group.send(np.full(1, 2), 0, tag=9)
+        group.store.set(f"sent {turn}", "1")
+        group.store.wait([f"posted {turn}"])
+        group.send(np.full(2, 3), 0, tag=9)
+        group.send(np.full(1, 4), 0, tag=5)
+    if group.rank == 0:
+        x, y, z = np.zeros(1, int), np.zeros(2, int), np.zeros(1, int)
+        group.store.wait([f"sent {turn}"])
+        group.irecv(x, 1).wait()  # and then the link sees the next one, for which nobody has asked
+        assert x[0] == 1
+        group.irecv(x, 1, tag=9).wait()
+        late = group.irecv(z, 1, tag=5)
+        assert not late.is_completed()
+        group.store.set(f"posted {turn}", "1")
+        group.recv(y, 1, tag=9)
+        late.wait()
+        assert (x[0], y[0], z[0]) == (2, 3, 4)
+
+
+def test_a_message_is_not_taken_aside_when_it_has_been_received(three: Any) -> None:
+    for turn in range(2):  # the second time, the messages are known
+        three.run(taken_at_once, [turn] * 3)
+
+
 def same_tag(group: Any) -> None:
     if group.rank == 0:
         for number in range(50):

@@ -16,6 +16,7 @@ from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire,
     store,
+    store_release,
 )
 from nc10d.backend.cpu.native.layout import (
     BLOCKED,
@@ -31,6 +32,7 @@ from nc10d.backend.cpu.native.layout import (
     C_ROUND,
     C_SEQ,
     C_TAIL,
+    C_UNMATCHED,
     D_ARRAY_COUNT,
     D_ARRAY_DTYPE,
     D_BYTES,
@@ -108,6 +110,8 @@ def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient:
     receiving = load(channel + C_KIND) == RECEIVER
     if receiving and not nc10d_awaited(channel, descriptor, tag, patient):
         return BUSY
+    if receiving:  # somebody asks for it now: it is no stray that could be taken aside
+        store_release(channel + C_UNMATCHED, 0)
     store(descriptor + D_TAG, tag)
     store(load(descriptor + D_USERS), x)
     store(channel + C_MESSAGE, descriptor)
