@@ -53,6 +53,16 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """A rank's end of a link: messages that have begun "to" or "from" `peer`."""
+
+    direction: str
+    peer: int
+    count: int
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank knows of one group; `last` has every rank's number as seen from here."""
 
@@ -67,6 +77,7 @@ class Dump:
     failed: int | None = None
     waits_for: int | None = None
     entries: list[Entry] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -81,8 +92,9 @@ class Dump:
             if raw.pop("format") != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
             entries = [Entry(**entry) for entry in raw.pop("entries")]
+            traffic = [Traffic(**one) for one in raw.pop("traffic")]
             last = {int(rank): int(seq) for rank, seq in raw.pop("last").items()}
-            return cls(**raw, entries=entries, last=last)
+            return cls(**raw, entries=entries, traffic=traffic, last=last)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a dump: {error!r}") from error
 
@@ -124,6 +136,7 @@ class FlightRecorder:
             failed=None if error is None else error.rank,
             waits_for=backend.recent()[1],
             entries=self.entries(None if error is None else error.seq),
+            traffic=[Traffic(*one) for one in backend.traffic()],
             last=backend.progress(),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from jobs import Job
 
 from nc10d import observe
+from nc10d.debug.verdict import judge
 from nc10d.errors import DistError
-from nc10d.observe import COMPLETED, STARTED, Dump, Entry, FlightRecorder
+from nc10d.observe import COMPLETED, STARTED, Dump, Entry, FlightRecorder, Traffic
 from nc10d.testing import run_local
 from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -35,6 +37,36 @@ def test_the_latest_calls_are_known_without_having_asked_for_it() -> None:
             (3, "barrier", COMPLETED),
         ]
         assert entries[0].call == "all_reduce(dtype=float64, count=3, op=SUM)"
+
+
+def messages(group: Any, more: threading.Event) -> Dump:
+    """Three messages from 0 to 1; then rank 1 waits for a fourth that has not come yet."""
+    x = np.ones(3)
+    for _ in range(3):
+        if group.rank == 0:
+            group.send(x, 1)
+        else:
+            group.recv(x, 0)
+    if group.rank == 0:
+        assert more.wait(30)
+        dump = FlightRecorder(group).dump()
+        group.send(x, 1)
+        return dump
+    work = group.irecv(x, 0)
+    with pytest.raises(DistError):
+        work.wait(0.1)
+    dump = FlightRecorder(group).dump()
+    more.set()
+    work.wait()
+    return dump
+
+
+def test_messages_are_counted_at_both_ends() -> None:
+    dumps = run_ranks(messages, 2, "threads", [threading.Event()] * 2)
+    assert dumps[0].traffic == [Traffic("to", 1, 3, False)]
+    assert [(one.direction, one.peer, one.waits) for one in dumps[1].traffic] == [("from", 0, True)]
+    (line,) = judge(dumps).messages
+    assert "rank 1 waits for a message from rank 0 after 3; rank 0 has sent 3" in line
 
 
 def many(group: Any) -> list[Entry]:
@@ -136,6 +168,8 @@ def test_what_is_no_dump_is_a_value_error(text: str) -> None:
 
 def test_a_dump_survives_its_file() -> None:
     entries = [Entry(4, "barrier", STARTED, 17)]
-    dump = Dump("a/b", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, {0: 4, 1: 4, 2: 3})
+    traffic = [Traffic("to", 2, 5, True)]
+    last = {0: 4, 1: 4, 2: 3}
+    dump = Dump("a", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, traffic, last)
     assert Dump.from_json(dump.to_json()) == dump
     assert json.loads(dump.to_json())["format"] == observe.FORMAT

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nc10d.observe import STARTED, Dump
+from nc10d.observe import STARTED, Dump, Traffic
 
 MOST_ROWS = 24
 _WIDTH = 110
@@ -23,11 +23,12 @@ class Verdict:
     late: list[int]
     last: dict[int, int]
     different: tuple[int, dict[str, list[int]]] | None
+    messages: list[str]
 
     @property
     def clean(self) -> bool:
         """Whether all ranks are there, in step, and none has failed."""
-        return not (self.missing or self.late or self.different)
+        return not (self.missing or self.late or self.different or self.messages)
 
 
 def judge(dumps: Sequence[Dump]) -> Verdict:
@@ -46,7 +47,33 @@ def judge(dumps: Sequence[Dump]) -> Verdict:
         late=[rank for rank in range(size) if last.get(rank, farthest) < farthest],
         last=last,
         different=_different(by_rank),
+        messages=[*_messages(by_rank)],
     )
+
+
+def _messages(by_rank: dict[int, Dump]) -> Iterator[str]:
+    """Say which messages are waited for, and how far the other end of the link is."""
+    begun = {
+        (rank, one.direction, one.peer): one.count
+        for rank, dump in by_rank.items()
+        for one in dump.traffic
+    }
+    for rank, dump in sorted(by_rank.items()):
+        for one in dump.traffic:
+            if one.waits:
+                yield _waiting(rank, one, by_rank, begun)
+
+
+def _waiting(
+    rank: int, one: Traffic, by_rank: dict[int, Dump], begun: dict[tuple[int, str, int], int]
+) -> str:
+    sending = one.direction == "to"
+    what = "to send to" if sending else "for a message from"
+    told = f"  message    rank {rank} waits {what} rank {one.peer} after {one.count}"
+    if one.peer not in by_rank:
+        return told
+    theirs = begun.get((one.peer, "from" if sending else "to", rank), 0)
+    return f"{told}; rank {one.peer} has {'received' if sending else 'sent'} {theirs}"
 
 
 def _last(dumps: Iterable[Dump]) -> dict[int, int]:
@@ -92,6 +119,7 @@ def _findings(verdict: Verdict) -> list[str]:
         farthest = max(verdict.last.values())
         told = ", ".join(f"{rank} (#{verdict.last[rank]})" for rank in verdict.late)
         found.append(f"  late       rank {told}; the others are at #{farthest}")
+    found += verdict.messages
     if verdict.clean:
         found.append("  all ranks left a dump, and are in step")
     return found + [f"  why        {_cut(why)}" for why in verdict.whys[:3]]

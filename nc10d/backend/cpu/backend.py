@@ -26,6 +26,7 @@ from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.launching import Launching
 from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside, reach
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
@@ -140,6 +141,20 @@ class CpuBackend(Launching):
         And the rank that the latest one waits for right now, None if it does not wait.
         """
         return self.areas.records(self.areas.rank), self.health.waits_for()
+
+    def traffic(self) -> list[tuple[str, int, int, bool]]:
+        """Return my ends of all links: "to" or "from", whom, how many messages have begun there.
+
+        And whether this rank waits for its peer in the latest of them.
+        """
+        found = []
+        for channel in self.links.channels():
+            peer = self.links.peer_of(channel)
+            assert peer is not None, "every channel of the links is an end of one"
+            direction = "to" if channel.shared.kind == at.SENDER else "from"
+            waits = self.health.is_waiting(channel)
+            found.append((direction, peer, channel.get(at.C_OPS), waits))
+        return found
 
     def progress(self) -> dict[int, int]:
         """Return the number of the latest collective of each rank of this host."""

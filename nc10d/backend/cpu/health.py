@@ -112,11 +112,12 @@ class Health:
 
     def waits_for(self) -> int | None:
         """Return the rank that this rank's collectives wait for right now, or None."""
-        channel = self._channel
-        if self._blocked_on(channel) is None:
-            return None
-        here = engine.load_word(channel.get(at.C_BLOCKED_AT))
-        return self._blocked_on(channel) if here < channel.get(at.C_BLOCKED_FOR) else None
+        return self._blocked_on(self._channel) if self.is_waiting(self._channel) else None
+
+    def is_waiting(self, channel: Channel) -> bool:
+        """Say whether what a channel was blocked on last has still not come."""
+        counter = channel.get(at.C_BLOCKED_AT)
+        return bool(counter) and bool(engine.load_word(counter) < channel.get(at.C_BLOCKED_FOR))
 
     def has_left(self, rank: int) -> bool:
         """Say whether a rank has closed the group."""
