@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from nc10d.arguments import split_lists
@@ -87,9 +88,17 @@ class ProcessGroup(Dispatcher, Members):
             )
         factory = load_factory(find_backend(name))
         bound = None if device in AT_ONCE else self.device_id
-        return factory(
-            BackendSetup(self.name, self.rank, self.size, self.store, deadline, options, bound)
+        setup = BackendSetup(
+            self.name,
+            self.rank,
+            self.size,
+            self.store,
+            deadline,
+            options,
+            device=bound,
+            elsewhere=partial(self._backends.elsewhere, device),
         )
+        return factory(setup)
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
         """Make the backends that are made at once; all ranks call, and wait for each other.

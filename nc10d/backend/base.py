@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nc10d.deadline import Deadline
+from nc10d.errors import DistError
 from nc10d.ops import Op
 from nc10d.work import Work
 
@@ -71,7 +72,9 @@ class BackendSetup:
     """What a backend is made from: its place in the group, where and by when to meet the others.
 
     `options` are the caller's `pg_options` for this backend, of a type that it was registered
-    with, or None. `device` is init_process_group's `device_id`, or None.
+    with, or None. `device` is init_process_group's `device_id`, or None. `elsewhere` says why the
+    group's other backends have failed, None if they have not: what one of them learns of a death
+    or an abort ends the group on every device.
     """
 
     group_name: str
@@ -81,6 +84,7 @@ class BackendSetup:
     deadline: Deadline
     options: Any = None
     device: Any = None
+    elsewhere: Callable[[], DistError | None] = lambda: None
 
 
 Factory = Callable[[BackendSetup], Backend]

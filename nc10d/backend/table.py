@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from nc10d.backend.base import Backend
 from nc10d.deadline import Deadline
-from nc10d.errors import DistError, ForkedGroupError
+from nc10d.errors import DistError, ForkedGroupError, GroupClosed
 from nc10d.outcome import fresh
 
 Maker = Callable[[str, Deadline], Backend]
@@ -46,6 +46,15 @@ class BackendTable:
     def usable(self, device: str) -> Backend | None:
         """Return a device's backend if it is there and nothing has failed."""
         return None if self.failure is not None else self._made.get(device)
+
+    def elsewhere(self, device: str) -> DistError | None:
+        """Return why a backend of another device has failed, if one has and can tell."""
+        for other, backend in tuple(self._made.items()):
+            tell = getattr(backend, "failure", None)
+            found = tell() if other != device and tell is not None else None
+            if isinstance(found, DistError) and not isinstance(found, GroupClosed):
+                return found
+        return None
 
     def fail(self, reason: DistError) -> None:
         """Let nothing be found or made any more; the first reason stays."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl import causes
 from nc10d.backend.nccl.lanes import Who
-from nc10d.backend.nccl.library import library
+from nc10d.backend.nccl.library import RESULT, library
 from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.site import Site
 from nc10d.backend.nccl.watchdog import watchdog
@@ -32,6 +32,9 @@ from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
+
+_WITNESSED = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
+_GRACE, _LOOK = 0.5, 0.01  # seconds for the cause of such an error to become known; between looks
 
 
 def make(setup: BackendSetup) -> NcclBackend:
@@ -59,6 +62,7 @@ class NcclBackend:
         self._who = Who(setup.group_name, setup.rank, setup.size)
         self._options = options
         self._keys = PrefixStore("nccl", setup.store)
+        self._elsewhere = setup.elsewhere
         self._store: Store | None = None
         self._site: Site | None = None
         self._binding = threading.RLock()
@@ -155,6 +159,7 @@ class NcclBackend:
         If NCCL never comes back from its abort, the Works stay pending for good, and keep their
         arrays.
         """
+        error = self._failure = self._root_of(error)
         if tell:
             with contextlib.suppress(DistError, OSError):  # a store that is gone tells nobody
                 error = self._failure = causes.told(self._store or self._keys.clone(), error)
@@ -165,6 +170,17 @@ class NcclBackend:
             site.lanes.abort()
             site.flights.end(error)
         self._ended.set()
+
+    def _root_of(self, error: DistError) -> DistError:
+        """Return what an error of NCCL's about a peer comes from, if another backend can tell."""
+        if isinstance(error, NCCLError) and error.code in _WITNESSED:
+            grace = Deadline.after(_GRACE)
+            while not grace.expired():
+                found = self._elsewhere()
+                if found is not None:
+                    return found
+                self._ended.wait(_LOOK)
+        return error
 
     def tick(self) -> float | None:
         """Look for what has ended or failed, as the watchdog does; see Watched."""
@@ -197,12 +213,14 @@ class NcclBackend:
                     comm.lock.release()
 
     def _listen(self) -> None:
-        """Fail as a peer has told; its own error may come here first, as NCCL's remote error."""
+        """Fail as the group's other backends have, or as a peer has told in the store."""
         assert self._store is not None
-        with contextlib.suppress(DistError, OSError):
-            cause = causes.heard(self._store)
-            if cause is not None:
-                self.fail(cause, tell=False)
+        cause = self._elsewhere()
+        if cause is None:
+            with contextlib.suppress(DistError, OSError):
+                cause = causes.heard(self._store)
+        if cause is not None:
+            self.fail(cause, tell=False)
 
     def _too_late(self, work: NcclWork) -> CollectiveTimeout:
         name, who = work._describe(), self._who

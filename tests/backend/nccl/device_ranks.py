@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from nc10d.backend.nccl.forming import meet
 from nc10d.backend.nccl.library import library
 from nc10d.cuda.driver import call, driver
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError
+from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError, PeerLost
 from nc10d.group import ProcessGroup
 from nc10d.store import PrefixStore
 
@@ -438,3 +440,28 @@ def a_revoked_communicator_still_shrinks(group: ProcessGroup) -> None:
     if group.rank == 0:
         assert whole.shrink([1], Deadline.after(LONG)).size == group.size - 1
     whole.close()
+
+
+def a_death_ends_work_on_devices(group: ProcessGroup, told: str) -> None:
+    """The backend for the CPU, which sees it, says who it was."""
+    x = ones(group)
+    group.all_reduce(x)
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost) as caught:
+        _reduce_and_wait(group, x)
+    assert caught.value.rank == 1
+    Path(told).write_text(str(caught.value))
+
+
+def an_abort_reaches_work_on_devices_that_it_has_not_used(group: ProcessGroup) -> None:
+    """Rank 1 aborts without ever having had an array on a device."""
+    if group.rank == 1:
+        after(group, "launched")
+        group.abort("enough")
+        return
+    work = group.all_reduce(ones(group), async_op=True)
+    once(group, "launched")
+    with pytest.raises(Aborted, match="enough"):
+        work.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import device_ranks as on
@@ -35,6 +36,7 @@ LAWS = [
     on.communicators_are_split_shrunk_and_ended,
     on.memory_is_registered_until_it_is_closed,
     on.a_revoked_communicator_still_shrinks,
+    on.an_abort_reaches_work_on_devices_that_it_has_not_used,
 ]
 
 
@@ -84,6 +86,15 @@ def test_durations_are_the_devices() -> None:
     ranks = Ranks(2, "processes", "nccl", timeout=20.0, pg_options=options)
     with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@*=delay:50"), ranks:
         ranks.run(on.the_device_says_how_long_it_took)
+
+
+def test_a_death_ends_work_on_devices(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    law = on.a_death_ends_work_on_devices
+    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+        with pytest.raises(RuntimeError, match="-9"):
+            ranks.run(law, [str(told)] * 2)
+        assert "rank 1" in told.read_text()
 
 
 STUCK = """
