@@ -20,9 +20,11 @@ from typing import Any
 
 from nc10d.run.quiet import quietly
 
-ENGINE = "nc10d.backend.cpu.native.engine"
-ABROAD = ("nc10d.backend.cpu.native.net", "nc10d.backend.cpu.native.streams")
-"""What the engine needs besides in a job of several hosts."""
+NATIVE = "nc10d.backend.cpu.native"
+ENGINE = tuple(
+    f"{NATIVE}.{name}" for name in ("interpreter", "engine", "arrays", "messages", "streams", "net")
+)
+"""What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
 LINES = 5
 """How many lines tell of the progress where there is no bar."""
 Task = tuple[str, Callable[[], object]]
@@ -145,15 +147,20 @@ def _say(word: str) -> None:
 
 def _tasks() -> list[Task]:
     """Return every function to compile; the engine comes first because it takes longest."""
-    from nc10d.kernels import reduce
+    from nc10d.kernels import pack, reduce
 
-    return [("engine", _warm_engine), *reduce.every_kernel()]
+    return [("engine", _warm_engine), *reduce.every_kernel(), *pack.every_kernel()]
 
 
 def _warm_engine() -> None:
-    # Its functions are compiled as the module is imported.
-    for module in (ENGINE, *ABROAD):
-        importlib.import_module(module)
+    from nc10d.backend.cpu.native import rare
+    from nc10d.kernels import lazy
+
+    for name in ENGINE:
+        importlib.import_module(name)
+        for _, make in lazy.every(name):
+            make()
+    rare.prepare()
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:

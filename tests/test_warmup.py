@@ -20,17 +20,36 @@ WARMUP = [sys.executable, "-m", "nc10d.warmup"]
 def test_after_the_warm_up_everything_is_loaded():
     done = subprocess.run(WARMUP, check=True, stdout=subprocess.PIPE, text=True)
     *lines, last = done.stdout.splitlines()
-    count = len(list(reduce.every_kernel())) + 1
+    count = len(warmup._tasks())
     assert re.fullmatch(rf"{count} functions ready in \d+\.\d s", last)
     assert all(re.fullmatch(r"\d+ of \d+ functions", line) for line in lines)
     assert lines[-1] == f"{count} of {count} functions"
     check = """
-from nc10d.kernels import reduce
-for name, make in reduce.every_kernel():
+from nc10d import warmup
+from nc10d.kernels import cache
+def refuse(file, *_): raise AssertionError(file.name + " is compiled")
+cache._OneFile.save_overload = refuse
+for name, make in warmup._tasks():
     make()
-assert all(kernel.cache_hits for kernel in reduce._kernels.values())
 """
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+DEFERRED = """
+import numpy as np, nc10d as dist
+from nc10d.kernels import cache
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(np.ones(2))
+print(*sorted(cache._names))
+"""
+
+
+def test_what_a_program_does_not_do_it_does_not_compile():
+    done = subprocess.run([sys.executable, "-c", DEFERRED], check=True, stdout=subprocess.PIPE)
+    names = {name.rpartition(".")[2] for name in done.stdout.decode().split()}
+    assert {"advance", "_run", "_drive", "_break_channel"} <= names
+    assert not names & {"_submit", "_wait", "_work", "_run_message", "_read_arrays"}
+    assert "_advance_rare" not in names
 
 
 def test_every_kernel_has_a_task_of_its_own():

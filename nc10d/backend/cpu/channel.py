@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import engine, interpreter, messages
+from nc10d.backend.cpu.native import engine, interpreter, messages, rare
 from nc10d.backend.cpu.native import layout as at
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Channel:
             at.C_TRACE_ID: self.address,
             at.C_STREAMS: shared.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
+            at.C_RARE: plain.address(rare.RARE),
             at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
         for offset, value in fields.items():

@@ -53,6 +53,7 @@ class Host:
         deadline: Deadline,
         host_id: str | None = None,
     ) -> None:
+        engine.prepare()
         self.number = rank
         self.pid = os.getpid()
         self.arena = Arena()

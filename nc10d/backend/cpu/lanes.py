@@ -16,7 +16,7 @@ from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.native.messages import run_message
+from nc10d.backend.cpu.native import messages
 from nc10d.backend.cpu.works import CpuWork
 from nc10d.deadline import Deadline
 from nc10d.ops import Recv, Send
@@ -46,12 +46,16 @@ class Lane:
         """Send or receive here and now: what run_message answers, BUSY if nothing has happened."""
         channel, model, inbox = self.channel.address, self.model.address, self.inbox
         if inbox is None:
-            return int(run_message(channel, model, x, tag, patient))
+            return int(messages.run_message(channel, model, x, tag, patient))
         # What came early goes first, and a receive from anyone must not lose what it has seen.
         if not inbox.lock.acquire(blocking=False):
             return at.BUSY
         try:
-            return at.BUSY if inbox.early else int(run_message(channel, model, x, tag, patient))
+            return (
+                at.BUSY
+                if inbox.early
+                else int(messages.run_message(channel, model, x, tag, patient))
+            )
         finally:
             inbox.lock.release()
 

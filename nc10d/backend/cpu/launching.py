@@ -23,7 +23,6 @@ from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.native.arrays import run_known
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late
 from nc10d.backend.cpu.requests import Request, request
@@ -65,7 +64,7 @@ class Launching(Waits):
         if known is None:
             return False
         try:
-            answer = run_known(self._address, known.address, x, y)
+            answer = plain.run_known(self._address, known.address, x, y)
             if answer == at.DONE:
                 return True
             if answer != at.BUSY:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.native import rare
 from nc10d.backend.cpu.native.layout import FLAG_BIT, RECORD_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
 
@@ -22,6 +23,8 @@ OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
+RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.PICK + 1))}
+"""Steps that rare.py carries out."""
 LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FOLD)
 SHORT = 256 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
@@ -75,6 +78,8 @@ def link(
     `scratch` makes room for what a program that crosses hosts works on by itself.
     """
     check(program, size)
+    if any(step.kind in RARE for step in program.steps):
+        rare.prepare()
     room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
     record = record_bytes(program.call)
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]

@@ -38,7 +38,7 @@ from nc10d.backend.cpu.native.objects import (
     TYPE_OFFSET,
 )
 from nc10d.backend.cpu.native.progress import nc10d_run, nc10d_submit, nc10d_submit_here
-from nc10d.kernels.cache import compiled, entry_point
+from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 SLICE_NS = 50_000_000
 _WORD = types.int64
@@ -90,7 +90,7 @@ def nc10d_fits(channel: int, known: int, x: int, y: int) -> bool:
     return a + load(known + K_X_BYTES) <= b or b + load(known + K_Y_BYTES) <= a
 
 
-@compiled(types.int64(_WORD, _WORD, any_object, any_object))
+@on_demand(types.int64(_WORD, _WORD, any_object, any_object))
 def _run_known(channel: int, known: int, x: object, y: object) -> int:
     if not nc10d_fits(channel, known, as_int(x), as_int(y)):
         return BUSY
@@ -98,7 +98,7 @@ def _run_known(channel: int, known: int, x: object, y: object) -> int:
     return nc10d_run(channel, load(known + K_PROGRAM), a, b, SLICE_NS)
 
 
-@compiled(types.int64(_WORD, any_object, _WORD, _WORD, any_object, any_object))
+@on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, any_object))
 def _submit_known(
     channel: int, words: object, known: int, deadline: int, x: object, y: object
 ) -> int:
@@ -118,12 +118,12 @@ def _submit_known(
     return nc10d_submit(channel, descriptor, RING_SLOTS)
 
 
-@compiled(types.int64(any_object))
+@on_demand(types.int64(any_object))
 def _address(array: object) -> int:
     return load(as_int(array) + DATA_OFFSET)
 
 
-@compiled(types.int64(any_object, _WORD, _WORD, _WORD))
+@on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     items = load(as_int(arrays) + LIST_ITEMS_OFFSET)
     for i in range(count):
@@ -137,7 +137,7 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     return -1
 
 
-@compiled(types.int64(any_object, _WORD, _WORD, _WORD))
+@on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     items = load(as_int(arrays) + LIST_ITEMS_OFFSET)
     for i in range(count):
@@ -153,24 +153,26 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     return 1
 
 
-run_known = entry_point(_run_known)
+run_known: EntryPoint
 """run_known(channel, known, x, y): run a known operation here and now; x and y are any objects.
 
 As engine.run; BUSY also where they are not the arrays that it is for (the same one twice, or two
 that share no memory).
 """
-submit_known = entry_point(_submit_known)
+submit_known: EntryPoint
 """submit_known(channel, words, known, deadline_ns, x, y): fill in a descriptor and submit it.
 
 `words` is zeroed and has room for two addresses. A short program is advanced in this thread first.
 DONE; BUSY as above, or if the channel is stopped or its ring full; or a failure of what was
 advanced.
 """
-address = entry_point(_address)
+address: EntryPoint
 """address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
-read_arrays = entry_point(_read_arrays)
+read_arrays: EntryPoint
 """read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
 addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
 """
-same_arrays = entry_point(_same_arrays)
+same_arrays: EntryPoint
 """same_arrays(list, count, id of the ndarray type, table): 1 if all are as the table says."""
+
+__getattr__ = entry_points(__name__)

@@ -57,7 +57,6 @@ from nc10d.backend.cpu.native.operands import (
     nc10d_place,
 )
 
-EXPOSE, FETCH, FOLD, JUMP, PICK = 20, 21, 22, 23, 24
 # How to get to exposed memory.
 NOT_AT_ALL, BY_ARENA, BY_KERNEL = 0, 1, 2
 NEVER = 1 << 62

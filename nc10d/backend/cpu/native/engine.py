@@ -1,4 +1,4 @@
-"""The engine's entry points, compiled when this module is first imported.
+"""The engine's entry points, each compiled when it is first used.
 
 A channel (layout.py) is a queue of programs with a lock. `run` goes straight in if the channel is
 free and its ring empty; `submit` and `wait` are for what has to take its turn; `work` is the
@@ -60,17 +60,17 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_unlock,
     nc10d_wake_own,
 )
-from nc10d.kernels.cache import compiled, entry_point
+from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 SLICE_NS = 50_000_000
 
 
-@compiled("int64(int64, int64, int64)")
+@on_demand("int64(int64, int64, int64)")
 def _run(channel: int, program: int, table: int) -> int:
     return nc10d_run(channel, program, 0, table, SLICE_NS)
 
 
-@compiled("int64(int64, int64)")
+@on_demand("int64(int64, int64)")
 def _drive(channel: int, slice_ns: int) -> int:
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
@@ -80,12 +80,12 @@ def _drive(channel: int, slice_ns: int) -> int:
     return answer
 
 
-@compiled("int64(int64, int64, int64)")
+@on_demand("int64(int64, int64, int64)")
 def _submit(channel: int, descriptor: int, room: int) -> int:
     return nc10d_submit(channel, descriptor, room)
 
 
-@compiled("int64(int64, int64, int64)")
+@on_demand("int64(int64, int64, int64)")
 def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
     process = load(channel + C_PROCESS)
     until = nc10d_now() + slice_ns
@@ -120,7 +120,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return 0
 
 
-@compiled("int64(int64, int64, int64, int64)")
+@on_demand("int64(int64, int64, int64, int64)")
 def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     idle = 0
     while load_acquire(process + P_STOP) == 0:
@@ -154,8 +154,8 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     return DONE
 
 
-@compiled("int64(int64)")
-def _break(channel: int) -> int:
+@on_demand("int64(int64)")
+def _break_channel(channel: int) -> int:
     exchange(channel + C_BROKEN, 1)
     nc10d_wake_own(load(channel + C_PROCESS))
     for _ in range(10000):
@@ -166,41 +166,41 @@ def _break(channel: int) -> int:
     return BUSY
 
 
-@compiled("int64(int64)")
+@on_demand("int64(int64)")
 def _unlock(channel: int) -> int:
     nc10d_unlock(channel)
     return DONE
 
 
-@compiled("int64(int64, int64)")
+@on_demand("int64(int64, int64)")
 def _ring(process: int, ranks: int) -> int:
     nc10d_ring(process, ranks)
     nc10d_wake_own(process)
     return DONE
 
 
-@compiled("int64(int64, int64)")
+@on_demand("int64(int64, int64)")
 def _open_gate(channel: int, word: int) -> int:
     nc10d_post(channel, word, 1)
     return DONE
 
 
-@compiled("int64(int64, int64, int64)")
-def _swap_if(address: int, expected: int, value: int) -> int:
+@on_demand("int64(int64, int64, int64)")
+def _compare_and_swap(address: int, expected: int, value: int) -> int:
     return swap_if(address, expected, value)
 
 
-@compiled("int64(int64, int64, int64, int64)")
+@on_demand("int64(int64, int64, int64, int64)")
 def _read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
     return nc10d_read_process(pid, dst, src, nbytes)
 
 
-@compiled("int64(int64)")
-def _load(address: int) -> int:
+@on_demand("int64(int64)")
+def _load_word(address: int) -> int:
     return load_acquire(address)
 
 
-@compiled("int64(int64, int64, int64, int64, int64)")
+@on_demand("int64(int64, int64, int64, int64, int64)")
 def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
     until = nc10d_now() + slice_ns
     tries = 0
@@ -223,33 +223,44 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
         add(process + P_SLEEPING, -1)
 
 
-run = entry_point(_run)
+run: EntryPoint
 """run(channel, program, table): run a program, with its arrays' addresses in a table, here and now.
 
 DONE; BUSY if the channel has other work (submit instead); BLOCKED after a slice (go on with
 `drive`) or a failure: then the caller still holds the channel.
 """
-drive = entry_point(_drive)
+drive: EntryPoint
 """drive(channel, slice_ns): go on with what `run` began."""
-submit = entry_point(_submit)
+submit: EntryPoint
 """submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` descriptors."""
-wait = entry_point(_wait)
+wait: EntryPoint
 """wait(channel, descriptor, slice_ns): help until it has ended.
 
 FINISHED; 0 after a slice; UNMATCHED if a link's next message is nobody's; or a failure.
 """
-work = entry_point(_work)
+work: EntryPoint
 """work(process, spin, yields, slice_ns): the worker; ends on P_STOP or with a failure."""
-break_channel = entry_point(_break)
+break_channel: EntryPoint
 """break_channel(channel): stop it for good and take its lock; BUSY: call again."""
-unlock = entry_point(_unlock)
-ring = entry_point(_ring)
+unlock: EntryPoint
+ring: EntryPoint
 """ring(process, ranks): ring the doorbells of ranks (a bit mask) and my own."""
-open_gate = entry_point(_open_gate)
+open_gate: EntryPoint
 """open_gate(channel, word): open a gate and wake who sleeps on it."""
-compare_and_swap = entry_point(_swap_if)
-read_process = entry_point(_read_process)
+compare_and_swap: EntryPoint
+read_process: EntryPoint
 """read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
-load_word = entry_point(_load)
-wait_any = entry_point(_wait_any)
+load_word: EntryPoint
+wait_any: EntryPoint
 """wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""
+
+__getattr__ = entry_points(__name__)
+
+
+ESSENTIAL = ("drive", "break_channel", "unlock", "ring", "load_word", "compare_and_swap")
+
+
+def prepare() -> None:
+    """Compile what failures and ends need: they must not wait for a compiler."""
+    for name in ESSENTIAL:
+        __getattr__(name)

@@ -21,27 +21,15 @@ from nc10d.backend.cpu.native.atomics import (
     nc10d_futex_wake,
     store,
 )
-from nc10d.backend.cpu.native.direct import (
-    EXPOSE,
-    FETCH,
-    FOLD,
-    JUMP,
-    PICK,
-    nc10d_expose,
-    nc10d_fetch,
-    nc10d_fold_exposed,
-)
 from nc10d.backend.cpu.native.layout import (
     AREA_RECORDS,
     BLOCKED,
     C_AGREED,
     C_AREA,
-    C_AWAITED,
     C_BLOCKED_ON,
     C_FLAGS,
     C_FREE,
     C_MESSAGE,
-    C_MESSAGE_BYTES,
     C_MET,
     C_OPS,
     C_PARITY,
@@ -50,6 +38,7 @@ from nc10d.backend.cpu.native.layout import (
     C_PEER,
     C_PROCESS,
     C_RANK,
+    C_RARE,
     C_ROUND,
     C_SEGMENT,
     C_SELF,
@@ -59,7 +48,6 @@ from nc10d.backend.cpu.native.layout import (
     C_USERS,
     D_TAG,
     DONE,
-    FLAG_BIT,
     FOLD_BLOCK,
     LINE_SLEEPERS,
     LINE_SLOTS,
@@ -70,10 +58,10 @@ from nc10d.backend.cpu.native.layout import (
     RECORD_BYTES,
     RECORD_RING,
     S_STEP,
-    SIZES,
     SLOT_BYTES,
 )
 from nc10d.backend.cpu.native.operands import (
+    AGREE,
     ALSO,
     ARG,
     DST,
@@ -83,6 +71,8 @@ from nc10d.backend.cpu.native.operands import (
     LAST,
     NO_OPERAND,
     OWN,
+    PACK,
+    PICK,
     SRC,
     STEP,
     TICK,
@@ -93,8 +83,7 @@ from nc10d.backend.cpu.native.operands import (
 from nc10d.kernels.cache import compiled_callback
 
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
-ROUND, ENTER, MEET, MEETALL, AGREE, LOOP_AGREED, HEADER = 8, 9, 10, 11, 12, 13, 14
-PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
+ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
 PAIR, LOOP = 38, 39
 
 
@@ -158,22 +147,6 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_flagged(channel: int) -> int:
-    """Return 1 if somebody's fingerprint has the flag, 0 if nobody's, or MISMATCH."""
-    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
-    mine = load(load(channel + C_SELF) + slot)
-    flags = load(channel + C_FLAGS)
-    flagged = mine
-    for peer in range(load(channel + C_SIZE)):
-        theirs = load(load(flags + 8 * peer) + slot)
-        if (theirs ^ mine) & ((1 << FLAG_BIT) - 1) != 0:
-            store(channel + C_BLOCKED_ON, peer)
-            return MISMATCH
-        flagged |= theirs
-    return flagged >> FLAG_BIT
-
-
-@njit(nogil=True)
 def nc10d_enter(channel: int, step: int) -> None:
     """Show the fingerprint of the operation, and write its record for whoever asks later."""
     ops = load(channel + C_OPS) + 1
@@ -216,63 +189,6 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
         if twice:
             move(also + done, dst + done, count)
         done += count
-
-
-@njit(nogil=True)
-def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
-    """Copy between contiguous and strided memory; see `pack` in program.py for `shape`."""
-    item, dims = load(shape), load(shape + 8)
-    sizes = shape + 16
-    strides = sizes + 8 * dims
-    place = strides + 8 * dims
-    last = dims - 1
-    length, step = load(sizes + 8 * last), load(strides + 8 * last)
-    for d in range(dims):
-        store(place + 8 * d, 0)
-    while True:
-        at = strided
-        for _ in range(length):
-            if packing:
-                move(flat, at, item)
-            else:
-                move(at, flat, item)
-            flat += item
-            at += step
-        # Go on like an odometer: the last line of a dimension steps the one before it.
-        d = last - 1
-        while d >= 0:
-            strided += load(strides + 8 * d)
-            turn = load(place + 8 * d) + 1
-            store(place + 8 * d, turn)
-            if turn < load(sizes + 8 * d):
-                break
-            strided -= turn * load(strides + 8 * d)
-            store(place + 8 * d, 0)
-            d -= 1
-        if d < 0:
-            return
-
-
-@njit(nogil=True)
-def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
-    """Compare announced sizes with those awaited; settle the number of rounds."""
-    size = load(channel + C_SIZE)
-    me = load(channel + C_RANK)
-    table = channel - load(step + SRC) + parity
-    expected = load(users + load(step + OWN))
-    largest = 0
-    for rank in range(size):
-        shown = load(table + 8 * rank)
-        if load(shown + 8 * me) != load(expected + 8 * rank):
-            store(channel + C_BLOCKED_ON, rank)
-            store(channel + C_MESSAGE_BYTES, load(shown + 8 * me))
-            store(channel + C_AWAITED, load(expected + 8 * rank))
-            return SIZES
-        for peer in range(size):
-            largest = max(largest, load(shown + 8 * peer))
-    slot = load(step + ARG)
-    store(channel + C_AGREED, max(1, (largest + slot - 1) // slot))
-    return DONE
 
 
 @njit(nogil=True)
@@ -335,46 +251,13 @@ def advance(channel: int) -> int:
             half = load(channel + C_ROUND) & 1
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
             move(header, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
-        elif kind == DIVERT:
-            if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
-                return BLOCKED
-            flagged = nc10d_flagged(channel)
-            if flagged == MISMATCH:
-                return MISMATCH
-            if flagged == 1:
-                step += STEP * load(step + EXTRA)
-        elif kind == EXPOSE:
-            nc10d_expose(channel, users, step, parity, segment)
-        elif kind == FETCH:
-            answer = nc10d_fetch(channel, users, step, parity, segment)
+        elif kind == AGREE or PACK <= kind <= PICK:
+            store(channel + C_PC, step)
+            store(channel + C_SEGMENT, segment)
+            answer = call_engine(load(load(channel + C_RARE)), channel)
             if answer != DONE:
                 return answer
-        elif kind == FOLD:
-            answer = nc10d_fold_exposed(channel, users, step, parity, segment)
-            if answer != DONE:
-                return answer
-        elif kind == JUMP:
-            step += STEP * load(step + EXTRA)
-        elif kind == PICK:
-            if load(nc10d_place(channel, users, step + SRC, parity, segment) + 8) == 0:
-                step += STEP * load(step + EXTRA)
-        elif kind == GATE:
-            flag = nc10d_place(channel, users, step + DST, parity, segment)
-            if load_acquire(flag) == 0:
-                return nc10d_block(channel, step, segment, flag, 1, load(channel + C_RANK))
-        elif kind == OPEN:
-            nc10d_post(channel, nc10d_place(channel, users, step + DST, parity, segment), 1)
-        elif kind in (PACK, UNPACK):
-            dst = nc10d_place(channel, users, step + DST, parity, segment)
-            src = nc10d_place(channel, users, step + SRC, parity, segment)
-            shape = nc10d_place(channel, users, step + OWN, parity, segment)
-            if kind == PACK:
-                nc10d_lines(dst, src, shape, True)
-            else:
-                nc10d_lines(src, dst, shape, False)
-        elif kind == AGREE:
-            if nc10d_agree(channel, users, step, parity) != DONE:
-                return SIZES
+            step = load(channel + C_PC)
         elif kind in (ROUND, LOOP_AGREED):
             nc10d_end_round(channel, step)
             seq = load(channel + C_SEQ)

@@ -81,8 +81,9 @@ LINK_BOARD = 128
     C_REACH,  # address of the block that says how to read peers' memory
     C_ARRAY_TYPE,  # address of the type numpy.ndarray
     C_MESSAGE,  # the descriptor that says what message a link carries
-) = range(0, 44 * 8, 8)
-C_OWN_USERS = 44 * 8  # four addresses of a program run in the caller
+    C_RARE,  # address of the word that holds the address of rare.py's function
+) = range(0, 45 * 8, 8)
+C_OWN_USERS = 45 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies

@@ -62,7 +62,7 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_unlock,
     nc10d_yield,
 )
-from nc10d.kernels.cache import compiled, entry_point
+from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
@@ -122,7 +122,7 @@ def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient:
     return BUSY if call_engine(load(channel + C_ADVANCE), channel) == BLOCKED else DONE
 
 
-@compiled(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
+@on_demand(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
 def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: int) -> int:
     array = as_int(x)
     if not nc10d_carries(channel, descriptor, array) or not nc10d_try_lock(channel):
@@ -136,7 +136,7 @@ def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: in
     return answer
 
 
-@compiled(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
+@on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
 def _submit_message(
     channel: int, words: object, model: int, deadline: int, x: object, tag: int, here: int
 ) -> int:
@@ -158,7 +158,7 @@ def _submit_message(
     return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
 
 
-run_message = entry_point(_run_message)
+run_message: EntryPoint
 """run_message(channel, descriptor, x, tag, patient): send or receive here and now.
 
 `descriptor` says what message it is; x is any object. Only a short message may go without being
@@ -166,9 +166,11 @@ run_message = entry_point(_run_message)
 peer is not there yet, another message is at the head, the channel is used or stopped); else as
 engine.run, with `drive` to go on.
 """
-submit_message = entry_point(_submit_message)
+submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, here): fill in, submit a descriptor.
 
 `words` is zeroed and has room for an address; the rest is as in the descriptor `model`. With `here`
 it is advanced in this thread first. As arrays.submit_known.
 """
+
+__getattr__ = entry_points(__name__)

@@ -37,7 +37,7 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_unlock,
     nc10d_wake_own,
 )
-from nc10d.kernels.cache import compiled, entry_point
+from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 EVENTS = 64
 CTL_ADD = 1  # linux/eventpoll.h
@@ -68,7 +68,7 @@ def nc10d_count_up(process: int, line: int) -> None:
             nc10d_ring(process, exchange(line + LINE_SLEEPERS, 0))
 
 
-@compiled("int64(int64, int64, int64, int64)")
+@on_demand("int64(int64, int64, int64, int64)")
 def _net(process: int, epoll: int, events: int, slice_ms: int) -> int:
     while load_acquire(process + P_STOP) == 0:
         count = _epoll_wait(np.int32(epoll), events, np.int32(EVENTS), np.int32(slice_ms))
@@ -82,13 +82,13 @@ def _net(process: int, epoll: int, events: int, slice_ms: int) -> int:
     return 0
 
 
-@compiled("int64(int64, int64, int64, int64)")
-def _add(epoll: int, fd: int, events: int, data: int) -> int:
+@on_demand("int64(int64, int64, int64, int64)")
+def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
     nc10d_control(epoll, CTL_ADD, fd, events, data)
     return 0
 
 
-@compiled("int64(int64)")
+@on_demand("int64(int64)")
 def _peek(channel: int) -> int:
     if nc10d_try_lock(channel):
         if load(channel + C_DESCRIPTOR) == 0 and load(channel + C_BROKEN) == 0:
@@ -98,9 +98,11 @@ def _peek(channel: int) -> int:
     return 0
 
 
-net = entry_point(_net)
+net: EntryPoint
 """net(process, epoll, events, slice_ms): the net thread; ends when the process stops."""
-add_to_epoll = entry_point(_add)
+add_to_epoll: EntryPoint
 """add_to_epoll(epoll, fd, events, data): have epoll know a descriptor; data is a link's block."""
-peek = entry_point(_peek)
+peek: EntryPoint
 """peek(channel): take the header of a link's next message, or have its line counted up for it."""
+
+__getattr__ = entry_points(__name__)
