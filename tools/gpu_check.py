@@ -29,8 +29,10 @@ from nc10d import cuda
 from nc10d.backend.nccl.library import dotted, library
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.registry import find_backend, register_backend
+from nc10d.bench import flatten
 from nc10d.cuda.driver import call
 from nc10d.group import ProcessGroup
+from nc10d.reducer.device_packing import DevicePacker
 from nc10d.testing.ranks import Ranks
 
 RESULTS = Path("gpu-results.json")
@@ -57,6 +59,7 @@ def main() -> int:
         ("laws of streams, blocks and graphs, 2 ranks", laws),
         (f"{BLOCK} x {MIB} MiB, 1 rank", lambda: Ranks(1, "processes", "nccl").run(blocks)[0]),
         (f"{BLOCK} x {MIB} MiB by torch, 1 rank", torch_blocks),
+        ("packing, 25 MiB of 160 tensors", packing),
         ("bus bandwidth", lambda: bandwidth(count)),
     ]
     for name, check in checks:
@@ -108,6 +111,29 @@ def conforms(size: int) -> list[Row]:
     count, wrong = conformance.complaints(size, conformance.FEW)
     rows = [Row(f"conformance, {size} ranks", f"{count} checks", failed=bool(wrong))]
     return rows + [Row("  " + text, "wrong", failed=True) for text in wrong[:10]]
+
+
+def packing() -> list[Row]:
+    """Pack a bucket by the kernel, compare, and tell how fast memory was read and written."""
+    sizes = flatten.counts()
+    values = [
+        np.random.default_rng(i).normal(size=n).astype(np.float32) for i, n in enumerate(sizes)
+    ]
+    flat = cuda.empty(sum(sizes))
+    offsets = np.cumsum([0, *sizes[:-1]]).tolist()
+    packer = DevicePacker([cuda.to_device(x) for x in values], flat, offsets)
+    packer.pack(0.5)
+    cuda.synchronize()
+    wrong = int(np.count_nonzero(flat.to_host() != np.concatenate(values) * np.float32(0.5)))
+    packer.pack()  # compiles
+    cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(100):
+        packer.pack()
+    cuda.synchronize()
+    seconds = (time.perf_counter() - begin) / 100
+    told = f"{wrong} wrong; {seconds * 1e6:.1f} us, {2 * flat.nbytes / seconds / 1e12:.2f} TB/s"
+    return [Row("packing, 25 MiB of 160 tensors", told, failed=bool(wrong))]
 
 
 def register_once() -> None:

@@ -38,7 +38,10 @@ def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: tuple[int, int]
     if not supports(src, dst) or (scaled and not supports(src, DType.FLOAT32)):
         raise TypeError(f"there is no GPU kernel from {src.label} to {dst.label}")
     compile_ptx, target = _tools()
-    body = cast_body(target, src, dst) if scaled or src is not dst else copy_body(target)
+    body = copy_body(target)
+    if scaled or src is not dst:
+        body = cast_body(target, src, dst)
+        body.__name__ = body.__qualname__ = f"cast_{src.label}_to_{dst.label}"
     ptx, _ = compile_ptx(body, _SIGNATURE, device=False, cc=capability, launch_bounds=_BOUNDS)
     return str(ptx)
 

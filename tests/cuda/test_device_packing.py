@@ -1,0 +1,118 @@
+"""A DevicePacker launches what packs: on an emulated GPU whose kernels are the CPU twins."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build import build
+from nc10d.dtypes import DType
+from nc10d.kernels import blocks
+from nc10d.testing import Ranks
+
+WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
+HERE = importlib.util.find_spec("numba_cuda") and importlib.util.find_spec("cuda.bindings")
+pytestmark = pytest.mark.skipif(
+    not ((HERE and build()) or WANTED), reason="no emulator or CUDA compiler: see .ci/run"
+)
+TWIN = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.POINTER(ctypes.c_void_p))
+CASTS = [(DType.FLOAT32, DType.BFLOAT16), (DType.BFLOAT16, DType.FLOAT32), (DType.FLOAT32,) * 2]
+_alive: list[Any] = []
+
+
+def twin_of(body: Any) -> Any:
+    """Return the C function that runs a body for all threads of a launch."""
+    from numba import njit
+
+    inner = njit(body)
+
+    @njit
+    def run(table, chunks, factor, place, at, count, threads):  # type: ignore[no-untyped-def]
+        place[2] = threads
+        for block in range(count):
+            for thread in range(threads):
+                place[0], place[1] = block, thread
+                inner(table, chunks, factor, at)
+
+    def twin(grid: Any, block: Any, args: Any) -> None:
+        table, chunks = (ctypes.c_int64.from_address(args[i]).value for i in (0, 1))
+        factor = ctypes.c_double.from_address(args[2]).value
+        place = np.zeros(3, np.int64)
+        run(table, chunks, factor, place, place.ctypes.data, grid[0], block[0])
+
+    return TWIN(twin)
+
+
+def register(part: str, body: Any) -> None:
+    found = build()
+    assert found is not None
+    function = ctypes.CDLL(str(found.cuda)).cuemuRegisterKernel
+    _alive.append(twin_of(body))
+    assert function(part.encode(), _alive[-1], 4, (ctypes.c_uint * 4)(8, 8, 8, 8)) == 0
+
+
+def register_all() -> None:
+    from llvmlite import ir
+    from numba.extending import intrinsic
+
+    def coordinate(b: Any, place: Any, index: int) -> Any:
+        at = b.add(place, ir.IntType(64)(8 * index))
+        return b.load(b.inttoptr(at, ir.IntType(64).as_pointer()), align=8)
+
+    cpu = blocks.Target(intrinsic, 0, coordinate)
+    register("copy_chunk", blocks.copy_body(cpu))
+    for src, dst in CASTS:
+        register(f"cast_{src.label}_to_{dst.label}", blocks.cast_body(cpu, src, dst))
+
+
+COUNTS = [3, 0, 1000, 70_001]
+OFFSETS = [1, 4, 5, 1006]
+
+
+def packed_and_back(_group: Any) -> None:
+    """Pack float32 arrays into float32 and bfloat16, by halves, and unpack them again."""
+    from nc10d import cuda
+    from nc10d.reducer.device_packing import DevicePacker
+
+    register_all()
+    values = [np.arange(n).astype(np.float32) % 64 for n in COUNTS]
+    arrays = [cuda.to_device(x) for x in values]
+    for dtype in (DType.FLOAT32, DType.BFLOAT16):
+        flat = cuda.to_device(np.full(72_000, 7).astype(dtype.numpy))
+        packer = DevicePacker(arrays, flat, OFFSETS)
+        for scale in (1.0, 0.5):
+            packer.pack(scale)
+            cuda.synchronize()
+            expected = np.full(72_000, 7).astype(dtype.numpy)
+            for x, at in zip(values, OFFSETS, strict=True):
+                expected[at : at + x.size] = (x * scale).astype(dtype.numpy)
+            assert flat.to_host().tobytes() == expected.tobytes()
+            packer.unpack(1 / scale)
+            cuda.synchronize()
+            assert all((a.to_host() == x).all() for a, x in zip(arrays, values, strict=True))
+    mistakes(cuda, DevicePacker)
+
+
+def mistakes(cuda: Any, packer: Any) -> None:
+    two, flat = cuda.to_device(np.ones(2, np.float32)), cuda.to_device(np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="elements 3 to 5 are not all inside of 4"):
+        packer([two], flat, [3])
+    with pytest.raises(TypeError, match="float32 can't be cast to int64"):
+        packer([two], cuda.to_device(np.ones(4, np.int64)), [0])
+    with pytest.raises(TypeError, match="must be on cuda:0"):
+        packer([np.ones(2, np.float32)], flat, [0])
+    packer([], flat, []).pack()
+
+
+def test_arrays_are_packed_and_unpacked_by_one_launch_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = build()
+    assert found is not None
+    for name, value in found.environment().items():
+        monkeypatch.setenv(name, value)
+    with Ranks(1, "processes", "fake", timeout=90) as one:
+        one.run(packed_and_back)
