@@ -3,14 +3,17 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from nc10d.ops import SUM
 from nc10d.reducer import hooks
+from nc10d.reducer.plan import Slot
 from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel
+from nc10d.torch.bucket import on_tensors
 from nc10d.work import Future
 
 
@@ -100,6 +103,8 @@ def test_a_parameter_that_another_rank_used_gets_its_mean_and_one_that_nobody_us
     def run(group, used):
         model = DistributedDataParallel(Two(), find_unused_parameters=True)
         step(model, 1, both=used)
+        mine = {x.ctypes.data for x in model.reducer.gradients}
+        assert not mine & {x.grad.data_ptr() for x in model.parameters() if x.grad is not None}
         return both_gradients(model)
 
     assert run_local(run, 2, [True, False]) == [[[1.0] * 2, [0.5] * 3]] * 2
@@ -158,9 +163,9 @@ def test_hooks_go_with_their_model():
         del whole
         gc.collect()
         model(torch.tensor(1.0)).backward()
-        return gone() is None, model.a.grad.tolist()
+        return gone() is None, model.a.grad.tolist(), len(model.a._post_accumulate_grad_hooks)
 
-    assert run_local(run, 1) == [(True, [1.0] * 2)]
+    assert run_local(run, 1) == [(True, [1.0] * 2, 0)]
 
 
 def test_names_to_ignore_are_left_alone():
@@ -246,6 +251,17 @@ def test_hooks_see_tensors_and_say_what_becomes_of_them(hook, means, dtype):
         return both_gradients(model)[0][0]
 
     assert run_local(run, 2) == means
+
+
+def test_a_result_in_the_buckets_own_memory_is_the_bucket():
+    def run(group):
+        slots = [Slot(0, 0, 4, (4,))]
+        bucket = hooks.GradBucket(0, np.ones(4, np.float32), slots, [], True)
+        work = on_tensors(tensor_work)(group, bucket)
+        future = on_tensors(lambda *given: tensor_work(*given).get_future())(group, bucket)
+        return [one is bucket.buffer() for one in (*work.result(), *future.wait())]
+
+    assert run_local(run, 2) == [[True, True]] * 2
 
 
 def test_a_hook_that_fails_fails_backward():

@@ -1,5 +1,8 @@
 """Tensors are arrays like any other: every call, type and layout, and the same memory."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +123,29 @@ def test_every_type_there_and_back_is_the_same_memory(kind):
     assert (found.address, found.dtype, found.owner.shape) == (x.data_ptr(), DTYPES[kind], (3, 2))
     assert not found.contiguous
     assert found.strides == seen.T.strides
+
+
+class Broken:
+    """Stands for a backend whose quick call fails while a peer may still look at its arrays."""
+
+    def quick(self, kind, extra, x, y, timeout):
+        if isinstance(x, np.ndarray):
+            raise dist.PeerLost("gone")
+        return False
+
+
+def test_a_tensor_that_was_lent_to_a_call_that_failed_stays_alive():
+    def run(group):
+        group._hot = Broken()
+        x = torch.ones(2)
+        with pytest.raises(dist.PeerLost):
+            group.all_reduce(x)
+        kept = weakref.ref(x)
+        del x
+        gc.collect()
+        return kept() is not None
+
+    assert run_local(run, 1) == [True]
 
 
 REFUSED = {
