@@ -23,7 +23,7 @@ from nc10d.buffer import device_type
 from nc10d.collectives import Collectives
 from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
-from nc10d.ops import Array, Barrier, Op
+from nc10d.ops import AllReduce, Array, Barrier, Op
 from nc10d.point_to_point import PointToPoint
 from nc10d.views import borrow, lend, lenders, on_views, view_of
 from nc10d.work import Work
@@ -95,6 +95,11 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
         hot = self._hot
+        if hot is None and kind is AllReduce and type(x) is np.ndarray:
+            batch = self._batches.get(get_ident())
+            if batch is not None and batch.plain:  # this is what blocks have by the dozen
+                batch.append(AllReduce(x, extra))
+                return True
         if hot is None or not hot.quick(kind, extra, x, y, self.timeout):
             return type(x) in lenders and self._quick_lent(kind, extra, x, y)
         next(self._launches)
