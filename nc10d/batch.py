@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from nc10d.buffer import settled
 from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.ops import Kept, Op, Recv
 from nc10d.work import Work
@@ -77,7 +80,7 @@ class Batch:
         self.group = group
         self.ops: list[Op] = []
         self.append = self.ops.append
-        self.plain = False
+        self.plain: type | None = None
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf
@@ -90,13 +93,20 @@ class Batch:
         limit = self.group.timeout if timeout is None else seconds(timeout)
         self.timeout = min(self.timeout, limit)
         self.device = device
-        self.plain = device == "cpu" and self.timeout <= self.group.timeout
+        self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
         self.ops.append(op)
         if not async_op:
             return None
         work = BatchedWork(op, len(self.ops) - 1)
         self.works.append(work)
         return work
+
+    def _kind_of(self, op: Op) -> type | None:
+        """Return the type of arrays that are sure to be on the block's device."""
+        if self.device == "cpu":
+            return np.ndarray
+        kind = type(getattr(op, "x", None))
+        return kind if kind in settled else None
 
     def launch(self, async_op: bool) -> Work | None:
         """Launch everything as one submission; the pending Works end with it."""

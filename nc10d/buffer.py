@@ -97,17 +97,29 @@ class _Memory:
 
 Resolver = Callable[[Any], Buffer]
 _resolvers: dict[type, Resolver] = {}
-_devices: dict[type, Callable[[Any], str]] = {np.ndarray: lambda _: "cpu"}
+_devices: dict[type, Callable[[Any], str]] = {}
+settled: set[type] = set()
+"""The types of arrays that are all on one kind of device."""
 
 
-def register(kind: type, resolve: Resolver, device: Callable[[Any], str] | None = None) -> None:
+def register(
+    kind: type, resolve: Resolver, device: str | Callable[[Any], str] | None = None
+) -> None:
     """Resolve arrays of exactly the type `kind` by `resolve`.
 
-    `device(x)` answers with the device type ("cpu", "cuda") alone, cheaply; without it the Buffer
-    is asked.
+    `device(x)` answers with the device type ("cpu", "cuda") alone, cheaply; it may be that type
+    itself where all such arrays are there; without it the Buffer is asked.
     """
     _resolvers[kind] = resolve
-    _devices[kind] = device or (lambda x: resolve(x).device)
+    if isinstance(device, str):
+        settled.add(kind)
+        _devices[kind] = _always(device)
+    else:
+        _devices[kind] = device or (lambda x: resolve(x).device)
+
+
+def _always(device: str) -> Callable[[Any], str]:
+    return lambda _: device
 
 
 def as_buffer(x: Any) -> Buffer:
@@ -265,4 +277,4 @@ def overlap(a: Buffer, b: Buffer) -> bool:
         return True
 
 
-register(np.ndarray, _resolve_numpy, lambda _: "cpu")
+register(np.ndarray, _resolve_numpy, "cpu")

@@ -38,10 +38,10 @@ Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
 class OpenBatch(Protocol):
     """What a group knows of a coalescing block: it takes operations.
 
-    While it is `plain`, an operation on NumPy arrays with the group's timeout may be appended.
+    An operation on arrays of the type `plain`, with the group's timeout, may be appended.
     """
 
-    plain: bool
+    plain: type | None
     append: Callable[[Op], None]
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
@@ -148,7 +148,7 @@ class Dispatcher(Collectives, PointToPoint):
             next(self._launches)
             return backend.launch_one(op, self.timeout, async_op)
         batch = self._batches.get(get_ident())
-        if batch is None or async_op or not batch.plain:
+        if batch is None or async_op or batch.plain is not np.ndarray:
             return self._run_any(op, array, async_op, timeout)
         batch.append(op)
         return None
@@ -169,6 +169,10 @@ class Dispatcher(Collectives, PointToPoint):
             raise
 
     def _run_viewed(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        batch = self._batches.get(get_ident())
+        if batch is not None and batch.plain is type(array) and not async_op and timeout is None:
+            batch.append(op)
+            return None
         if type(array) in (list, tuple) and array:
             array = array[0]
         seen = view_of(array)

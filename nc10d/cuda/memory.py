@@ -150,5 +150,5 @@ def device_of(x: Any) -> int:
     return device_at(buffer.address) if buffer.address else current_device()
 
 
-register(DeviceArray, lambda x: x.buffer, lambda _: "cuda")
+register(DeviceArray, lambda x: x.buffer, "cuda")
 register_stream(DeviceArray, lambda _: LEGACY)
