@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
+from nc10d.buffer import as_buffer
 from nc10d.ops import MIN
 from nc10d.reducer.plan import Spec
 
@@ -23,13 +25,21 @@ _TEXT = 256
 """Bytes that one side of a difference may take in an error."""
 
 
-def verify_parameters(group: ProcessGroup, specs: Sequence[Spec], names: Sequence[str]) -> None:
+def verify_parameters(
+    group: ProcessGroup,
+    specs: Sequence[Spec],
+    names: Sequence[str],
+    orders: Sequence[Sequence[int]] | None = None,
+) -> None:
     """Raise the ValueError that names the first parameter that is not the same on all ranks.
 
-    Compared are the number of parameters, then name, dtype and shape of each, with rank 0's.
+    Compared are the number of parameters, then name, dtype, shape and order in memory of each, with
+    rank 0's. `orders` are as `memory_order` has them; without, all are alike.
     """
+    layouts = orders or [()] * len(specs)
     verify_numbers(group, {"numbers of parameters": len(specs)})
-    mine = np.array([_row(spec, name) for spec, name in zip(specs, names, strict=True)], np.int64)
+    rows = [_row(*each) for each in zip(specs, names, layouts, strict=True)]
+    mine = np.array(rows, np.int64)
     first = mine.copy()
     group.broadcast(first, 0)
     differing = np.flatnonzero((mine != first).any(axis=1))
@@ -37,7 +47,7 @@ def verify_parameters(group: ProcessGroup, specs: Sequence[Spec], names: Sequenc
     if param == len(specs):
         return
     rank = _least(group, group.rank if (mine[param] != first[param]).any() else group.size)
-    mine_told = f"{names[param]!r}, {specs[param].dtype.label} of shape {specs[param].shape}"
+    mine_told = _told(specs[param], names[param], layouts[param])
     raise ValueError(
         f"parameter {param} is not the same on all ranks: rank 0 has "
         f"{_told_by(group, 0, mine_told)}, rank {rank} has {_told_by(group, rank, mine_told)}"
@@ -80,11 +90,29 @@ def _told_by(group: ProcessGroup, rank: int, text: str) -> str:
     return row.tobytes().decode(errors="replace").rstrip()
 
 
-def _row(spec: Spec, name: str) -> list[int]:
+def memory_order(x: Any) -> tuple[int, ...]:
+    """Return an array's dimensions from the outermost to the innermost in memory.
+
+    Those of one element have no place; () for what lies nowhere, such as a Spec.
+    """
+    if isinstance(x, (Spec, tuple)):
+        return ()
+    found = as_buffer(x)
+    axes = [axis for axis, side in enumerate(found.shape) if side > 1]
+    return tuple(sorted(axes, key=lambda axis: -abs(found.strides[axis])))
+
+
+def _told(spec: Spec, name: str, order: Sequence[int]) -> str:
+    inward = list(order) == sorted(order)
+    where = "" if inward else f" with dimensions in the order {tuple(order)}"
+    return f"{name!r}, {spec.dtype.label} of shape {spec.shape}{where}"
+
+
+def _row(spec: Spec, name: str, order: Sequence[int]) -> list[int]:
     """Return a parameter as numbers; NumPy's arrays have at most 64 dimensions, sane ones 16."""
     if len(spec.shape) > _SIDES:
         raise ValueError(f"parameters have at most {_SIDES} dimensions, not {len(spec.shape)}")
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     padding = [-1] * (_SIDES - len(spec.shape))
     called = int.from_bytes(digest, "little", signed=True)
-    return [called, spec.dtype.code, *spec.shape, *padding]
+    return [called, spec.dtype.code, crc32(bytes(order)), *spec.shape, *padding]

@@ -25,7 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.ops import Array
-from nc10d.reducer.agreement import agree_on_order, verify_numbers, verify_parameters
+from nc10d.reducer.agreement import (
+    agree_on_order,
+    memory_order,
+    verify_numbers,
+    verify_parameters,
+)
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocate
 from nc10d.reducer.gradients import SparseGradient, assign, check
@@ -108,7 +113,7 @@ class Reducer:
         self.passes = 0
         self.times = PassTimes.of_none(len(self._params))
         self._used = [True] * len(self._params)
-        verify_parameters(group, self.specs, chosen.names)
+        verify_parameters(group, self.specs, chosen.names, list(map(memory_order, self._params)))
         verify_numbers(group, chosen.numbers())
         group.reducers += 1
         self._layouts = Layouts(

@@ -1,10 +1,11 @@
 """Ranks with different parameters are told so, all of them, with the same words."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.reducer.agreement import agree_on_order, verify_parameters
+from nc10d.reducer.agreement import agree_on_order, memory_order, verify_parameters
 from nc10d.reducer.plan import spec_of
 from nc10d.testing import run_local
 
@@ -87,3 +88,37 @@ def test_more_dimensions_than_any_parameter_has_are_refused():
 def test_the_order_is_rank_0s():
     found = run_local(agree_on_order, 3, [[2, 0, 1], [0, 1, 2], [1, 2, 0]])
     assert found == [[2, 0, 1]] * 3
+
+
+def laid_out(group, transposed):
+    x = np.zeros((3, 2, 4), np.float32)
+    x = x.transpose(2, 0, 1) if transposed[group.rank] else np.zeros((4, 3, 2), np.float32)
+    try:
+        verify_parameters(group, [spec_of(x)], ["w"], [memory_order(x)])
+    except ValueError as error:
+        return str(error)
+
+
+def test_parameters_that_lie_differently_in_memory_differ():
+    """A gradient that lies as its parameter does would be added to other elements."""
+    words = (
+        "parameter 0 is not the same on all ranks: rank 0 has 'w', float32 of shape (4, 3, 2), "
+        "rank 1 has 'w', float32 of shape (4, 3, 2) with dimensions in the order (1, 2, 0)"
+    )
+    assert run_local(laid_out, 2, [[False, True]] * 2) == [words] * 2
+    assert run_local(laid_out, 2, [[True, True]] * 2) == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("x", "order"),
+    [
+        (np.zeros((2, 3)), (0, 1)),
+        (np.zeros((2, 3), order="F"), (1, 0)),
+        (np.zeros((1, 3, 1, 2)), (1, 3)),
+        (np.zeros((2, 3))[::-1], (0, 1)),
+        (np.zeros(()), ()),
+        (((2, 3), "float32"), ()),
+    ],
+)
+def test_the_order_of_dimensions_is_that_of_strides(x, order):
+    assert memory_order(x) == order

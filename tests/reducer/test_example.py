@@ -1,5 +1,6 @@
 """The Reducer's example trains in both ways to the same weights on all ranks."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "reducer_numpy.py"
 
 def test_overlap_changes_no_weight():
     command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "2", str(EXAMPLE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=quiet)
     assert done.returncode == 0, done.stderr
     assert "weights of 2 rank(s): equal" in done.stdout
     losses = [line.split("loss ")[1].split()[0] for line in done.stdout.splitlines()[:2]]
