@@ -60,6 +60,12 @@ def test_it_does_what_any_backend_must(process: Ranks) -> None:
     assert process.run(conformance, [(2, 3)], [labels])[0] > 140
 
 
+def test_it_does_so_with_ranks_as_processes(process: Ranks) -> None:
+    from mirrored import make
+
+    assert check_backend(make, (4,), "processes", dtypes=[DType.FLOAT32], timeout=60.0) > 30
+
+
 @pytest.mark.long
 def test_it_does_so_for_every_type_and_more_ranks(process: Ranks) -> None:
     labels = tuple(dtype.name for dtype in DType)
