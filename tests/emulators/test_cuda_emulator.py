@@ -107,16 +107,25 @@ def a_wait_is_for_the_record_before_it(gpu: Gpu) -> None:
     gpu("cuEventSynchronize", event)
 
 
-def the_default_stream_waits_for_blocking_streams_only(gpu: Gpu) -> None:
-    for flags, ordered in ((0, True), (NON_BLOCKING, False)):
-        other = gpu.stream(flags)
-        hold = Hold(gpu, other)
-        gpu("cuLaunchHostFunc", 0, nothing, None)
-        if not ordered:
-            gpu("cuStreamSynchronize", 0)
-        assert is_over(gpu, 0) is not ordered
-        hold.release()
-        gpu("cuStreamSynchronize", 0)
+def the_default_stream_waits_for_blocking_streams(gpu: Gpu) -> None:
+    blocking, x = gpu.stream(0), np.zeros(4, np.uint8)
+    at, hold = gpu.put(x), Hold(gpu, blocking)
+    gpu("cuMemsetD8Async", at, 1, 4, blocking)
+    gpu("cuMemsetD8Async", at, 2, 4, 0)
+    gpu("cuMemsetD8Async", at, 3, 1, blocking)
+    hold.release()
+    gpu("cuCtxSynchronize")
+    assert gpu.get(at, x).tolist() == [3, 2, 2, 2]
+
+
+def the_default_stream_passes_other_streams(gpu: Gpu) -> None:
+    beside, x = gpu.stream(NON_BLOCKING), np.zeros(4, np.uint8)
+    at, hold = gpu.put(x), Hold(gpu, beside)
+    gpu("cuMemsetD8Async", at, 2, 4, 0)
+    gpu("cuStreamSynchronize", 0)
+    assert (gpu.get(at, x) == 2).all()
+    hold.release()
+    gpu("cuStreamSynchronize", beside)
 
 
 def a_destroyed_stream_runs_to_its_end(gpu: Gpu) -> None:
@@ -286,7 +295,8 @@ CHECKS: list[Check] = [
     streams_run_beside_each_other_and_beside_the_caller,
     an_event_orders_streams,
     a_wait_is_for_the_record_before_it,
-    the_default_stream_waits_for_blocking_streams_only,
+    the_default_stream_waits_for_blocking_streams,
+    the_default_stream_passes_other_streams,
     a_destroyed_stream_runs_to_its_end,
     the_time_between_events_is_that_of_the_stream,
     pinned_memory_is_read_when_the_stream_comes_there,
