@@ -11,19 +11,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
-from zlib import crc32
 
 import torch
 
 from nc10d import registered
 from nc10d.group import ProcessGroup
 from nc10d.ops import Array
-from nc10d.reducer.agreement import verify_numbers
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.graph import tensors_in
 from nc10d.torch.slots import Dense, Sparse
-from nc10d.torch.tensors import is_dense
 
 
 class Gradients:
@@ -60,8 +57,6 @@ class Gradients:
             static_graph=static,
             allocate=allocate,
         )
-        # Buckets keep the strides of parameters: where these differ, elements would be mixed up.
-        verify_numbers(group, {f"strides of {name}": _strides(x) for name, x in params.items()})
         self._as_views, self._static = as_views, static
         self._reducing = self._running = self._awaited = False
         self._unused: Collection[int] = ()
@@ -187,11 +182,6 @@ def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None
             found._await_end()
 
     return begins
-
-
-def _strides(x: torch.Tensor) -> int:
-    """Return a number for the order in which the elements of `x` go into a bucket."""
-    return crc32(repr(x.stride()).encode()) if is_dense(x) else 0
 
 
 def _remove(handles: Iterable[Any]) -> None:
