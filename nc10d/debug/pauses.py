@@ -2,7 +2,7 @@
 
 `python -m nc10d.debug.pauses SECONDS SIZE TIMEOUT SHARE` lets SIZE ranks communicate while one
 after the other is stopped for up to SHARE of the operations' timeout, and prints a line of JSON:
-how many calls each rank has made, how often it was stopped, and what went wrong, if anything.
+how many calls each rank has made, and what went wrong, if anything.
 """
 
 from __future__ import annotations

@@ -93,10 +93,11 @@ def use(group: Any) -> None:
 
 
 @pytest.mark.usefixtures("balanced")
-def test_fifty_groups_one_after_the_other_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [25, pytest.param(500, marks=pytest.mark.long)])
+def test_groups_one_after_the_other_leave_nothing(count: int) -> None:
     def live(store: HashStore, rank: int) -> None:
         with own_world():
-            for _ in range(25):
+            for _ in range(count):
                 use(enter(store, rank))
                 dist.destroy_process_group()
 
