@@ -3,8 +3,8 @@
 Each survivor says in the group's store that it is there. When all have who are not known to be
 dead, or the time is up, somebody writes down who goes on; the first list counts. A rank that is
 not on it (it was stopped, and woke up) can't disturb the others: the new group has memory,
-connections and keys of its own. If a member dies meanwhile, forming the group fails on all of them
-alike, and they agree anew.
+connections and keys of its own. If a member dies meanwhile, the group is made on none of them, and
+they agree anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 5.0
 """Seconds that survivors wait for a rank that lives and does not say that it goes on."""
 _SLICE = 0.02
-_MEMBERS = "members"
+_MEMBERS, _OUTCOME = "members", "outcome"
 
 
 def shrink_group(
@@ -87,10 +87,20 @@ def _made(old: ProcessGroup, gone: Callable[[], set[int]], until: Deadline) -> P
                 rank=old.rank,
                 group=old.name,
             )
+        new, made = None, False
         try:
-            return old.successor(name, members, store)
+            new = old.successor(name, members, store)
+            made = confirm(store, members, gone, True)
         except PeerLost:
-            until = Deadline.after(PATIENCE)
+            confirm(store, members, gone, False)
+        except BaseException:
+            confirm(store, members, gone, False)
+            raise
+        if new is not None and made:
+            return new
+        if new is not None:
+            new.close()
+        until = Deadline.after(PATIENCE)
     raise AssertionError("there are as many attempts as it takes")
 
 
@@ -113,9 +123,29 @@ def agree(
     return members
 
 
+def confirm(store: Store, members: Sequence[int], gone: Callable[[], set[int]], made: bool) -> bool:
+    """Say whether all members have `made` the group; the same answer on all who ask.
+
+    Between hosts one may have all its connections when another can't get the last of its own. Who
+    went on then would never meet the others again. Blocks until all have asked, or one has failed.
+    """
+    if not made:
+        store.compare_set(_OUTCOME, "", "failed")
+    elif store.add("made", 1) == len(members):
+        store.compare_set(_OUTCOME, "", "made")
+    while not _there(store, [_OUTCOME], _SLICE):
+        if gone().intersection(members):
+            store.compare_set(_OUTCOME, "", "failed")
+    return store.get(_OUTCOME) == b"made"
+
+
 def _all_here(store: Store, ranks: Sequence[int], limit: float) -> bool:
+    return _there(store, [f"here/{rank}" for rank in ranks], limit)
+
+
+def _there(store: Store, keys: Sequence[str], limit: float) -> bool:
     try:
-        store.wait([f"here/{rank}" for rank in ranks], limit)
+        store.wait(keys, limit)
     except StoreTimeout:
         return False
     return True

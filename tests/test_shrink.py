@@ -19,7 +19,7 @@ from jobs import Job
 import nc10d as dist
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, DistError
-from nc10d.shrink import agree
+from nc10d.shrink import agree, confirm
 from nc10d.store import HashStore
 from nc10d.testing import run_local, run_ranks
 
@@ -50,6 +50,21 @@ def test_who_does_not_call_in_time_is_left_out_and_told_so_later() -> None:
     patience = Deadline.after(0.1)
     assert agree(store, 3, 0, lambda: {1}, patience) == [0]
     assert agree(store, 3, 2, lambda: {1}, Deadline.after(30.0)) == [0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(fates=st.lists(st.sampled_from(["made", "failed", "dead"]), min_size=1, max_size=6))
+def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> None:
+    store, members = HashStore(), [*range(len(fates))]
+    dead = {rank for rank, fate in enumerate(fates) if fate == "dead"}
+    asking = [rank for rank in members if rank not in dead]
+
+    def ask(rank: int) -> bool:
+        return confirm(store, members, lambda: dead, fates[rank] == "made")
+
+    with ThreadPoolExecutor(len(fates)) as pool:
+        answers = [pool.submit(ask, rank) for rank in asking]
+        assert [one.result(30) for one in answers] == [set(fates) == {"made"}] * len(asking)
 
 
 # ---- the group -----------------------------------------------------------------------------------
