@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
 from nc10d.backend.cpu.channel import Shared
-from nc10d.backend.cpu.forming import check_alive, check_parent, form, withdraw
+from nc10d.backend.cpu.forming import Founding, check_alive, check_parent, form, withdraw
 from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.launching import Launching
@@ -34,9 +34,6 @@ from nc10d.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.store.base import Store
 from nc10d.work import Work
-
-WORLD_HALF = 256 * 1024
-GROUP_HALF = 32 * 1024
 
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
@@ -51,31 +48,20 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
         check_alive(host, name, members)
 
     try:
-        return _made(
-            host, name, members, setup.rank, setup.store, WORLD_HALF, setup.deadline, check
-        )
+        return _made(Founding(host, name, members, setup.rank, setup.store, setup.deadline, check))
     except BaseException:
         host.close()
         raise
 
 
-def _made(
-    host: Host,
-    name: str,
-    members: Sequence[int],
-    rank: int,
-    store: Store,
-    half: int,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> CpuBackend:
-    areas = form(host, name, members, rank, store, half, deadline, check)
+def _made(founding: Founding) -> CpuBackend:
+    areas = form(founding)
     try:
-        outside = reach(host, name, members, areas, store, deadline, check)
+        outside = reach(founding, areas)
     except BaseException:
         withdraw(areas)
         raise
-    return CpuBackend(areas, name, members, outside)
+    return CpuBackend(areas, founding.name, founding.members, outside)
 
 
 class CpuBackend(Launching):
@@ -181,7 +167,7 @@ class CpuBackend(Launching):
             check_parent(self, name, members)
 
         rank = list(ranks).index(self.rank)
-        return _made(self.host, name, members, rank, store, GROUP_HALF, deadline, check)
+        return _made(Founding(self.host, name, members, rank, store, deadline, check))
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
@@ -204,7 +190,7 @@ class CpuBackend(Launching):
             check_alive(self.host, name, members)
 
         rank = list(ranks).index(self.rank)
-        return _made(self.host, name, members, rank, store, WORLD_HALF, deadline, check)
+        return _made(Founding(self.host, name, members, rank, store, deadline, check))
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nc10d import errors
@@ -29,51 +30,67 @@ _SLICE = 0.05
 _VERDICT = "verdict"
 
 
-def form(
-    host: Host,
-    name: str,
-    members: Sequence[int],
-    rank: int,
-    store: Store,
-    half: int,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> Areas:
-    """Make this rank's area of a group of `members` (ranks of the job); return those of
-    its host.
+LARGE_HALF, SMALL_HALF = 256 * 1024, 32 * 1024
+"""Bytes of a board's half. Large arrays take twice the time with small ones."""
+LARGE_BOARDS = 32
+"""How many groups of a rank may have large boards: 500 groups are to fit in 64 MiB."""
 
-    Blocks until all members have called. `check` is called meanwhile, and raises what makes
-    waiting pointless. A DistError, the same on every rank, says why the group was not formed:
-    RendezvousError who did not come before `deadline`, PeerLost who never will.
+
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What a rank brings to a group's forming: who the `members` (ranks of the job) are, and how.
+
+    `rank` is mine among them. `check` is called in waits, and raises what makes them pointless.
     """
-    size = len(members)
-    offset = host.allocate(area_bytes(size, half))
+
+    host: Host
+    name: str
+    members: Sequence[int]
+    rank: int
+    store: Store
+    deadline: Deadline
+    check: Callable[[], None]
+
+    def who(self, rank: int) -> str:
+        """Name a member."""
+        return _who(self.members, rank)
+
+
+def form(founding: Founding) -> Areas:
+    """Make this rank's area of a group; return those of its host. Blocks until all have called.
+
+    A DistError, the same on every rank, says why the group was not formed: RendezvousError who
+    did not come before the deadline, PeerLost who never will.
+    """
+    host, members, store = founding.host, founding.members, founding.store
+    half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
+    offset = host.allocate(area_bytes(len(members), half))
     host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
     host.arena.mapping.words(offset + at.AREA_READS, 1)[0] = host.reads(members)
     failure: BaseException | None = None
     try:
-        verdict = _meet(store, name, members, rank, offset, deadline, check)
+        verdict = _meet(founding, offset, half)
     except BaseException as error:  # noqa: BLE001  (Ctrl-C too: the others must hear of it)
         # Should this fail as well, the area stays: others may count on it.
-        verdict, failure = store.compare_set(_VERDICT, "", _written(error, name, rank)), error
+        verdict, failure = store.compare_set(_VERDICT, "", _written(error, founding)), error
     interrupted = failure if not isinstance(failure, Exception) else None
     told = json.loads(verdict)
     if "offsets" not in told:
         host.arena.free(offset)
         raise interrupted or _error(**told) from None
-    areas = _areas(host, members, rank, told["offsets"], half)
+    areas = _areas(founding, told["offsets"], told["half"])
     if interrupted is not None:
         withdraw(areas)
         raise interrupted
     return areas
 
 
-def _areas(
-    host: Host, members: Sequence[int], rank: int, offsets: Sequence[int], half: int
-) -> Areas:
+def _areas(founding: Founding, offsets: Sequence[int], half: int) -> Areas:
+    host, members = founding.host, founding.members
     near = [number for number, member in enumerate(members) if member in host.near]
     mates = [host.near[members[number]] for number in near]
-    return Areas(host, mates, near.index(rank), [offsets[n] for n in near], half, near)
+    mine = near.index(founding.rank)
+    return Areas(host, mates, mine, [offsets[n] for n in near], half, near)
 
 
 def withdraw(areas: Areas, links: Sequence[int] = ()) -> None:
@@ -117,26 +134,20 @@ def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
             raise PeerLost(message, rank=rank, group=name)
 
 
-def _meet(
-    store: Store,
-    name: str,
-    members: Sequence[int],
-    rank: int,
-    offset: int,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> bytes:
-    """Say that this rank has come, and return the verdict."""
-    store.set(f"area/{rank}", str(offset))
-    if store.add("come", 1) == len(members):
-        offsets = store.multi_get([f"area/{r}" for r in range(len(members))])
-        formed = json.dumps({"offsets": [int(text) for text in offsets]})
+def _meet(founding: Founding, offset: int, half: int) -> bytes:
+    """Say that this rank has come, and return the verdict; the smallest board counts."""
+    store, size = founding.store, len(founding.members)
+    store.set(f"area/{founding.rank}", f"{offset} {half}")
+    if store.add("come", 1) == size:
+        places = [text.split() for text in store.multi_get([f"area/{r}" for r in range(size)])]
+        offsets, halves = zip(*(map(int, place) for place in places), strict=True)
+        formed = json.dumps({"offsets": offsets, "half": min(halves)})
         return store.compare_set(_VERDICT, "", formed)
-    while not _decided(store, deadline.slice(_SLICE)):
-        check()
-        if deadline.expired():
-            absent = [r for r in range(len(members)) if not store.check([f"area/{r}"])]
-            who = causes.listing([_who(members, r) for r in absent])
+    while not _decided(store, founding.deadline.slice(_SLICE)):
+        founding.check()
+        if founding.deadline.expired():
+            absent = [r for r in range(size) if not store.check([f"area/{r}"])]
+            who, name = causes.listing([founding.who(r) for r in absent]), founding.name
             message = f"{who} did not join the group {name!r} in time"
             raise RendezvousError(message, rank=absent[0] if absent else None, group=name)
     return store.get(_VERDICT)
@@ -155,8 +166,9 @@ def _who(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
-def _written(error: BaseException, name: str, rank: int) -> str:
+def _written(error: BaseException, founding: Founding) -> str:
     """Return why a rank gives up, as the others will read it."""
+    name, rank = founding.name, founding.rank
     if not isinstance(error, DistError):
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)

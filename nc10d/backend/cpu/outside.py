@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +16,12 @@ from nc10d.backend.cpu.channel import Channel, Shared, Words
 from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
-from nc10d.deadline import Deadline
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.area import Areas
+    from nc10d.backend.cpu.forming import Founding
     from nc10d.backend.cpu.host import Host
     from nc10d.backend.cpu.net import Streams
-    from nc10d.store.base import Store
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
 
@@ -86,21 +84,15 @@ class Outside:
         wiring.close(self._wires)
 
 
-def reach(
-    host: Host,
-    name: str,
-    members: Sequence[int],
-    areas: Areas,
-    store: Store,
-    deadline: Deadline,
-    check: Callable[[], None],
-) -> Outside | None:
+def reach(founding: Founding, areas: Areas) -> Outside | None:
     """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
+    host, name, members = founding.host, founding.name, founding.members
     hosts = host.topology.restricted(members)
     if len(hosts.hosts) == 1:
         return None
-    rank = areas.number
-    wires = wiring.connect(store, name, rank, hosts.away(rank), PURPOSES, deadline, check)
+    rank, away = areas.number, hosts.away(areas.number)
+    deadline, check = founding.deadline, founding.check
+    wires = wiring.connect(founding.store, name, rank, away, PURPOSES, deadline, check)
     assert host.abroad is not None, "ranks of several hosts have control lines"
     council = Council(name, members, hosts, areas, host.abroad.control)
     return Outside(host, wires, council, len(members))

@@ -7,16 +7,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Job
 
 import nc10d as dist
+from nc10d.backend.cpu import forming
 from nc10d.backend.cpu.backend import CpuBackend
-from nc10d.backend.cpu.forming import form
+from nc10d.backend.cpu.forming import Founding, form
 from nc10d.deadline import Deadline
 from nc10d.errors import DistError, PeerLost, RendezvousError
+from nc10d.ops import AllReduce
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, run_ranks
 from nc10d.world import current_world
@@ -81,7 +84,7 @@ def try_to_form(group: Any, store: Any, name: str, timeout: float, late: float) 
     assert not threading.Event().wait(late)
     deadline = Deadline.after(timeout)
     try:
-        areas = form(host, name, range(3), group.rank, store, 4096, deadline, lambda: None)
+        areas = form(Founding(host, name, range(3), group.rank, store, deadline, lambda: None))
     except DistError as error:
         assert host.arena.used() == before
         return f"{type(error).__name__}: {error}"
@@ -100,6 +103,27 @@ def test_all_members_get_the_same_answer_however_close_it_is(
 ) -> None:
     answers = ranks.run(try_to_form, [HashStore()] * 3, ["g"] * 3, timeouts, lates)
     assert len(set(answers)) == 1, answers
+
+
+def halves(group: dist.ProcessGroup) -> list[int]:
+    """Return how large the boards are of groups that overlap, and that some ranks have more of."""
+    found = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 1, 2], [1, 2])]
+    backends = [one.backend("cpu") for one in found if group.rank in getattr(one, "ranks", ())]
+    for backend in backends:
+        sums = np.ones(100_000)
+        backend.launch((AllReduce(sums),), 20.0, False)
+        assert (sums == backend.size).all()
+    return [backend.areas.half for backend in backends]
+
+
+def test_a_group_has_large_boards_if_all_its_ranks_have_few_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forming, "LARGE_BOARDS", 3)
+    large, small = forming.LARGE_HALF, forming.SMALL_HALF
+    # Rank 0 is in three groups when [0, 1, 2] is formed; 1 and 2 are then when [1, 2] is.
+    wanted = [[large, large, small], [large, small, small], [large, small, small]]
+    assert run_ranks(halves, 3) == wanted
 
 
 def leave_early(group: dist.ProcessGroup) -> float:
