@@ -161,9 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size in SIZES:
             with Foreign() as foreign:
                 times = _collect(size, ranks, options.rounds, options.steps)
-            print(
-                line(size, ranks, times), f"<!-- others: {foreign.cores:.2f} cores -->", flush=True
-            )
+            print(line(size, ranks, times), f" others: {foreign.cores:.2f} cores", flush=True)
     return 0
 
 
