@@ -96,12 +96,32 @@ class StagedBackend:
                 raise GroupClosed(f"group {self._name!r} has been closed", group=self._name)
             copies = self._copies_for(stage)
             event = 0 if copies is None else copies.mark(stream_of(array))
+            alone = not async_op and all(other.placed.is_set() for other in self._flying)
             self._flying[work] = stage
-            self._down.give(functools.partial(self._bring, work, stage, copies, event))
+            if not alone:
+                self._down.give(functools.partial(self._bring, work, stage, copies, event))
         if async_op:
             return work
+        if alone:
+            self._run_here(work, stage, copies, event)
         self._wait_here(work)
         return None
+
+    def _run_here(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+        """Carry out a launch in its caller's thread: no other one is on its way down or in between.
+
+        The copies back are waited for by the thread that settles it.
+        """
+        try:
+            self._copy_down(work, stage, copies, event)
+            self.inner.launch(stage.on_host(), work.deadline.remaining(), False)
+            if copies is not None:
+                copies.put_back(stage, work)
+        except BaseException as error:
+            self._end(work, error)
+            self.abort(error)
+            raise
+        self._up.give(functools.partial(self._settle, work, stage, copies, None))
 
     def _copies_for(self, stage: Stage) -> Copies | None:
         """Return what copies on a launch's device; None if it has no elements to copy."""
@@ -128,10 +148,7 @@ class StagedBackend:
 
     def _bring(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
         try:
-            if copies is not None:
-                self._let_pass(work, stage, copies)
-                if not copies.bring(stage, event, work.deadline):
-                    raise self._late(work)
+            self._copy_down(work, stage, copies, event)
             inner = self.inner.launch(stage.on_host(), work.deadline.remaining(), True)
             assert inner is not None
         except BaseException as error:  # noqa: BLE001  (the Work carries it, and the other ranks)
@@ -141,6 +158,12 @@ class StagedBackend:
         inner.add_done_callback(
             lambda ended: self._up.give(lambda: self._finish(work, stage, copies, ended))
         )
+
+    def _copy_down(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+        if copies is not None:
+            self._let_pass(work, stage, copies)
+            if not copies.bring(stage, event, work.deadline):
+                raise self._late(work)
 
     def _let_pass(self, work: StagedWork, stage: Stage, copies: Copies) -> None:
         """Let what earlier launches write for this one go first."""
@@ -163,14 +186,28 @@ class StagedBackend:
     # The way up, on its own thread
 
     def _finish(self, work: StagedWork, stage: Stage, copies: Copies | None, inner: Work) -> None:
-        error = inner.exception()
+        if inner.exception() is not None:
+            self._end(work, inner.exception())
+            return
         try:
-            if error is None and copies is not None:
+            if copies is not None:
                 copies.put_back(stage, work)
+        except CudaError as error:
+            self._end(work, error)
+            self.abort(error)
+            return
+        self._settle(work, stage, copies, inner._result)
+
+    def _settle(self, work: StagedWork, stage: Stage, copies: Copies | None, result: Any) -> None:
+        """Wait until the copies back are over; `stage` keeps the host memory until then."""
+        error = None
+        try:
+            if copies is not None:
+                copies.settle(work)
         except CudaError as failure:
             error = failure
             self.abort(failure)
-        self._end(work, error, inner._result)
+        self._end(work, error, result)
 
     def _end(self, work: StagedWork, error: BaseException | None, result: Any = None) -> None:
         with self._lock:

@@ -58,14 +58,18 @@ class Copies:
         return there
 
     def put_back(self, stage: Stage, work: StagedWork) -> None:
-        """Copy what was written to the device; `work` is placed at once, then waits for the end."""
+        """Queue the copies of what was written to the device; `work` is placed then."""
         with on_device(self.device):
             event = self._events.take()
             stage.put_back(self._up.handle)
             call("cuEventRecord", event, self._up.handle)
-            work.place(event)
-            _past(event, NEVER, threading.Event())  # `stage` keeps the host memory until then
-            self._events.give(work.take_event())
+        work.place(event)
+
+    def settle(self, work: StagedWork) -> None:
+        """Wait until what was queued for a placed work is over, and take its event back."""
+        with on_device(self.device):
+            _past(work.event, NEVER, threading.Event())
+        self._events.give(work.take_event())
 
 
 def _past(event: int, deadline: Deadline, ending: threading.Event) -> bool:
