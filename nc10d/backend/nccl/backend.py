@@ -8,6 +8,7 @@ then is submitted when it is there.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _WITNESSED = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
 _GRACE, _LOOK = 0.5, 0.01  # seconds for the cause of such an error to become known; between looks
+
+_PATIENCE = 10.0  # seconds for NCCL to let go of communicators
+_log = logging.getLogger(__name__)
 
 
 def make(setup: BackendSetup) -> NcclBackend:
@@ -237,20 +241,31 @@ class NcclBackend:
     def close(self) -> None:
         """Give the communicators back; idempotent. What is in flight fails with GroupClosed.
 
-        Blocks until NCCL has let go of them.
+        Blocks until NCCL has let go of them, at most ten seconds.
         """
         gone = GroupClosed(f"group {self._who.group!r} has been closed", group=self._who.group)
         site = self._site
         if site is not None:
             with contextlib.suppress(DistError):
                 site.flights.sweep()
-        if site is not None and self._failure is None and not site.flights.busy:
+        if site is None:
+            self._failure = self._failure or gone
+            self._agreed.set()
+            return
+        if self._failure is None and not site.flights.busy:
             self._failure = gone
             self._agreed.set()
-            site.lanes.close()
-        elif site is not None:
+            end = threading.Thread(target=self._let_go, args=(site,), name="nc10d-nccl-end")
+            end.daemon = True
+            end.start()
+        else:
             self.fail(gone, tell=False)
-            self._ended.wait()
+        if not self._ended.wait(_PATIENCE):
+            _log.warning("NCCL has not let go of group %r: it keeps what it has", self._who.group)
+
+    def _let_go(self, site: Site) -> None:
+        site.lanes.close()
+        self._ended.set()
 
 
 def _device_of(ops: Sequence[Op]) -> int:
