@@ -95,9 +95,9 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
         hot = self._hot
-        if hot is None and kind is AllReduce and type(x) is np.ndarray:
+        if hot is None and kind is AllReduce:
             batch = self._batches.get(get_ident())
-            if batch is not None and batch.plain:  # this is what blocks have by the dozen
+            if batch is not None and batch.plain is type(x):  # what blocks have by the dozen
                 batch.append(AllReduce(x, extra))
                 return True
         if hot is None or not hot.quick(kind, extra, x, y, self.timeout):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import nc10d as dist
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
+from nc10d.buffer import as_buffer, register
 from nc10d.deadline import NEVER
 from nc10d.errors import Aborted, GroupClosed
 from nc10d.group import ProcessGroup
@@ -33,6 +34,39 @@ def group() -> Iterator[ProcessGroup]:
 
 def launched(group: ProcessGroup) -> list[type]:
     return [type(op) for op in cast(FakeBackend, group.backend("cpu")).launched]
+
+
+class Lent:
+    """An array of a type that is always on a device."""
+
+    def __init__(self) -> None:
+        self.x = np.zeros(3)
+
+
+register(Lent, lambda a: as_buffer(a.x), "cuda")
+
+
+def on_host() -> Any:
+    return np.zeros(3)
+
+
+@pytest.mark.parametrize("first", [Lent, on_host])
+@pytest.mark.parametrize("second", [Lent, on_host])
+def test_known_types_join_a_block_fast_but_only_of_their_own_device(
+    group: ProcessGroup, first: Callable[[], Any], second: Callable[[], Any]
+) -> None:
+    arrays = [first(), first(), second()]
+
+    def block() -> None:
+        with dist.coalescing_manager():
+            for x in arrays:
+                dist.all_reduce(x)
+
+    if first is second:
+        block()
+    else:
+        with pytest.raises(ValueError, match="one kind of device"):
+            block()
 
 
 def test_a_block_is_one_launch_of_its_operations_in_order(group: ProcessGroup) -> None:
