@@ -2,8 +2,9 @@
 
 Two threads a group. `down` takes launches in their order: it queues the copies to the host behind
 the caller's stream, waits for them, and launches the operations on the inner backend without
-waiting for their end. `up` takes them as they end and queues the copies back. A launch that uses
-what an earlier one still has to write is held back until that is on its way.
+waiting for their end. `up` takes them as they end and queues the copies back. A blocking call does
+all of that itself if no other launch is on its way. A launch that uses what an earlier one still
+has to write is held back until the copies for that are queued.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -156,6 +157,30 @@ def launches_that_share_memory_keep_their_order(group: ProcessGroup) -> None:
     assert (x.to_host() == 27.0).all()
 
 
+def a_blocking_call_goes_behind_what_is_on_its_way(group: ProcessGroup) -> None:
+    """On rank 0 the first call is held up while the second one is made; elsewhere it is not."""
+    x, y, mine = filled(1.0), filled(float(group.rank)), cuda.Stream(0)
+    hold, launching = Hold(mine.handle), threading.Event()
+
+    def release() -> None:
+        launching.wait(20)
+        hold.release()
+
+    helper = threading.Thread(target=release)
+    helper.start()
+    if group.rank:
+        launching.set()
+    with cuda.stream(mine):
+        first = group.all_reduce(x, async_op=True)
+    unobserve = group.observe(lambda *_: launching.set())
+    group.broadcast(y, 2)
+    unobserve()
+    helper.join()
+    assert first is not None
+    first.wait(20)
+    assert ((x.to_host() == 3.0) & (y.to_host() == 2.0)).all()
+
+
 def messages_overtake(group: ProcessGroup) -> None:
     """A receive that nobody answers yet keeps neither later messages nor collectives back."""
     x, y = filled(0.0), filled(float(group.rank))
@@ -302,6 +327,7 @@ CHECKS: list[Check] = [
     it_begins_behind_the_current_stream,
     wait_orders_the_current_stream_and_no_other,
     launches_that_share_memory_keep_their_order,
+    a_blocking_call_goes_behind_what_is_on_its_way,
     messages_overtake,
     host_memory_is_used_again,
     what_fails_writes_nothing,
