@@ -370,6 +370,19 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
 
 
 @njit(nogil=True)
+def nc10d_advance_now(channel: int) -> None:
+    """Advance a channel as far as it goes while its peers come soon: this leaves nobody to wake."""
+    if not nc10d_try_lock(channel):
+        return
+    for _ in range(LOOKS):
+        if nc10d_progress(channel) != BLOCKED or nc10d_streaming(channel):
+            break
+        if not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+            break
+    exchange(channel + C_LOCK, 0)
+
+
+@njit(nogil=True)
 def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
@@ -380,6 +393,7 @@ def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
         return BUSY
     if nc10d_append(channel, descriptor, room) != DONE:
         return BUSY
+    nc10d_advance_now(channel)
     answer = DONE
     tries = 0
     while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
