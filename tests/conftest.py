@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 for folder in ("backend/cpu", "emulators"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# A shell's background job ignores Ctrl-C, and so would what it starts; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -60,6 +60,7 @@ class Channel:
         self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
         self.address: int = plain.address(self.words)
         self.broken = False
+        self.given_up = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
         # A receiver keeps a place in its ring for the message that nobody has asked for.
@@ -181,6 +182,7 @@ class Channel:
     def give_up(self) -> None:
         """Leave the program that this thread has begun with `run`, if any, unfinished."""
         if self.held():
+            self.given_up = True
             self.words[at.C_BROKEN // 8] = 1
             engine.unlock(self.address)
 
@@ -193,6 +195,12 @@ class Channel:
     def idle(self) -> bool:
         """Say whether no submission waits or runs."""
         return self.get(at.C_HEAD) == self.get(at.C_TAIL)
+
+    def busy(self) -> bool:
+        """Say whether anything is under way, in a caller's thread too, or was given up."""
+        taken = self.get(at.C_LOCK) != 0 or not self.idle()
+        # Whoever stops a channel says that it is broken before taking its lock.
+        return self.given_up or (taken and self.get(at.C_BROKEN) == 0)
 
 
 class Submission:

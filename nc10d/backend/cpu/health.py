@@ -49,7 +49,7 @@ class Health:
         self._outside = outside
         self._channel = channel
         self._links = links
-        self._reasons = Reasons(name, areas, links, outside)
+        self._reasons = Reasons(name, areas, channel, links, outside)
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False

@@ -34,9 +34,12 @@ _LABELS = {dtype.code: dtype.label for dtype in DType}
 class Reasons:
     """The errors of one group, as one of its ranks tells them."""
 
-    def __init__(self, name: str, areas: Areas, links: Links, outside: Outside | None) -> None:
+    def __init__(
+        self, name: str, areas: Areas, channel: Channel, links: Links, outside: Outside | None
+    ) -> None:
         self._name = name
         self._areas = areas
+        self._channel = channel
         self._links = links
         self._outside = outside
 
@@ -60,8 +63,11 @@ class Reasons:
         return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
 
     def _known(self) -> dict[str, Any]:
-        """Return what every failure tells: how long this rank has waited, and who was how far."""
-        begun = self._areas.begun(self._areas.rank)
+        """Return what every failure tells: how far each rank is, and how long this one has waited.
+
+        That is since it began the collective that it is in; None if it is in none.
+        """
+        begun = self._areas.begun(self._areas.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self._areas.progress()}
 

@@ -55,6 +55,8 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
         assert error.rank == 1
         assert error.op == "all_reduce"
         assert error.seq == 1
+        assert error.waited >= 0.9, "since this rank began the call"
+        assert error.last == {rank: int(rank != 1) for rank in range(size)}
         assert "waiting for rank 1" in str(error)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
@@ -141,6 +143,7 @@ def test_a_timeout_of_a_message_says_which_message_it_is(late: str) -> None:
         assert isinstance(error, CollectiveTimeout), error
         assert error.seq == 3
         assert error.op.startswith(f"{late}(")
+        assert error.waited is None, "no collective is under way"
         assert f"{error.op} #3" in str(error)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 

@@ -19,6 +19,7 @@ from nc10d.backend.cpu.native.atomics import (
     load_acquire,
     move,
     nc10d_futex_wake,
+    nc10d_now,
     store,
 )
 from nc10d.backend.cpu.native.layout import (
@@ -155,6 +156,7 @@ def nc10d_enter(channel: int, step: int) -> None:
     store(load(channel + C_SELF) + slot, load(step + EXTRA))
     record = load(channel + C_AREA) + AREA_RECORDS + RECORD_BYTES * (ops % RECORD_RING)
     store(record, ops)
+    store(record + 8, nc10d_now())
     move(record + 16, load(step + KERNEL), RECORD_BYTES - 16)
 
 
