@@ -203,8 +203,13 @@ class ProcessGroup(Dispatcher, Members):
         group.device_id = self.device_id
         return group
 
-    def successor(self, name: str, members: Sequence[int], store: Store) -> ProcessGroup:
-        """Make the group of those of my ranks that are left, numbered anew; see nc10d.shrink."""
+    def successor(
+        self, name: str, members: Sequence[int], store: Store, deadline: Deadline
+    ) -> ProcessGroup:
+        """Make the group of those of my ranks that are left, numbered anew; see nc10d.shrink.
+
+        Blocks until all of them have come or `deadline`.
+        """
         group = ProcessGroup(
             name,
             range(len(members)) if self is default_group() else [self.ranks[r] for r in members],
@@ -217,7 +222,7 @@ class ProcessGroup(Dispatcher, Members):
             description=self.description,
         )
         group.device_id = self.device_id
-        group.make_backends()
+        group.make_backends(deadline)
         group._parent = None  # it is about to be closed
         return group
 

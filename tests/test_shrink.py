@@ -53,14 +53,17 @@ def test_who_does_not_call_in_time_is_left_out_and_told_so_later() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(fates=st.lists(st.sampled_from(["made", "failed", "dead"]), min_size=1, max_size=6))
+@given(
+    fates=st.lists(st.sampled_from(["made", "failed", "dead", "stopped"]), min_size=1, max_size=6)
+)
 def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> None:
     store, members = HashStore(), [*range(len(fates))]
     dead = {rank for rank, fate in enumerate(fates) if fate == "dead"}
-    asking = [rank for rank in members if rank not in dead]
+    asking = [rank for rank in members if fates[rank] in ("made", "failed")]
+    until = Deadline.after(0.05 if "stopped" in fates else 30.0)
 
     def ask(rank: int) -> bool:
-        return confirm(store, members, lambda: dead, fates[rank] == "made")
+        return confirm(store, members, lambda: dead, fates[rank] == "made", until)
 
     with ThreadPoolExecutor(len(fates)) as pool:
         answers = [pool.submit(ask, rank) for rank in asking]
@@ -263,6 +266,46 @@ def test_a_rank_that_wakes_up_later_is_out_and_disturbs_nobody() -> None:
         assert [rank.line() for rank in ranks[:2]] == ["CollectiveTimeout goes on with 2"] * 2
         ranks[2].kill(signal.SIGCONT)
         assert ranks[2].line() == "CollectiveTimeout Aborted True"
+        for rank in ranks:
+            rank.tell("go")
+            assert rank.ended() == 0
+
+
+STOPS = """
+from nc10d import shrink
+from nc10d.errors import Aborted
+
+shrink.PATIENCE = 0.5
+asked = MOMENT
+
+
+def stopping(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return asked(*arguments)
+
+
+if rank == 2:
+    MOMENT = stopping
+group = join()
+try:
+    new = dist.shrink_group(timeout=0.5)
+except Aborted as error:
+    say(error)
+else:
+    x = np.ones(3)
+    dist.all_reduce(x)
+    say("goes on with", new.size, x[0])
+hear()
+"""
+
+
+@pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.confirm"])
+def test_a_rank_that_stops_meanwhile_is_not_waited_for_longer_than_asked(moment: str) -> None:
+    """Before the group forms, and when it has: also then, nobody goes on with who is stopped."""
+    with Job(STOPS.replace("MOMENT", moment), 3) as ranks:
+        assert [rank.line() for rank in ranks[:2]] == ["goes on with 2 2.0"] * 2
+        ranks[2].kill(signal.SIGCONT)
+        assert "gone on without rank 2: they are [0, 1]" in ranks[2].line()
         for rank in ranks:
             rank.tell("go")
             assert rank.ended() == 0
