@@ -52,7 +52,11 @@ Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my
 FORMAT = 1
 _TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code knows where its objects keep things
 _names: set[str] = set()
-_compiling = threading.RLock()
+compiling = threading.RLock()
+"""Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
+os.register_at_fork(
+    before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release
+)
 _log = logging.getLogger("nc10d")
 
 
@@ -101,16 +105,24 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
     """Run a compilation: by one thread here, and one process on this machine, at a time."""
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
-    with _compiling:
+    with compiling:
         assert cache.name not in _names, f"{cache.name} is compiled twice"
         _names.add(cache.name)
-        if cache.path.exists():  # loading needs no lock: files are replaced whole
-            run()
-            return
-        with exclusive(cache.path.with_suffix(".lock")):
-            if not (cache.path.exists() or cache.quick):
-                _tell(cache.path.parent)
-            run()
+        try:
+            _load_or_compile(cache, run)
+        except BaseException:
+            _names.discard(cache.name)  # Ctrl-C, say: the next use compiles it
+            raise
+
+
+def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
+    if cache.path.exists():  # loading needs no lock: files are replaced whole
+        run()
+        return
+    with exclusive(cache.path.with_suffix(".lock")):
+        if not (cache.path.exists() or cache.quick):
+            _tell(cache.path.parent)
+        run()
 
 
 @functools.cache

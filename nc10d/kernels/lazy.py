@@ -7,14 +7,12 @@ own functions alone. `every` compiles the rest ahead.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nc10d.kernels.cache import Signature, compiled, entry_point
+from nc10d.kernels.cache import Signature, compiled, compiling, entry_point
 
 EntryPoint = Callable[..., Any]
-_compiling = threading.RLock()
 _signatures: dict[tuple[str, str], Signature] = {}
 
 
@@ -39,7 +37,7 @@ def entry_points(module: str) -> Callable[[str], EntryPoint]:
         if signature is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         names = vars(sys.modules[module])
-        with _compiling:
+        with compiling:
             if name not in names:  # another thread may have been faster
                 names[name] = entry_point(compiled(signature)(names[f"_{name}"]))
         entry: EntryPoint = names[name]

@@ -41,23 +41,29 @@ class Lane:
     inbox: Inbox | None
     short: bool
     near: bool
+    dtype: Any
 
     def run(self, x: Any, tag: int, *, patient: bool) -> int:
-        """Send or receive here and now: what run_message answers, BUSY if nothing has happened."""
+        """Send or receive here and now: what run_message answers, BUSY if nothing has happened.
+
+        If the answer says to go on, `end` must be called after that.
+        """
         channel, model, inbox = self.channel.address, self.model.address, self.inbox
         if inbox is None:
             return int(messages.run_message(channel, model, x, tag, patient))
-        # What came early goes first, and a receive from anyone must not lose what it has seen.
-        if not inbox.lock.acquire(blocking=False):
-            return at.BUSY
-        try:
-            return (
-                at.BUSY
-                if inbox.early
-                else int(messages.run_message(channel, model, x, tag, patient))
-            )
-        finally:
-            inbox.lock.release()
+        with inbox.lock:
+            # What came early goes first, and a receive from anyone must not lose what it has seen.
+            if inbox.early or inbox.receiving:
+                return at.BUSY
+            inbox.receiving = True
+            answer = int(messages.run_message(channel, model, x, tag, patient))
+            inbox.receiving = answer not in (at.DONE, at.BUSY)
+            return answer
+
+    def end(self) -> None:
+        """Let others receive again."""
+        if self.inbox is not None:
+            self.inbox.receiving = False
 
 
 class Lanes:
@@ -70,16 +76,19 @@ class Lanes:
         """By kind and peer: the message that was found last."""
 
     def knows(self, op: Send | Recv) -> bool:
-        """Say whether a message on an ndarray is known."""
-        return (type(op), op.peer, op.x.dtype, op.x.size) in self._known
+        """Say whether a message on an ndarray is known, by this very dtype object."""
+        lane = self._known.get((type(op), op.peer, op.x.dtype, op.x.size))
+        return lane is not None and lane.dtype is op.x.dtype
 
     def remember(self, op: Send | Recv, lane: Lane) -> None:
         """Know a message again that has passed all checks; `lane.model` is its own from now on."""
         if type(op.x) is np.ndarray and op.peer is not None:
-            lane.model.words[at.D_ARRAY_DTYPE // _WORD] = id(op.x.dtype)
+            lane.model.words[at.D_ARRAY_DTYPE // _WORD] = id(lane.dtype)
             lane.model.words[at.D_ARRAY_COUNT // _WORD] = op.x.size
             if len(self._known) >= LIMIT:
                 self._known.clear()
+                for by_peer in self.latest.values():
+                    by_peer.clear()
             self._known[type(op), op.peer, op.x.dtype, op.x.size] = lane
 
     def find(self, op: Send | Recv) -> Lane | None:
@@ -95,8 +104,11 @@ class Lanes:
             self.latest[type(op)][op.peer] = lane
         return lane
 
-    def start(self, op: Send | Recv, timeout: float) -> Work | None:
-        """Send or receive without waiting; None if the message is not known, or has no room."""
+    def start(self, op: Send | Recv, timeout: float, *, here: bool) -> Work | None:
+        """Send or receive without waiting; None if the message is not known, or has no room.
+
+        `here`: even a long message is advanced by this thread first, since it will wait for it.
+        """
         lane = self.find(op)
         if lane is None:
             return None
@@ -105,13 +117,15 @@ class Lanes:
             work._finish(None, None if lane.inbox is None else op.peer)
             return work
         if lane.inbox is None:
-            return self._submit(lane, op, timeout)
+            return self._submit(lane, op, timeout, here)
         with lane.inbox.lock:
-            return None if lane.inbox.early else self._submit(lane, op, timeout)
+            return None if lane.inbox.early else self._submit(lane, op, timeout, here)
 
-    def _submit(self, lane: Lane, op: Send | Recv, timeout: float) -> Work | None:
+    def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
+        _ = messages.submit_message  # compiled now if need be: the deadline is for the peer
         channel, limit = lane.channel, deadline_ns(timeout)
-        answer, submission = channel.submit_message(lane.model, op, limit, here=lane.near)
+        here = lane.near and (here or lane.short)
+        answer, submission = channel.submit_message(lane.model, op, limit, here=here)
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:

@@ -86,8 +86,10 @@ class Launching(Waits):
                 return True
             if answer != at.BUSY:
                 self._go_on(lane.channel, answer, (_message(kind, peer, x, tag),), timeout)
+                lane.end()
                 return True
         except BaseException:
+            lane.end()
             self._let_go(lane.channel, (_message(kind, peer, x, tag),))
             raise
         return False
@@ -108,7 +110,7 @@ class Launching(Waits):
         known = self.post.lanes.find(op) is not None and op.peer is not None
         if known and self.quick_message(type(op), op.peer or 0, op.x, op.tag, timeout):
             return
-        work = self.post.lanes.start(op, timeout) if known else None
+        work = self.post.lanes.start(op, timeout, here=True) if known else None
         self.wait_work(work or self._launch((op,), timeout))
 
     def _launch_any(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
@@ -126,10 +128,11 @@ class Launching(Waits):
         """Submit a known operation on plain arrays; None if it is not known, or has no room."""
         self.host.need_worker()
         if isinstance(op, (Send, Recv)):
-            return self.post.lanes.start(op, timeout)
+            return self.post.lanes.start(op, timeout, here=False)
         found = self.plans.find(op)
         if found is None:
             return None
+        _ = plain.submit_known  # compiled now if need be: the deadline is for the peers
         deadline = Deadline.after(timeout)
         known, _, x, y = found
         channel, keep = self.channel, (op, known)

@@ -51,6 +51,8 @@ class Inbox:
         self.channel = channel
         self.lock = threading.RLock()
         self.early: deque[Unexpected] = deque()
+        self.receiving = False
+        """Whether a receive is under way in its caller's own thread, not in the channel's ring."""
 
     def take_early(self, tag: int) -> Unexpected | None:
         """Return the oldest kept message with `tag`, if any; the caller holds the lock."""

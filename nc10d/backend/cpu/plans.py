@@ -59,6 +59,7 @@ class Known:
                 y.nbytes,
                 len(x) if by_rows else -1,
                 len(y) if by_rows else -1,
+                x is y,
             ],
             np.int64,
         )

@@ -56,7 +56,8 @@ class Post:
             linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
             short = buffer.nbytes <= HALF < DIRECT and not away
-            self.lanes.remember(op, Lane(channel, model, inbox, short, not away))
+            lane = Lane(channel, model, inbox, short, not away, op.x.dtype)
+            self.lanes.remember(op, lane)
 
     def launch(
         self, op: Send | Recv, deadline: Deadline, limit: int, passage: Passage = FREE
@@ -158,6 +159,8 @@ class Post:
     def _ready(self, inbox: Inbox, tag: int) -> bool:
         """Say whether a message with `tag` is here that no posted receive is entitled to."""
         channel = inbox.channel
+        if inbox.receiving:  # what is at the head is being taken; what is behind it can wait
+            return any(kept.tag == tag for kept in inbox.early)
         oldest = channel.oldest()
         if oldest is not None:
             # Receives are posted: let the link find out whether its next message is for one.
@@ -172,7 +175,7 @@ class Post:
 
     def _await_message(self, inboxes: Sequence[Inbox], seconds: float) -> None:
         self.await_words(
-            [_next_message(inbox.channel) for inbox in inboxes],
+            [_next_message(inbox.channel) for inbox in inboxes if not inbox.receiving],
             seconds,
         )
 

@@ -18,6 +18,7 @@ from nc10d.backend.cpu.native.layout import (
     D_USERS,
     DESCRIPTOR_WORDS,
     K_DTYPE,
+    K_ONE,
     K_PROGRAM,
     K_SHORT,
     K_X_BYTES,
@@ -82,8 +83,8 @@ def nc10d_fits(channel: int, known: int, x: int, y: int) -> bool:
     kind, dtype = load(channel + C_ARRAY_TYPE), load(known + K_DTYPE)
     if not nc10d_is(x, kind, dtype, load(known + K_X_COUNT), load(known + K_X_LENGTH)):
         return False
-    if x == y:
-        return True
+    if x == y or load(known + K_ONE) != 0:
+        return x == y and load(known + K_ONE) != 0
     if not nc10d_is(y, kind, dtype, load(known + K_Y_COUNT), load(known + K_Y_LENGTH)):
         return False
     a, b = load(x + DATA_OFFSET), load(y + DATA_OFFSET)

@@ -134,7 +134,7 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
         for i in range(load_acquire(process + P_COUNT)):
             channel = load_acquire(table + 8 * i)
             if channel != 0:
-                answer = nc10d_attend(channel, sleepy)
+                answer = nc10d_attend(channel, sleepy, 0)
                 if answer < 0:
                     store(process + P_LATE, channel)
                     if sleepy:

@@ -133,8 +133,8 @@ DESCRIPTOR_WORDS = 16
     K_Y_BYTES,
     K_X_LENGTH,  # of dimension 0, where that matters, else -1
     K_Y_LENGTH,
-) = range(0, 9 * 8, 8)
-KNOWN_WORDS = 9
+    K_ONE,  # 1 if it is for one array (x and y are the same), 0 if for two
+) = range(0, 10 * 8, 8)
 
 # -- the process: what all channels of one rank share -------------------------------------------
 (

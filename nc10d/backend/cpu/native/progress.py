@@ -330,22 +330,35 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int, sleepy: bool) -> int:
-    """Advance one channel for the worker: DONE if something moved, BLOCKED, or a failure.
+def nc10d_soon_there(channel: int) -> bool:
+    """Say whether the counter that a channel is blocked on comes while this thread spins."""
+    if nc10d_streaming(channel):
+        return False
+    return nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR))
 
-    A `sleepy` worker will sleep if nothing moves: sockets are armed for it.
+
+@njit(nogil=True)
+def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
+    """Advance one channel: DONE if something moved, BLOCKED, BUSY (another thread is at it), or a
+    failure.
+
+    A `sleepy` thread will do no more if nothing moves: sockets are armed. So many times as its
+    `patience` it spins for a peer before it leaves the rest to whom the peer will wake.
     """
     if not nc10d_waiting(channel):
         return BLOCKED
     if nc10d_aborted(channel):
         return ABORTED
     if not nc10d_try_lock(channel):
-        return BLOCKED
+        return BUSY
     head = load(channel + C_HEAD)
     step = load(channel + C_PC)
     known = load(channel + C_UNMATCHED)
     transfers = nc10d_moved(channel)
     answer = nc10d_progress(channel)
+    while answer == BLOCKED and patience > 0 and nc10d_soon_there(channel):
+        answer = nc10d_progress(channel)
+        patience -= 1
     moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
     moved = moved or nc10d_moved(channel) != transfers
     stray = answer == UNMATCHED and (moved or known == 0)
@@ -360,6 +373,8 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
         if not moved and deadline != 0 and nc10d_now() > deadline:
             answer = LATE
     exchange(channel + C_LOCK, 0)
+    # Whoever appended meanwhile found the channel taken, and left it to the one who had it.
+    moved = moved or (answer == IDLE and nc10d_waiting(channel))
     if stray:
         # Only Python can take a message aside that nobody asked for: call who waits or watches.
         nc10d_wake_own(load(channel + C_PROCESS))
@@ -370,35 +385,22 @@ def nc10d_attend(channel: int, sleepy: bool) -> int:
 
 
 @njit(nogil=True)
-def nc10d_advance_now(channel: int) -> None:
-    """Advance a channel as far as it goes while its peers come soon: this leaves nobody to wake."""
-    if not nc10d_try_lock(channel):
-        return
-    for _ in range(LOOKS):
-        if nc10d_progress(channel) != BLOCKED or nc10d_streaming(channel):
-            break
-        if not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
-            break
-    exchange(channel + C_LOCK, 0)
-
-
-@njit(nogil=True)
 def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
-    Where it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which
-    so need not wake up only to find that there is nothing to do yet.
+    It waits a moment for peers that come at the same time, since that leaves nobody to wake. Where
+    it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which so
+    need not wake up only to find that there is nothing to do yet.
     """
     if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
     if nc10d_append(channel, descriptor, room) != DONE:
         return BUSY
-    nc10d_advance_now(channel)
-    answer = DONE
-    tries = 0
+    answer = nc10d_attend(channel, True, LOOKS)
+    tries = 1
     while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
-        answer = nc10d_attend(channel, True)
+        answer = nc10d_attend(channel, True, 0)
         tries += 1
-    if answer == DONE and nc10d_waiting(channel):
+    if answer in (DONE, BUSY) and nc10d_waiting(channel):
         nc10d_wake_own(load(channel + C_PROCESS))
     return min(answer, DONE)

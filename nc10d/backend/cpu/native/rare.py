@@ -5,7 +5,6 @@ The interpreter calls `advance_rare` for one such step, by an address that chann
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -59,12 +58,11 @@ from nc10d.backend.cpu.native.operands import (
     nc10d_block,
     nc10d_place,
 )
-from nc10d.kernels.cache import compiled_callback
+from nc10d.kernels.cache import compiled_callback, compiling
 
 RARE: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 """The address of `advance_rare`, 0 while nobody needs it."""
 _alive: list[Any] = []
-_making = threading.Lock()
 
 
 @njit(nogil=True)
@@ -202,7 +200,7 @@ def _advance_rare(channel: int) -> int:
 
 def prepare() -> None:
     """Compile `advance_rare`, once; blocks for a second or two where it is not on disk yet."""
-    with _making:
+    with compiling:
         if not _alive:
             _alive.append(compiled_callback("int64(int64)")(_advance_rare))
             RARE[0] = _alive[0].address

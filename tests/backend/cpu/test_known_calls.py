@@ -1,0 +1,146 @@
+"""A call that comes again skips checks, and still does only what the first one did."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d.errors import CollectiveMismatch
+from nc10d.ops import Send
+from nc10d.testing import run_ranks
+
+Call = Callable[..., Any]
+PAIRS: dict[str, tuple[Call, int, int]] = {  # how it is called; elements of the first array, second
+    "all_gather": (lambda g, out, inp, **how: g.all_gather_into_tensor(out, inp, **how), 8, 4),
+    "reduce_scatter": (lambda g, out, inp, **how: g.reduce_scatter_tensor(out, inp, **how), 4, 8),
+    "all_to_all": (lambda g, out, inp, **how: g.all_to_all_single(out, inp, **how), 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("later", [False, True])
+def test_one_array_twice_is_refused_though_the_call_is_known(name: str, later: bool) -> None:
+    call, *sizes = PAIRS[name]
+
+    def again(group: Any) -> None:
+        for _ in range(3):
+            call(group, *(np.zeros(size) for size in sizes))
+        for size in sizes:
+            whole = np.arange(16.0)
+            part = whole[4 : 4 + size]
+            with pytest.raises(ValueError, match=r"memory|elements"):
+                call(group, part, part, async_op=later)
+            assert (whole == np.arange(16.0)).all()
+
+    run_ranks(again, 2)
+
+
+def test_one_array_may_be_reduced_after_two_were_and_the_other_way_round() -> None:
+    def mixed(group: Any) -> None:
+        for _ in range(3):
+            x, out = np.ones(4), np.zeros(8)
+            group.all_reduce(x)
+            group.all_gather_into_tensor(out, x)
+            assert (out == 2).all()
+
+    run_ranks(mixed, 2)
+
+
+@pytest.mark.parametrize(
+    "change", ["dtype", "size", "shape", "strides", "order", "read-only", "kind"]
+)
+def test_another_array_is_not_taken_for_the_known_one(change: str) -> None:
+    class Sub(np.ndarray[Any, Any]):
+        pass
+
+    changes: dict[str, Callable[[], Any]] = {
+        "dtype": lambda: np.ones(6, np.float32),
+        "size": lambda: np.ones(7),
+        "shape": lambda: np.ones((2, 3)),
+        "strides": lambda: np.ones(12)[::2],
+        "order": lambda: np.ones((2, 3), order="F"),
+        "read-only": lambda: np.frombuffer(bytes(48)),
+        "kind": lambda: np.ones(6).view(Sub),
+    }
+
+    def play(group: Any) -> None:
+        for _ in range(3):
+            group.all_reduce(np.ones(6))
+        x = changes[change]()
+        if change == "read-only":
+            with pytest.raises(ValueError, match=r"read-only|writable"):
+                group.all_reduce(x)
+        else:
+            group.all_reduce(x)
+            assert (x == 2).all()
+
+    run_ranks(play, 2)
+
+
+def test_a_mismatch_of_a_known_call_is_counted_once() -> None:
+    def differ(group: Any) -> int:
+        x = np.ones(4)
+        for _ in range(2):
+            group.all_reduce(x)
+            group.broadcast(x, 0)
+        with pytest.raises(CollectiveMismatch) as caught:
+            part_ways(group, x)
+        assert areas_of(group).progress() == {0: 5, 1: 5}
+        return int(caught.value.seq or 0)
+
+    assert run_ranks(differ, 2) == [5, 5]
+
+
+def part_ways(group: Any, x: Any) -> None:
+    if group.rank == 0:
+        group.broadcast(x, 0)
+    while areas_of(group).progress()[0] < 5:  # rank 0 is there: my call goes through in one piece
+        pass
+    group.all_reduce(x, async_op=True).wait()
+
+
+def areas_of(group: Any) -> Any:
+    return group.backend("cpu").areas
+
+
+def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane() -> None:
+    def exchange(group: Any) -> int:
+        strange = pickle.loads(pickle.dumps(np.ones(5)))
+        for x in (strange, np.ones(5), np.ones(5)):
+            if group.rank == 0:
+                group.send(x, 1)
+            else:
+                group.recv(x, 0)
+        if group.rank == 1:
+            group.recv(np.ones(5), 0)
+            return 0
+        lane = group.backend("cpu").post.lanes.latest[Send][1]
+        return int(lane.run(np.ones(5), 0, patient=True))
+
+    assert run_ranks(exchange, 2)[0] == 0
+
+
+def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -> None:
+    def receive(group: Any) -> int:
+        x = np.full(3, float(group.rank))
+        if group.rank != 0:
+            group.send(x, 0)
+            group.barrier()
+            return -1
+        group.recv(x, 1)
+        post = group.backend("cpu").post
+        inbox = post._backend.links.inbox(2)
+        inbox.receiving = True  # as while a long message is on its way
+        work = group.irecv(x, None)
+        assert work is not None
+        assert not work.is_completed()
+        inbox.receiving = False
+        sender = work.result()
+        group.barrier()
+        return int(sender)
+
+    assert run_ranks(receive, 3)[0] == 2

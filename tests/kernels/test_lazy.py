@@ -1,0 +1,68 @@
+"""Functions that are compiled when first used: once, also after an interrupt, also in a child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from nc10d.kernels import cache, lazy
+
+
+@lazy.on_demand("int64(int64)")
+def _one_more(number: int) -> int:
+    return number + 1
+
+
+@lazy.on_demand("int64(int64)")
+def _two_more(number: int) -> int:
+    return number + 2
+
+
+one_more: lazy.EntryPoint
+two_more: lazy.EntryPoint
+__getattr__ = lazy.entry_points(__name__)
+HERE = sys.modules[__name__]
+
+
+def test_an_interrupted_compilation_is_done_by_the_next_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._OneFile, "load_overload", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _ = HERE.one_more
+    assert HERE.one_more(4) == 5
+    assert HERE.one_more is HERE.one_more
+
+
+def test_what_is_not_declared_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'three_more'"):
+        _ = HERE.three_more
+
+
+def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
+    taken, forked = threading.Event(), threading.Event()
+
+    def compiling() -> None:
+        with cache.compiling:
+            taken.set()
+            forked.wait(0.2)  # a fork waits for this
+
+    thread = threading.Thread(target=compiling)
+    thread.start()
+    assert taken.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(HERE.two_more(40))
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
