@@ -15,6 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nc10d import cuda as cuda
+    from nc10d import functional as functional
+    from nc10d import observe as observe
+    from nc10d import reducer as reducer
     from nc10d.api import (
         all_gather,
         all_gather_into_tensor,
@@ -166,6 +170,8 @@ _NAMES = {
         init_process_group""",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_SUBMODULES = ("cuda", "functional", "observe", "reducer")
+"""Modules that users know as `nc10d.functional` and so on."""
 
 __version__ = "0.1.0"
 __all__ = [
@@ -287,6 +293,8 @@ def __getattr__(name: str) -> Any:
         # c10d's `group.WORLD`: the module answers to that name, once there is a world.
         importlib.import_module("nc10d.world")
         return importlib.import_module("nc10d.group")
+    if name in _SUBMODULES:
+        return importlib.import_module(f"nc10d.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nc10d' has no attribute {name!r}")
@@ -296,4 +304,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "group"})
+    return sorted({*globals(), *_HOME, *_SUBMODULES, "group"})

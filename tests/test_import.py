@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import nc10d
 
 # What an import of the package itself must not bring in.
@@ -48,6 +50,15 @@ def test_every_public_name_is_there() -> None:
     for name in nc10d.__all__:
         assert getattr(nc10d, name) is not None
     assert set(nc10d.__all__) <= set(dir(nc10d))
+
+
+SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream", "reducer.Reducer"]
+
+
+@pytest.mark.parametrize("use", SUBMODULES)
+def test_a_module_of_the_public_ones_needs_no_import_of_its_own(use: str) -> None:
+    assert fresh(f"import nc10d; print(nc10d.{use}.__module__)").startswith("nc10d.")
+    assert use.partition(".")[0] in dir(nc10d)
 
 
 def test_a_star_import_works() -> None:
