@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nc10d import cuda as cuda
     from nc10d import functional as functional
     from nc10d import observe as observe
-    from nc10d import reducer as reducer
     from nc10d.api import (
         all_gather,
         all_gather_into_tensor,
@@ -170,7 +169,7 @@ _NAMES = {
         init_process_group""",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("cuda", "functional", "observe", "reducer")
+_SUBMODULES = ("cuda", "functional", "observe")
 """Modules that users know as `nc10d.functional` and so on."""
 
 __version__ = "0.1.0"

@@ -52,7 +52,7 @@ def test_every_public_name_is_there() -> None:
     assert set(nc10d.__all__) <= set(dir(nc10d))
 
 
-SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream", "reducer.Reducer"]
+SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream"]
 
 
 @pytest.mark.parametrize("use", SUBMODULES)

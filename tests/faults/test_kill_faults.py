@@ -1,14 +1,15 @@
 """Kill -9 of any rank at any moment: every survivor is told who, why and where, and lives on.
 
-The promise is 0.2 s after the kill, and 50 ms in the median; what is asked for here is that nobody
-waits for a timeout, since other tests may have the cores. `python -m nc10d.debug.faults` measures.
+The promise is 0.2 s after the kill, and 50 ms in the median. Other tests may have the cores, so
+what is asked for here is that nobody waits for the timeout (a minute), and that somebody is told at
+once: who learns of a death by looking now and then is late every time. `python -m
+nc10d.debug.faults` measures.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-LATEST, MEDIAN = 20.0, 2.0
+LATEST, SOON = 20.0, 0.2
 
 
 def kills(count: int, size: int, seed: int) -> list[dict[str, Any]]:
@@ -51,7 +52,7 @@ def test_every_survivor_names_the_killed_rank(size: int, count: int) -> None:
         assert len({words["message"] for words in one["told"]}) == 1, "one root cause"
     late = [words["late"] for one in played for words in one["told"]]
     assert max(late) < LATEST
-    assert statistics.median(late) < MEDIAN
+    assert min(late) < SOON
 
 
 def names_the_victim(words: dict[str, Any], one: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from clocks import takes
+from clocks import soon, takes
 
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
@@ -435,9 +435,12 @@ def test_a_hundred_mebibytes_are_a_value(store: TCPStore) -> None:
 
 
 def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
-    started = time.monotonic()
-    clients = [TCPStore(HOST, store.port, timeout=20) for _ in range(400)]
-    took = time.monotonic() - started
-    for client in clients:
-        client.close()
-    assert took < 2, f"400 clients took {took:.2f} s"
+    def come() -> float:
+        started = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            for _ in range(400):
+                client = TCPStore(HOST, store.port, timeout=20)
+                stack.enter_context(contextlib.closing(client))
+            return time.monotonic() - started
+
+    assert soon(2.0, come), "somebody knocks twice, a second later, if the server's queue is short"
