@@ -1,11 +1,13 @@
 """A module imports only from lines above its own, or from its left: the table is the law.
 
-Imports inside functions and under TYPE_CHECKING count too, except that types may point anywhere.
+It stands in docs/design.md, one line per layer. A name stands for the module or for everything
+inside the package of that name. Imports inside functions count too; types may point anywhere.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,28 +15,17 @@ import pytest
 
 import nc10d
 
-# One line per layer, lowest first; on a line, what stands right may use what stands left of it.
-# A name stands for the module or for everything inside the package of that name.
-LAYERS = """
-    errors deadline debugging
-    ops dtypes codec buffer views arguments validate kernels cuda
-    outcome work handshake auth control
-    store launchers rendezvous
-    backend
-    batch collectives point_to_point members dispatch group observe
-    world coalesce queries subgroups shrink mesh
-    api p2p registered monitoring parcels objects deferred functional join reducer
-    torch optim testing run bench debug warmup
-"""
 # The public names are for users: nobody inside goes through the front door.
 FRONT = "nc10d"
 
+ROOT = Path(nc10d.__file__).parent
+DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
+LAYERS = re.findall(r"^\| \d \| (.+?) \|", DESIGN.read_text(), re.M)
 PLACE = {
     name: (line, column)
-    for line, names in enumerate(LAYERS.split("\n"))
-    for column, name in enumerate(names.split())
+    for line, names in enumerate(LAYERS)
+    for column, name in enumerate(re.findall(r"`(\w+)/?`", names))
 }
-ROOT = Path(nc10d.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 TOP = PLACE["torch"][0]
 
@@ -96,18 +87,31 @@ def test_the_law_can_fail() -> None:
     assert list(imports(bad)) == [(2, "nc10d.group")]
 
 
+def test_what_has_a_place_is_there() -> None:
+    assert set(PLACE) == {part_of(path) for path in FILES}
+
+
+def packages(tree: ast.AST) -> set[str]:
+    """Return the top-level packages that are imported anywhere in a tree."""
+    named = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    named += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in named}
+
+
+ADAPTERS = {"torch", "bench", "debug"}
+
+
 def test_only_the_adapter_imports_torch() -> None:
     for path in FILES:
-        names = {
-            alias.name.partition(".")[0]
-            for node in ast.walk(ast.parse(path.read_text()))
-            for alias in getattr(node, "names", [])
-            if isinstance(node, ast.Import)
-        }
-        assert "torch" not in names or part_of(path) in {
-            "torch",
-            "optim",
-            "testing",
-            "bench",
-            "debug",
-        }, path
+        if part_of(path) not in ADAPTERS:
+            assert "torch" not in packages(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize("line", ["import torch", "import torch.nn as nn", "from torch import nn"])
+def test_every_way_to_import_torch_is_seen(line: str) -> None:
+    assert packages(ast.parse(f"def f():\n    {line}")) == {"torch"}
