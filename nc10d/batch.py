@@ -18,11 +18,14 @@ import numpy as np
 
 from nc10d.buffer import settled
 from nc10d.deadline import Deadline, Timeout, seconds
-from nc10d.ops import Kept, Op, Recv
+from nc10d.ops import AllReduce, AllReduces, Array, Kept, Op, Recv, ReduceOp
 from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
+
+
+_UNLIKE = object()  # the reduction of operations that have none in common: no argument is this
 
 
 class BatchedWork(Work):
@@ -78,9 +81,13 @@ class Batch:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
-        self.ops: list[Op] = []
-        self.append = self.ops.append
+        self._ops: list[Op] = []
+        self._arrays: list[Array] = []
+        self._how: ReduceOp | None = None
+        self.append = self._ops.append
+        self.take = self._arrays.append
         self.plain: type | None = None
+        self.how: object = _UNLIKE
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf
@@ -94,12 +101,40 @@ class Batch:
         self.timeout = min(self.timeout, limit)
         self.device = device
         self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
-        self.ops.append(op)
+        if type(op) is AllReduce and not (async_op or len(self) or device == "cpu"):
+            self._begin_alike(op)
+            return None
+        self.append(op)
         if not async_op:
             return None
-        work = BatchedWork(op, len(self.ops) - 1)
+        work = BatchedWork(op, len(self) - 1)
         self.works.append(work)
         return work
+
+    def __len__(self) -> int:
+        return len(self._ops) + len(self._arrays)
+
+    @property
+    def ops(self) -> Sequence[Op]:
+        """The operations so far."""
+        return self._ops if self._how is None else AllReduces(self._arrays, self._how)
+
+    def _begin_alike(self, op: AllReduce) -> None:
+        """Take a first all_reduce: as long as others are like it, their arrays are enough."""
+        if isinstance(op.op, ReduceOp):
+            self.how = self._how = op.op
+            self.append = self._end_alike
+            self.take(op.x)
+        else:  # a mistake, which the launch will name
+            self.append(op)
+
+    def _end_alike(self, op: Op) -> None:
+        """Take an operation that is not like those before."""
+        self._ops += self.ops
+        self.how, self._how = _UNLIKE, None
+        self._arrays.clear()
+        self.append = self._ops.append
+        self.append(op)
 
     def _kind_of(self, op: Op) -> type | None:
         """Return the type of arrays that are sure to be on the block's device."""
@@ -110,11 +145,12 @@ class Batch:
 
     def launch(self, async_op: bool) -> Work | None:
         """Launch everything as one submission; the pending Works end with it."""
-        if not self.ops:
+        if not len(self):
             return None
+        ops = self.ops if self._how is not None else tuple(self._ops)
         try:
             whole = self.group.launch(
-                tuple(self.ops), self.device or "cpu", async_op or bool(self.works), self.timeout
+                ops, self.device or "cpu", async_op or bool(self.works), self.timeout
             )
         except BaseException as error:
             self.drop(error)

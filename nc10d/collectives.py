@@ -7,8 +7,10 @@ timedelta) replaces the group's for this call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,8 +46,28 @@ def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
 # keys of what is known already, and would pass for it.
 
 
+class OpenBatch(Protocol):
+    """What a group knows of a coalescing block: it takes operations.
+
+    An operation on arrays of the type `plain`, with the group's timeout, may be appended. Of an
+    all_reduce of such an array by the very object `how`, the array may be taken.
+    """
+
+    plain: type | None
+    how: object
+    append: Callable[[Op], None]
+    take: Callable[[Array], None]
+
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take one operation; return its pending Work if `async_op`."""
+        ...
+
+
 class Runner:
     """Whoever can have an operation run."""
+
+    _batches: Mapping[int, OpenBatch] = MappingProxyType({})
+    """The open coalescing block of each thread that has one."""
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         """Launch `op`; `array` is one of its arrays, which tells the device."""
@@ -71,7 +93,17 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.all_reduce on this group."""
-        if not async_op and timeout is None and self._quick(AllReduce, op, tensor, tensor):
+        if async_op or timeout is not None:
+            return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
+        if self._batches:
+            batch = self._batches.get(get_ident())
+            if batch is not None and batch.plain is type(tensor):  # what blocks have by the dozen
+                if op is not batch.how:
+                    batch.append(AllReduce(tensor, op))
+                else:
+                    batch.take(tensor)
+                return None
+        elif self._quick(AllReduce, op, tensor, tensor):
             return None
         return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
 

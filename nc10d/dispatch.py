@@ -20,10 +20,10 @@ from nc10d.backend.base import Backend
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.table import BackendTable
 from nc10d.buffer import device_type
-from nc10d.collectives import Collectives
+from nc10d.collectives import Collectives, OpenBatch
 from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
-from nc10d.ops import AllReduce, Array, Barrier, Op
+from nc10d.ops import Array, Barrier, Op
 from nc10d.point_to_point import PointToPoint
 from nc10d.views import borrow, lend, lenders, on_views, view_of
 from nc10d.work import Work
@@ -33,20 +33,6 @@ if TYPE_CHECKING:
 
 Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
-
-
-class OpenBatch(Protocol):
-    """What a group knows of a coalescing block: it takes operations.
-
-    An operation on arrays of the type `plain`, with the group's timeout, may be appended.
-    """
-
-    plain: type | None
-    append: Callable[[Op], None]
-
-    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
-        """Take one operation; return its pending Work if `async_op`."""
-        ...
 
 
 class HotBackend(Backend, Protocol):
@@ -95,11 +81,6 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
         hot = self._hot
-        if hot is None and kind is AllReduce:
-            batch = self._batches.get(get_ident())
-            if batch is not None and batch.plain is type(x):  # what blocks have by the dozen
-                batch.append(AllReduce(x, extra))
-                return True
         if hot is None or not hot.quick(kind, extra, x, y, self.timeout):
             return type(x) in lenders and self._quick_lent(kind, extra, x, y)
         next(self._launches)
@@ -263,7 +244,7 @@ class Dispatcher(Collectives, PointToPoint):
 
     def refuse_in_batch(self, what: str) -> None:
         """Raise ValueError if a coalescing block of this thread is open on the group."""
-        if self.in_batch():
+        if get_ident() in self._batches:
             message = f"{what} is not possible inside a coalescing block of group {self.name!r}"
             raise ValueError(message)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 from weakref import WeakValueDictionary
 
 Array = Any
@@ -217,6 +217,40 @@ Op = (
     | Recv
     | Barrier
 )
+
+
+class AllReduces(Sequence[Op]):
+    """AllReduces of several arrays by one reduction; each is an object once it is looked at.
+
+    Most blocks are that, and a backend that looks at `arrays` and `op` alone needs no more.
+    """
+
+    __slots__ = ("_made", "arrays", "op")
+
+    def __init__(self, arrays: Sequence[Array], op: ReduceOp) -> None:
+        self.arrays = arrays
+        self.op = op
+        self._made: tuple[Op, ...] = ()
+
+    def _ops(self) -> tuple[Op, ...]:
+        if not self._made:
+            self._made = tuple([AllReduce(x, self.op) for x in self.arrays])
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._ops())
+
+    @overload
+    def __getitem__(self, index: int) -> Op: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Op]: ...
+
+    def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
+        return self._ops()[index]
 
 
 class Kept(tuple[Op, ...]):

@@ -11,9 +11,9 @@ import atexit
 import contextlib
 import hashlib
 import os
-import threading
 import warnings
 from collections.abc import Iterator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group
@@ -99,20 +99,21 @@ class World:
             close_store()
 
 
-class _ThreadWorld(threading.local):
-    world: World | None = None
-
-
 _process = World()
-_thread = _ThreadWorld()
+# By thread, for those that have one. No threading.local: every call looks, and finds this empty.
+_worlds: dict[int, World] = {}
 _inherited: list[Any] = []
 
 
 def _disown_store() -> None:
     """Leave the parent's store alone in a forked child: closing it could end the parent's talk."""
-    for world in {_process, current_world()}:
+    mine = current_world()
+    for world in {_process, mine}:
         _inherited.append(world.owned_store)
         world.owned_store = None
+    _worlds.clear()  # other threads are gone, and their idents free to be used again
+    if mine is not _process:
+        _worlds[get_ident()] = mine
 
 
 os.register_at_fork(after_in_child=_disown_store)
@@ -120,22 +121,25 @@ os.register_at_fork(after_in_child=_disown_store)
 
 def current_world() -> World:
     """Return this thread's World if it has one, else the process's."""
-    return _thread.world or _process
+    return _worlds.get(get_ident(), _process)
 
 
 @contextlib.contextmanager
 def own_world() -> Iterator[World]:
     """Give this thread a World of its own for a while: it is one rank among threads."""
-    outer, _thread.world = _thread.world, World()
+    me, outer = get_ident(), current_world()
+    _worlds[me] = World()
     try:
-        yield _thread.world
+        yield _worlds[me]
     finally:
-        _thread.world = outer
+        _worlds[me] = outer
+        if outer is _process:
+            del _worlds[me]
 
 
 def get_default_group() -> ProcessGroup:
     """Return the default group; ValueError before init_process_group."""
-    group = (_thread.world or _process).default
+    group = current_world().default
     if group is None:
         raise ValueError("there is no default process group: call init_process_group() first")
     return group
@@ -197,7 +201,7 @@ def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember:
 def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
     """Return the group given as argument `name`, for None the default one; else TypeError."""
     if group is None:
-        return (_thread.world or _process).default or get_default_group()
+        return (current_world() if _worlds else _process).default or get_default_group()
     if not isinstance(group, Collectives):
         raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
     return group

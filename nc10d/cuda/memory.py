@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -150,5 +151,5 @@ def device_of(x: Any) -> int:
     return device_at(buffer.address) if buffer.address else current_device()
 
 
-register(DeviceArray, lambda x: x.buffer, "cuda")
+register(DeviceArray, attrgetter("buffer"), "cuda")
 register_stream(DeviceArray, lambda _: LEGACY)

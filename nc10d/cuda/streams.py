@@ -21,7 +21,12 @@ from nc10d.cuda.driver import call, context, current_device, driver, on_device
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""
 
-_chosen = threading.local()
+
+class _Chosen(threading.local):
+    handle: int | None = None
+
+
+_chosen = _Chosen()
 _finders: dict[type, Callable[[Any], int]] = {}
 
 
@@ -79,19 +84,19 @@ def stream_handle(stream: Any) -> int:
 @contextlib.contextmanager
 def stream(which: Any) -> Iterator[int]:
     """Make a stream this thread's current one for nc10d, whatever frameworks say; yields it."""
-    before = getattr(_chosen, "handle", None)
-    _chosen.handle = stream_handle(which)
+    before = _chosen.handle
+    _chosen.handle = handle = stream_handle(which)
     try:
-        yield _chosen.handle
+        yield handle
     finally:
         _chosen.handle = before
 
 
 def stream_of(x: Any) -> int:
     """Return the handle of this thread's current stream for an array (None: for no array)."""
-    chosen = getattr(_chosen, "handle", None)
+    chosen = _chosen.handle
     if chosen is not None:
-        return int(chosen)
+        return chosen
     find = _finders.get(type(x))
     return (find or _finder_for(x))(x)
 

@@ -77,9 +77,7 @@ class NcclBackend:
     def bind(self, device: int, deadline: Deadline) -> None:
         """Take a device and form the communicator; blocks until all ranks have, or raises."""
         site = self._on(device)
-        work = NcclWork((Barrier(),), site.flights, deadline, blocks=True)
-        site.launch(work.ops, work, join=False)
-        work.wait_blocking()
+        site.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Queue `ops` on the device; see Backend.
@@ -87,18 +85,15 @@ class NcclBackend:
         Without `async_op` the current stream waits for them and the host goes on, except behind a
         barrier, and where the ranks have not met yet.
         """
-        self._check()
         site = self._site or self._on(_device_of(ops))
-        blocks = any(type(op) is Barrier for op in ops)
-        work = NcclWork(ops, site.flights, Deadline.after(timeout), blocks)
         try:
-            site.launch(ops, work, join=not async_op)
+            work = site.launch(ops, timeout, not async_op)
         except DistError:
             self._check()  # the cause that holds for all ranks, if this one's is not the first
             raise
         if async_op:
             return work
-        if blocks or work.submitted is not None:
+        if work.blocks or work.submitted is not None:
             self._wait_here(work)
         return None
 
@@ -112,6 +107,7 @@ class NcclBackend:
 
     def _on(self, device: int) -> Site:
         """Return the group's place, which is on the device that was named first."""
+        self._check()
         with self._binding:
             if self._site is None:
                 self._store = self._keys.clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork, Owner
@@ -113,7 +114,8 @@ class Flights(Owner):
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
         with self.lock:
-            return next((work for work in self._works if work.deadline.expired()), None)
+            now = monotonic()
+            return next((work for work in self._works if work.due <= now), None)
 
     def pause(self) -> float | None:
         """Return in how many seconds to look again; None: nothing is under way."""

@@ -64,11 +64,6 @@ class Lane:
         assert self.comm is not None, "a lane has no communicator before it is formed"
         return self.comm.handle
 
-    @property
-    def ready(self) -> bool:
-        """Say whether something can be submitted now, behind nothing that waits."""
-        return self.comm is not None and not self.queue
-
     def settle(self, deadline: Deadline, what: str) -> None:
         """Wait until a nonblocking communicator takes calls again."""
         assert self.comm is not None, "a lane has no communicator before it is formed"
@@ -113,6 +108,10 @@ class Lanes:
     def all(self) -> list[Lane]:
         """Return the lanes that there are."""
         return list(self._lanes.values())
+
+    def find(self, name: str) -> Lane | None:
+        """Return a lane by name if there is one."""
+        return self._lanes.get(name)
 
     def of(self, op: Op, deadline: Deadline) -> Lane:
         """Return the lane of an operation; begins to form it, until `deadline`, if it is new."""

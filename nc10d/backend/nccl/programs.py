@@ -13,9 +13,10 @@ NCCL has no order.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nc10d.backend.nccl.calls import Call
 from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
@@ -24,6 +25,8 @@ from nc10d.cuda.driver import address, context
 from nc10d.ops import AllReduce, Op, Send
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from nc10d.backend.nccl.lanes import Lane
     from nc10d.backend.nccl.library import Library
 
@@ -54,29 +57,20 @@ class Events(NamedTuple):
 class Program:
     """The rows of one launch; run under the lock of whoever owns its lanes."""
 
-    __slots__ = ("_address", "_ended", "_words", "begun", "lanes", "places", "rows")
+    __slots__ = ("_address", "_ended", "_words", "begun", "lanes", "lock", "places", "rows")
 
-    def __init__(
-        self,
-        library: Library,
-        groups: Sequence[Sequence[Placed]],
-        lanes: tuple[Lane, ...],
-        events: Events,
-    ) -> None:
-        """Lay out `groups` of calls, which are made one after the other, on `lanes`."""
+    def __init__(self, lanes: tuple[Lane, ...], events: Events, body: Body, words: Rows) -> None:
+        """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`."""
         self.lanes = lanes
+        self.lock = lanes[0].lock if len(lanes) == 1 else _Locks(lanes)
         self.begun = events.begun
-        words = _Rows(library)
         record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
         words.add(record, events.before, 0)
         for lane in lanes:
             words.add(wait, lane.stream, events.before, 0)
         if events.begun:
             words.add(record, events.begun, lanes[0].stream)
-        for number, group in enumerate(groups):
-            if number:
-                words.extend(_in_step(lanes, record, wait))
-            words.group(group)
+        body(words)
         last = lanes[0].stream
         if len(lanes) > 1:
             last = events.joint
@@ -87,7 +81,7 @@ class Program:
         words.add(wait, 0, 0, 0)
         self.rows = words.count
         self.places = words.places
-        self._words = array("q", words.words)
+        self._words = words.words
         self._address = self._words.buffer_info()[0]
 
     def patch(self, current: int, ended: int, before: int | None = None) -> int:
@@ -129,21 +123,38 @@ class Context:
         self.address = self._words.buffer_info()[0]
 
 
-class _Rows:
+class _Locks:
+    """The locks of several lanes, held together."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = lanes
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        for lane in self._lanes:
+            self._stack.enter_context(lane.lock)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+class Rows:
     """Rows on their way into a table."""
 
     def __init__(self, library: Library) -> None:
-        self.words: list[int] = []
+        self.words = array("q")
         self.count = 0
         self.places: dict[int, int] = {}
         self._address = library.address
 
     def add(self, function: int, *arguments: int, mark: int = PLAIN) -> None:
+        """Add a call."""
         count = len(arguments)
-        self.words += (function, count, mark, *arguments, *_PAD[count:])
+        self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
     def extend(self, rows: Iterable[Row]) -> None:
+        """Add calls that are no operations."""
         for row in rows:
             self.add(*row)
 
@@ -159,6 +170,31 @@ class _Rows:
             self.add(self._address(call[0]), *call[1:], *ends[lane], mark=mark)
         if several:
             self.add(self._address("ncclGroupEnd"), mark=ENDS)
+
+    def block(self, table: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Add a group of calls that are rows already, one for each operation in order."""
+        count = len(table)
+        self.add(self._address("ncclGroupStart"))
+        self.places.update(enumerate(range(count), self.count))
+        self.words.frombytes(table.tobytes())
+        self.count += count
+        self.add(self._address("ncclGroupEnd"), mark=ENDS)
+
+
+Body = Callable[[Rows], None]
+"""What adds the calls of a launch's operations."""
+
+
+def grouped(groups: Sequence[Sequence[Placed]], lanes: tuple[Lane, ...]) -> Body:
+    """Return what adds groups of calls, which are made one after the other."""
+
+    def add(rows: Rows) -> None:
+        for number, group in enumerate(groups):
+            if number:
+                rows.extend(_in_step(lanes, address("cuEventRecord"), address("cuStreamWaitEvent")))
+            rows.group(group)
+
+    return add
 
 
 def _in_step(lanes: Sequence[Lane], record: int, wait: int) -> Iterable[Row]:

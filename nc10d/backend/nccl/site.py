@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
@@ -10,27 +9,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nc10d.backend.nccl import datatypes, native
+from nc10d.backend.nccl import alike, datatypes, native
 from nc10d.backend.nccl.calls import Call, Place, calls_of
 from nc10d.backend.nccl.flights import Flights
 from nc10d.backend.nccl.lanes import Lane, Lanes, Who
 from nc10d.backend.nccl.library import Library
 from nc10d.backend.nccl.options import NcclOptions
-from nc10d.backend.nccl.programs import Context, Events, Placed, Program, in_groups
+from nc10d.backend.nccl.programs import (
+    Body,
+    Context,
+    Events,
+    Placed,
+    Program,
+    Rows,
+    grouped,
+    in_groups,
+)
 from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
 from nc10d.backend.nccl.works import NcclWork, first_array
 from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.events import event_pool
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
+from nc10d.deadline import Deadline
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError, DistError, NCCLError
-from nc10d.ops import OP_NAMES, Kept, Op, Recv
+from nc10d.kernels.cache import entry_point
+from nc10d.ops import OP_NAMES, AllReduces, Kept, Op
 from nc10d.validate import validate
 
 if TYPE_CHECKING:
-    from nc10d.deadline import Deadline
     from nc10d.store.base import Store
+
+_run_rows = entry_point(native.nc10d_nccl_run)
 
 
 class Deferred(NamedTuple):
@@ -73,7 +84,7 @@ class Site:
         self._context = Context(device)
         self._fp8 = _reduces_fp8(library, device)
 
-    def launch(self, ops: Sequence[Op], work: NcclWork, join: bool) -> None:
+    def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
         """Submit operations, or have it done as soon as their lanes are formed.
 
         With `join` the current stream waits for them. ValueError and TypeError for what NCCL
@@ -84,15 +95,17 @@ class Site:
         captured = current > PER_THREAD and _is_captured(current)
         with self.flights.lock:
             self._check()
-            recipe = self._recipe(ops, work.deadline)
-            work.receives = recipe.receives
-            if recipe.program is not None and all(lane.ready for lane in recipe.lanes):
-                self._submit(recipe.program, work, current, join)
+            recipe = self._recipe(ops, timeout)
+            work = NcclWork(ops, self.flights, timeout, recipe)
+            program = recipe.ready
+            if program is not None:
+                self._submit(program, work, current, join)
                 self._look_after(work, captured)
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
                 self._defer(work, recipe.lanes, current)
+        return work
 
     def _look_after(self, work: NcclWork, captured: bool) -> None:
         """Have a Work ended when its event is over; a captured one never is, and is the graph's."""
@@ -101,14 +114,30 @@ class Site:
         else:
             self.flights.add(work)
 
-    def _recipe(self, ops: Sequence[Op], deadline: Deadline) -> Recipe:
+    def _recipe(self, ops: Sequence[Op], timeout: float) -> Recipe:
         """Return how to run a launch: as it was run before if it is a known one."""
-        if type(ops) is Kept and ops.known is not None and ops.known.in_place():
+        if type(ops) is Kept and ops.known is not None and ops.known.fits():
             return ops.known  # type: ignore[no-any-return]
         key = None if self._options.timing else key_of(ops)
-        recipe = self._recipes.find(key, ops) or self._new(ops, key, deadline)
+        recipe = self._recipes.find(key) or self._alike(ops, key)
+        if recipe is None:
+            recipe = self._new(ops, key, Deadline.after(timeout))
         if type(ops) is Kept and key is not None and recipe.program is not None:
             ops.known = recipe
+        return recipe
+
+    def _alike(self, ops: Sequence[Op], key: Key | None) -> Recipe | None:
+        """Make the recipe of a block of all_reduces that are right; None for any other launch."""
+        main = self.lanes.find("all")
+        if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
+            return None
+        ends = self._library.address("ncclAllReduce"), main.handle, main.stream
+        table = alike.rows_of(ops, self.device, self._fp8, ends)
+        if table is None:
+            return None
+        recipe = Recipe((main,), ops)
+        recipe.program = self._laid_out(recipe.lanes, self._before, lambda rows: rows.block(table))
+        self._recipes.keep(key, ops, recipe)
         return recipe
 
     def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> Recipe:
@@ -121,7 +150,7 @@ class Site:
         checked = self._place(lambda *_: 0)
         calls = [calls_of(op, checked) for op in ops]
         lanes: dict[Lane, None] = {self.lanes.of(op, deadline): None for op in ops}
-        recipe = Recipe(tuple(lanes), any(isinstance(op, Recv) for op in ops))
+        recipe = Recipe(tuple(lanes), ops)
         if all(lane.comm is not None for lane in lanes):
             known = None if any(map(_is_scaled, ops)) else calls
             recipe.program = self._program(ops, recipe.lanes, deadline, self._before, known)
@@ -156,9 +185,12 @@ class Site:
             [Placed(ways[at], one, at) for at in group for one in calls[at]]
             for group in in_groups(ops, self._who.rank)
         ]
+        return self._laid_out(lanes, before, grouped([one for one in groups if one], lanes))
+
+    def _laid_out(self, lanes: tuple[Lane, ...], before: int, body: Body) -> Program:
         begun = self._pool.take(timing=True) if self._options.timing else 0
         events = Events(before, begun, self._joint.handle if len(lanes) > 1 else 0)
-        return Program(self._library, [group for group in groups if group], lanes, events)
+        return Program(lanes, events, body, Rows(self._library))
 
     def _scaled(self, factor: float, datatype: int, dtype: DType) -> int:
         """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
@@ -225,13 +257,13 @@ class Site:
     def _run(self, program: Program, table: int, first: int, last: int, work: NcclWork) -> int:
         """Run rows of a table, its communicators locked; return 0, or the answer that failed."""
         device = self._context.address
-        with _held(program.lanes):
-            answer = native.nc10d_nccl_run(table, first, last, device)
+        with program.lock:
+            answer: int = _run_rows(table, first, last, device)
             while answer < 0:  # nonblocking communicators: what is behind the group has to wait
                 for lane in program.lanes:
                     lane.settle(work.deadline, work._describe())
-                answer = native.nc10d_nccl_run(table, -answer, last, device)
-        return int(answer)
+                answer = _run_rows(table, -answer, last, device)
+        return answer
 
     def _error(self, program: Program, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = program.culprit(answer)
@@ -244,16 +276,6 @@ class Site:
 
 def _is_next(one: Deferred) -> bool:
     return all(lane.comm is not None and lane.queue[0] is one for lane in one.lanes)
-
-
-def _held(lanes: Sequence[Lane]) -> contextlib.AbstractContextManager[Any]:
-    """Return what holds the locks of lanes."""
-    if len(lanes) == 1:
-        return lanes[0].lock
-    stack = contextlib.ExitStack()
-    for lane in lanes:
-        stack.enter_context(lane.lock)
-    return stack
 
 
 def _is_scaled(op: Op) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from nc10d.cuda.events import is_over, seconds_between
 from nc10d.cuda.streams import stream_of
 from nc10d.deadline import Deadline, Timeout
 from nc10d.errors import CudaError
-from nc10d.ops import Op, Recv
+from nc10d.ops import AllReduces, Op, Recv
 from nc10d.outcome import FAILED, PENDING, fresh
 from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.lanes import Lane
+    from nc10d.backend.nccl.recipes import Recipe
 
 _SPINS = 50  # looks at full speed, then looks that grow apart
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
@@ -43,27 +45,41 @@ class NcclWork(Work):
     """One launch on a device.
 
     It keeps its arrays until the device is past them. `event` is 0 before it is submitted, after it
-    is over, and for a launch that is part of a CUDA graph, which never ends by itself.
+    is over, and for a launch that is part of a CUDA graph, which never ends by itself. `due` is the
+    time.monotonic() by which it must have ended.
     """
 
     __slots__ = (
-        *("_owner", "_seconds", "begun", "blocks", "deadline"),
+        *("_owner", "_seconds", "begun", "blocks", "due"),
         *("event", "lanes", "receives", "seq", "submitted"),
     )
 
-    def __init__(self, ops: Sequence[Op], owner: Owner, deadline: Deadline, blocks: bool) -> None:
-        """Describe a launch; with `blocks`, as of a barrier, `wait()` is for the host too."""
-        super().__init__(ops)
+    def __init__(self, ops: Sequence[Op], owner: Owner, timeout: float, recipe: Recipe) -> None:
+        """Describe a launch as its recipe has it; the timeout, in seconds, runs from now."""
+        # Written out instead of super().__init__(ops): one of these is made per launch.
+        self._state = PENDING
+        self._exception = None
+        self._result = None
+        self._callbacks = None
+        self._gate = None
+        self._ended = 0.0
+        self.ops = ops
+        self._started = perf_counter()
         self._owner = owner
         self._seconds: float | None = None
-        self.deadline = deadline
-        self.blocks = blocks
-        self.receives = False
+        self.due = monotonic() + timeout
+        self.blocks = recipe.blocks
+        self.receives = recipe.receives
         self.event = 0
         self.begun = 0
         self.seq = 0
         self.lanes: tuple[Lane, ...] = ()
         self.submitted: threading.Event | None = None
+
+    @property
+    def deadline(self) -> Deadline:
+        """By when it must have ended."""
+        return Deadline(self.due)
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Put the operation in front of what is queued next on the current stream; return True.
@@ -153,6 +169,8 @@ class NcclWork(Work):
 
 def first_array(ops: Sequence[Op]) -> Any:
     """Return an array of a launch, which tells whose streams count; None if there is none."""
+    if type(ops) is AllReduces:
+        return ops.arrays[0]
     for op in ops:
         for name in ("x", "out", "inp"):
             value = getattr(op, name, None)

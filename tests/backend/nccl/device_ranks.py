@@ -24,8 +24,10 @@ from nc10d.backend.nccl.forming import meet
 from nc10d.backend.nccl.library import library
 from nc10d.cuda.driver import call, driver
 from nc10d.deadline import Deadline
+from nc10d.dtypes import DType
 from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError, PeerLost
 from nc10d.group import ProcessGroup
+from nc10d.ops import AVG, MAX, SUM, premul_sum
 from nc10d.store import PrefixStore
 
 LONG = 30.0
@@ -188,6 +190,64 @@ def an_array_that_has_moved_is_looked_up_again(group: ProcessGroup) -> None:
     x.memory = second
     group.all_reduce(x)
     assert (value(first), value(second)) == (group.size**2, group.size)
+
+
+def an_array_of_another_type_is_looked_up_again(group: ProcessGroup) -> None:
+    """The same object, address and bytes; other elements."""
+    floats = ones(group, 8)
+    ints = cuda.DeviceArray(floats.address, (8,), DType.INT32, floats.device, floats)
+    x = Moving(floats)
+    for turn in (1, 2):  # the first time the ranks have to meet, and nothing is known of it
+        group.all_reduce(x)
+        assert value(floats) == group.size**turn
+    ints.fill_from(np.full(8, 2**24 + 1, np.int32))
+    x.memory = ints
+    group.all_reduce(x)
+    assert value(ints) == group.size * (2**24 + 1)
+
+
+def an_array_in_the_place_of_a_freed_one_is_another(group: ProcessGroup) -> None:
+    """The same id, by which a block is known; other memory."""
+    first, second, other = full(group, 1.0), full(group, 1.0), ones(group)
+    group.all_reduce(other)
+    seen = set()
+    for choice in np.random.default_rng(0).integers(2, size=60):
+        memory = (first, second)[choice]
+        memory.fill_from(np.ones(100, np.float32))
+        x = cuda.DeviceArray(memory.address, (100,), memory.dtype, memory.device, memory)
+        with group.coalescing_manager(async_ops=True) as block:
+            group.all_reduce(x)
+            group.all_reduce(other)
+        block.works[0].wait_blocking()
+        assert value(memory) == group.size
+        seen.add((id(x), memory.address))
+        del x, block
+    assert len({place for place, _ in seen}) < len(seen), "no id has come again"
+
+
+def a_block_is_its_calls(group: ProcessGroup) -> None:
+    """Blocks of all_reduces alike, and such that begin alike and don't end so."""
+    ops = [(SUM, SUM, SUM), (MAX, MAX, MAX), (SUM, MAX, SUM), (AVG, AVG, premul_sum(0.5))]
+    for how in ops:
+        for counts in ((8, 8, 8), (8, 0, 3), (1, 2, 4000)):
+            alone, together = _pairs(group, counts)
+            for x, op in zip(alone, how, strict=True):
+                group.all_reduce(x, op)
+            with group.coalescing_manager():
+                for x, op in zip(together, how, strict=True):
+                    group.all_reduce(x, op)
+                if counts[0] > 1:
+                    group.broadcast(together[0], 0)
+            cuda.synchronize(device(group))
+            for x, y in zip(alone, together, strict=True):
+                assert x.to_host().tobytes() == y.to_host().tobytes()
+
+
+def _pairs(group: ProcessGroup, counts: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
+    """Return the same arrays twice."""
+    values = [np.arange(n, dtype=np.float32) + group.rank for n in counts]
+    alone, together = ([cuda.to_device(x, device(group)) for x in values] for _ in range(2))
+    return alone, together
 
 
 def a_plan_is_launched_again_and_again(group: ProcessGroup) -> None:

@@ -1,0 +1,80 @@
+"""Blocks of all_reduces by the short way: the rows of the long way, or none."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nc10d.backend.nccl import alike
+from nc10d.backend.nccl.calls import Place, calls_of
+from nc10d.backend.nccl.native import GROUPED, WORDS
+from nc10d.backend.nccl.programs import in_groups
+from nc10d.cuda.memory import DeviceArray
+from nc10d.dtypes import DType
+from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
+from nc10d.validate import validate
+
+DEVICE, FUNCTION, COMM, STREAM = 1, 11, 22, 33
+DTYPES = [DType.FLOAT32, DType.COMPLEX64, DType.BOOL, DType.INT16, DType.FLOAT8_E5M2]
+OPS = [SUM, MAX, AVG, BAND, premul_sum(0.5)]
+PLACE = Place(0, 2, lambda _: True, lambda *_: 99, 0, fp8=False)
+
+
+FLAWS = [None, "type", "empty", "touching", "unaligned", "elsewhere"]
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> AllReduces:
+    """Arrays that are alike and apart, except perhaps one."""
+    common = draw(st.sampled_from(DTYPES))
+    flaw, where = draw(st.sampled_from(FLAWS)), draw(st.integers(0, 3))
+    arrays, end = [], 4096
+    for index in range(draw(st.integers(1, 8))):
+        its = flaw if index == where else None
+        dtype = draw(st.sampled_from(DTYPES)) if its == "type" else common
+        count = 0 if its == "empty" else draw(st.integers(1, 100))
+        start = end + {"touching": -8, "unaligned": 1}.get(its or "", 64)
+        device = DEVICE + (its == "elsewhere")
+        arrays.append(DeviceArray(start, (count,), dtype, device, None))
+        end = start + arrays[-1].nbytes + 7 & ~7
+    return AllReduces(draw(st.permutations(arrays)), draw(st.sampled_from(OPS)))
+
+
+def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
+    """Return the rows of one group; None for mistakes, and for what is no plain group."""
+    try:
+        for op in ops:
+            validate(op, 0, 2)
+        calls = [calls_of(op, PLACE) for op in ops]
+    except (TypeError, ValueError):
+        return None
+    elsewhere = any(x.device != DEVICE for x in ops.arrays)
+    if elsewhere or not all(calls) or len(in_groups(ops, 0)) > 1:
+        return None
+    return [(FUNCTION, 7, GROUPED, *call[1:], COMM, STREAM, 0) for one in calls for call in one]
+
+
+def by_the_short_way(ops: AllReduces) -> Any:
+    try:
+        table = alike.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
+    except TypeError:  # what NCCL can't reduce
+        return None
+    return None if table is None else [tuple(row) for row in table.tolist()]
+
+
+@settings(max_examples=500)
+@given(blocks())
+def test_the_short_way_is_the_long_way(ops: AllReduces) -> None:
+    long, short = by_the_long_way(ops), by_the_short_way(ops)
+    alone = len(ops) == 1 or ops.op is OPS[4]
+    assert short == (None if alone or long is None else long)
+
+
+def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
+    arrays = [DeviceArray(4096 * k, (3,), DType.FLOAT32, DEVICE, None) for k in (1, 2)]
+    table = alike.rows_of(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
+    assert table is not None
+    assert len(array("q", table.tobytes())) == 2 * WORDS
