@@ -6,6 +6,7 @@ that runs it. Without a command it is run as a script.
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import re
@@ -22,7 +23,9 @@ import nc10d
 
 PACKAGE = Path(nc10d.__file__).parent
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+TEXT = "".join(page.read_text() for page in PAGES)
+DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
 class Example(NamedTuple):
@@ -73,7 +76,46 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
     assert not failed
 
 
+# ---- what pages name -----------------------------------------------------------------------------
+
+
 def test_files_that_are_named_exist() -> None:
-    text = "".join(page.read_text() for page in PAGES)
-    for path in re.findall(r"`((?:tests|docs|nc10d|examples)/[\w/.]+)`", text):
+    folders = "tests|docs|nc10d|examples|tools"
+    for path in re.findall(rf"\b((?:{folders})/[\w/]+(?:\.(?:py|sh|md))?)\b(?![*.-])", TEXT):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"python -m (nc10d[\w.]*\w)", TEXT))))
+def test_a_command_that_is_named_exists(name: str) -> None:
+    path = ROOT / name.replace(".", "/")
+    script = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    assert "__main__" in script.name or '__name__ == "__main__"' in script.read_text()
+
+
+TABLES = re.findall(r"^\| file in `([\w/]+)/` \|.*\n\|---.*\n((?:\|.*\n)+)", DESIGN, re.M)
+
+
+@pytest.mark.parametrize(("folder", "rows"), TABLES, ids=[folder for folder, _ in TABLES])
+def test_a_table_of_files_has_those_of_its_folder(folder: str, rows: str) -> None:
+    """Each file by its name, or its folder's; and nothing that is not there."""
+    named = [
+        name for row in rows.splitlines() for name in re.findall(r"`(.+?)`", row.split("|")[1])
+    ]
+    there = {str(path.relative_to(PACKAGE / folder)) for path in (PACKAGE / folder).rglob("*.py")}
+    assert sorted({name for name in named if named.count(name) > 1}) == []
+    assert {name for name in named if name.endswith(".py")} <= there
+    wanted = {name for name in there if not name.endswith("__init__.py")}
+    assert {name for name in wanted if not {name, name.split("/")[0] + "/"} & set(named)} == set()
+
+
+def variables(path: Path) -> set[str]:
+    """Return the variables of nc10d's own that a module has as texts of their own."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    return {text for text in texts if re.fullmatch(r"NC10D_[A-Z_]+", str(text))}
+
+
+def test_the_variables_that_are_read_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    read = set().union(*(variables(path) for path in PACKAGE.rglob("*.py")))
+    assert set(re.findall(r"^\| `(\w+)`", page, re.M)) == read
