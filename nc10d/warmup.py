@@ -1,8 +1,9 @@
 """`python -m nc10d.warmup`: compile everything now, so that later first uses only load it.
 
-Compiles the CPU engine and every kernel into the cache folder (see `nc10d.kernels.folder`), by
-two processes side by side where there are two cores, and shows how far it is: with a bar on a
-terminal where rich is installed, else in lines. Running it again costs a second or two.
+Compiles the CPU engine, every kernel and NCCL's loop into the cache folder (see
+`nc10d.kernels.folder`), by two processes side by side where there are two cores, and shows how far
+it is: with a bar on a terminal where rich is installed, else in lines. Running it again costs a
+second or two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from nc10d.run.quiet import quietly
@@ -25,6 +27,8 @@ ENGINE = tuple(
     f"{NATIVE}.{name}" for name in ("interpreter", "engine", "arrays", "messages", "streams", "net")
 )
 """What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
+LOOP = "nc10d.backend.nccl.native"
+"""Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
 LINES = 5
 """How many lines tell of the progress where there is no bar."""
 Task = tuple[str, Callable[[], object]]
@@ -147,9 +151,10 @@ def _say(word: str) -> None:
 
 def _tasks() -> list[Task]:
     """Return every function to compile; the engine comes first because it takes longest."""
-    from nc10d.kernels import pack, reduce
+    from nc10d.kernels import pack, reduce, streaming
 
-    return [("engine", _warm_engine), *reduce.every_kernel(), *pack.every_kernel()]
+    kernels = [*reduce.every_kernel(), *pack.every_kernel(), *streaming.every_kernel()]
+    return [("engine", _warm_engine), *kernels, ("nccl", partial(importlib.import_module, LOOP))]
 
 
 def _warm_engine() -> None:

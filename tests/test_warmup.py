@@ -1,9 +1,11 @@
 """`python -m nc10d.warmup` leaves nothing to compile, and shows how far it is."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from at_terminal import AtTerminal
@@ -11,6 +13,7 @@ from clocks import soon
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nc10d
 from nc10d import warmup
 from nc10d.kernels import reduce
 
@@ -25,14 +28,52 @@ def test_after_the_warm_up_everything_is_loaded():
     assert all(re.fullmatch(r"\d+ of \d+ functions", line) for line in lines)
     assert lines[-1] == f"{count} of {count} functions"
     check = """
+import nc10d
 from nc10d import warmup
 from nc10d.kernels import cache
 def refuse(file, *_): raise AssertionError(file.name + " is compiled")
 cache._OneFile.save_overload = refuse
 for name, make in warmup._tasks():
     make()
+print(*cache._names)
 """
-    subprocess.run([sys.executable, "-c", check], check=True)
+    done = subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.PIPE)
+    ready = set(done.stdout.decode().split())
+    ready |= {name.rpartition(".")[0] for name in ready}
+    assert {name for path in PACKAGE.rglob("*.py") for name in to_compile(path)} <= ready
+
+
+PACKAGE = Path(nc10d.__file__).parent
+
+
+def to_compile(path):
+    """Yield the functions, by their full names, of which a module makes compiled code.
+
+    Where it makes them within others, under names of their own, yield the module.
+    """
+    module = ".".join(("nc10d", *path.relative_to(PACKAGE).with_suffix("").parts))
+    tree = ast.parse(path.read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for name, function in functions.items():
+        if any(map(makes_code, function.decorator_list)):
+            yield f"{module}.{name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and makes_code(node.func):
+            made = node.args[0]
+            if isinstance(made, ast.Name):
+                yield f"{module}.{made.id}" if made.id in functions else module
+
+
+def makes_code(node):
+    words = ("compiled", "compiled_callback", "on_demand")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in words
+
+
+def test_every_way_to_make_compiled_code_is_seen():
+    assert len([*to_compile(PACKAGE / "backend/cpu/native/net.py")]) == 3
+    pack = "nc10d.kernels.pack"
+    assert sorted(to_compile(PACKAGE / "kernels/pack.py")) == [pack, f"{pack}._move_rows"]
+    assert [*to_compile(PACKAGE / "kernels/streaming.py")] == ["nc10d.kernels.streaming"]
 
 
 DEFERRED = """

@@ -12,7 +12,7 @@ copy. That pays only if somebody reads the line soon.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -46,6 +46,13 @@ def stream_scale_address(dtype: DType) -> int:
     The factor is rounded to the type first. May block to compile.
     """
     return _kernel(f"stream_scale_{dtype.label}", dtype, _times)
+
+
+def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each kernel and the call that makes it: for warming up."""
+    yield "stream_bytes", stream_copy_address
+    for dtype in SCALED:
+        yield f"stream_scale_{dtype.label}", functools.partial(stream_scale_address, dtype)
 
 
 def _times(b: Builder, x: Value, arg: Value) -> Value:

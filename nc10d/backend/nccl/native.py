@@ -24,6 +24,7 @@ IN_PROGRESS = 7
 SCALE = 1000
 """An answer is SCALE * (row + 1) + code for an error, -row where to go on later, 0 at the end."""
 
+_ROW = 8 * WORDS
 _I64 = ir.IntType(64)
 
 
@@ -83,22 +84,22 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
     waiting = False
     index = first
     while index < count:
-        row = table + index * 88
+        row = table + index * _ROW
         mark = _word(row + 16)
         code = nc10d_nccl_call(row)
-        if code == 7:
+        if code == IN_PROGRESS:
             waiting = True
         elif code != 0:
-            failed = 1000 * (index + 1) + code
-            if mark == 1:
-                while mark != 2:
+            failed = SCALE * (index + 1) + code
+            if mark == GROUPED:
+                while mark != ENDS:
                     index += 1
-                    row = table + index * 88
+                    row = table + index * _ROW
                     mark = _word(row + 16)
                 nc10d_nccl_call(row)
             return failed
         index += 1
-        if waiting and mark != 1 and index < count:
+        if waiting and mark != GROUPED and index < count:
             return -index
     return 0
 
@@ -112,7 +113,7 @@ def nc10d_nccl_run(table, first, count, device):  # type: ignore[no-untyped-def]
     """
     code = nc10d_nccl_call(device)
     if code != 0:
-        return 1000 + code
+        return SCALE + code
     answer = nc10d_nccl_rows(table, first, count)
-    nc10d_nccl_call(device + 88)
+    nc10d_nccl_call(device + _ROW)
     return answer
