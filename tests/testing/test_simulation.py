@@ -1,0 +1,126 @@
+"""Protocols in virtual time: their laws hold in any weather, and the bugs put in are found."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from nc10d.testing import simulation
+from nc10d.testing.simulation.__main__ import main
+from nc10d.testing.simulation.bugs import BUGS, Bug, hunt
+from nc10d.testing.simulation.clock import Condition, Silence, Simulation, virtual
+from nc10d.testing.simulation.network import Network, Weather
+
+MILLION = int(os.environ.get("NC10D_SCHEDULES", "1000000"))
+SLICES = 20
+
+
+def play_all(seeds: range) -> None:
+    with virtual():
+        for seed in seeds:
+            simulation.play(seed)
+
+
+@pytest.mark.parametrize("begin", range(0, 2000, 500))
+def test_every_schedule_keeps_its_laws(begin: int) -> None:
+    play_all(range(begin, begin + 500))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(SLICES))
+def test_a_million_schedules_keep_their_laws(part: int) -> None:
+    count = MILLION // SLICES
+    play_all(range(10_000 + part * count, 10_000 + (part + 1) * count))
+
+
+@pytest.mark.parametrize("seed", range(len(simulation.SCENARIOS)))
+def test_a_seed_plays_the_same_every_time(seed: int) -> None:
+    first, second = (simulation.run(seed, verbose=True).trace for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing wake-up",
+        "skipped HMAC of frames",
+        "list of survivors overwritten",
+        "dropped cause",
+        "bucket launched twice",
+    ],
+)
+def test_a_bug_is_found_and_its_seed_finds_it_again(name: str) -> None:
+    found = hunt(BUGS[name], 3000)
+    assert found is not None, f"nothing found {name!r}"
+    assert str(found.seed) in str(found)
+    with BUGS[name].present(), pytest.raises(simulation.Failure, match=str(found.seed)):
+        simulation.run(found.seed)
+    simulation.run(found.seed)  # and without the bug it is well
+
+
+@pytest.mark.long
+def test_all_seeded_bugs_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(BUGS) >= 30
+    begin = time.process_time()
+    assert main(["--bugs", "--count", "50000"]) == 0
+    with capsys.disabled():
+        print(capsys.readouterr().out, f"{time.process_time() - begin:.0f} s of CPU in all")
+
+
+def test_a_seed_is_replayed_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["7"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("seed 7: founding")
+    assert "rank 0: COMPARE_SET" in told or "rank 0: ADD" in told
+    assert main(["0", "--bug", "missing wake-up"]) == 1
+    assert "python -m nc10d.testing.simulation 0" in capsys.readouterr().out
+
+
+def test_a_wait_that_nothing_ends_is_silence() -> None:
+    sim = Simulation(1)
+    sim.start("rank 0", lambda: Condition().wait_for(lambda: False, float("inf")))
+    with virtual(), pytest.raises(Silence, match="nothing will ever come"):
+        sim.run()
+
+
+def test_a_stream_brings_everything_once_and_in_order() -> None:
+    sim = Simulation(5)
+    net = Network(sim, Weather(delay=0.01, lost=0.1, pieces=True, room=600))
+    one, other = net.stream("a", "b")
+    sent, got = bytes(range(256)) * 40, bytearray()
+
+    def send() -> None:
+        rest = sent
+        while rest:
+            try:
+                rest = rest[one.send(rest) :]
+            except BlockingIOError:
+                sim.wait(one.changed, sim.end)
+        one.close()
+
+    def take() -> None:
+        while True:
+            try:
+                data = other.recv(1000)
+            except BlockingIOError:
+                sim.wait(other.changed, sim.end)
+                continue
+            if not data:
+                return
+            got.extend(data)
+
+    sim.start("a", send)
+    sim.start("b", take)
+    sim.run()
+    assert bytes(got) == sent
+
+
+def test_the_product_is_as_it_was_after_a_bug() -> None:
+    from nc10d.store.table import Table
+
+    before = Table._set
+    with Bug("store.table:Table._set", lambda real: None, ()).present():
+        assert Table._set is not before
+    assert Table._set is before
