@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 RANKS ?= 4
-CODE := nc10d tests examples
+CODE := nc10d tests examples tools
 
 # One job at a time: the stamps build on each other, and tests must not compete for cores.
 .NOTPARALLEL:

@@ -258,6 +258,7 @@ class ProcessGroup(Dispatcher, Members):
         self._backends.fail(gone)
         self._hot = None
         self._backends.close(gone)
+        self._stranded.clear()
 
     def _disown(self) -> None:
         """Become unusable in a forked child; what the group owns stays the parent's."""

@@ -225,7 +225,8 @@ def torch_blocks() -> list[Row]:
     done = subprocess.run([sys.executable, __file__, "--torch"], capture_output=True, text=True)
     if done.returncode:
         return [Row("  torch", done.stderr.strip().splitlines()[-1], failed=True)]
-    return [Row(*line.split(" = ")) for line in done.stdout.strip().splitlines()]
+    lines = [line.partition(" = ") for line in done.stdout.strip().splitlines()]
+    return [Row(name, result) for name, _, result in lines]
 
 
 def torch_main() -> None:

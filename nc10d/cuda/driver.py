@@ -67,8 +67,8 @@ def address(name: str) -> int:
     """Return the address of a function of the driver API, for compiled code that calls it."""
     from ctypes import c_void_p
 
-    library = ctypes.CDLL("libcuda.so.1")  # loaded by cuda.bindings already
-    driver()
+    driver()  # loads the library, and a given one before that
+    library = ctypes.CDLL("libcuda.so.1")
     found = ctypes.cast(getattr(library, name), c_void_p).value
     assert found
     return found

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nc10d.observe import STARTED, Dump, Traffic
+from nc10d.observe import Dump, Traffic
 
 MOST_ROWS = 24
 _WIDTH = 110
@@ -153,8 +153,3 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
-
-
-def is_open(dump: Dump, seq: int) -> bool:
-    """Say whether a rank is in its call number `seq`."""
-    return any(entry.seq == seq and entry.state == STARTED for entry in dump.entries)

@@ -20,7 +20,6 @@ class Contents:
         ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module = module
         self._params = {n: x for n, x in module.named_parameters() if n not in ignored}
-        self._buffers = {n: x for n, x in module.named_buffers() if n not in ignored}
         self._ignored = ignored
 
     def trained(self) -> dict[str, torch.Tensor]:

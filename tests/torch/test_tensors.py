@@ -1,5 +1,6 @@
 """Tensors are arrays like any other: every call, type and layout, and the same memory."""
 
+import contextlib
 import gc
 import weakref
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 import nc10d as dist
 import nc10d.torch
 from nc10d import ops as O
-from nc10d.testing import Ranks, reference, run_local, strategies
+from nc10d.errors import DistError
+from nc10d.testing import Ranks, reference, run_local, run_ranks, strategies
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, is_dense, like
 
 FIELDS = ("x", "out", "inp")
@@ -193,3 +195,19 @@ def test_other_tensors_lie_side_by_side_in_a_bucket():
     x = torch.zeros(4, 4)[:, ::2]
     assert not is_dense(x)
     assert like(torch.arange(8.0), x).tolist() == np.arange(8.0).reshape(4, 2).tolist()
+
+
+def fail_and_close(group):
+    x = torch.ones(4 + group.rank)
+    with contextlib.suppress(DistError):
+        group.all_reduce(x)
+    lent = weakref.ref(x)
+    del x
+    held = [lent() is not None]
+    group.close()
+    gc.collect()
+    return [*held, lent() is not None]
+
+
+def test_what_was_lent_to_a_call_that_failed_is_kept_until_the_group_is_closed():
+    assert run_ranks(fail_and_close, 2) == [[True, False]] * 2

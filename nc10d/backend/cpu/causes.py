@@ -145,7 +145,6 @@ def _status_of_zombie(pid: int) -> int | None:
 # linux/pidfd.h: PIDFD_GET_INFO = _IOWR(0xFF, 11, 64 bytes); the status is there once it is reaped.
 _GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
-_INFO = struct.Struct("<QQ11IiQ")
 
 
 def _status_by_pidfd(pidfd: int) -> int | None:

@@ -2,7 +2,8 @@
 
 `init_process_group()` has it for device arrays; nothing of it is loaded before the first one. From
 the bottom: `table` (NCCL's header as data), `library` and `communicator` (NCCL's calls as Python),
-`calls` (an operation as calls), `submit` (the loop), `works`, `watchdog`, `links`, and `backend`.
+`calls` (an operation as calls), `programs` (a launch as a table of calls) and `native` (the loop),
+`lanes` (a communicator and its stream), `works`, `flights`, `watchdog`, `site` and `backend`.
 
 What is different from other backends, because NCCL is:
 

@@ -209,7 +209,7 @@ Span = tuple[int, int, bool]
 """The first address, the first behind, and whether it may be written."""
 
 
-def in_groups(ops: Sequence[Op], rank: int) -> list[list[int]]:
+def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     """Return the places of a block's operations in groups inside which none touches another's.
 
     An operation begins a new group where it writes what one of the present group uses, or uses what

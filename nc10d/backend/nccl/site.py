@@ -183,7 +183,7 @@ class Site:
         ways = [self.lanes.of(op, deadline) for op in ops]
         groups = [
             [Placed(ways[at], one, at) for at in group for one in calls[at]]
-            for group in in_groups(ops, self._who.rank)
+            for group in in_groups(ops)
         ]
         return self._laid_out(lanes, before, grouped([one for one in groups if one], lanes))
 

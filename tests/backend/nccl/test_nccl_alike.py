@@ -52,7 +52,7 @@ def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
     except (TypeError, ValueError):
         return None
     elsewhere = any(x.device != DEVICE for x in ops.arrays)
-    if elsewhere or not all(calls) or len(in_groups(ops, 0)) > 1:
+    if elsewhere or not all(calls) or len(in_groups(ops)) > 1:
         return None
     return [(FUNCTION, 7, GROUPED, *call[1:], COMM, STREAM, 0) for one in calls for call in one]
 
