@@ -5,6 +5,9 @@
 # element or on a row that this machine should have had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH="$PWD:$PWD/tests/backend/nccl${PYTHONPATH:+:$PYTHONPATH}"
+for folder in tests/emulators tests/backend/staged tests/backend/nccl tools; do
+  PYTHONPATH="$PWD/$folder${PYTHONPATH:+:$PYTHONPATH}"
+done
+export PYTHONPATH="$PWD:$PYTHONPATH"
 export PYTHONDONTWRITEBYTECODE=1
 exec timeout 480 "${PYTHON:-python3}" tools/gpu_check.py "$@"

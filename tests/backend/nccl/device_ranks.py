@@ -525,3 +525,16 @@ def an_abort_reaches_work_on_devices_that_it_has_not_used(group: ProcessGroup) -
     once(group, "launched")
     with pytest.raises(Aborted, match="enough"):
         work.wait()
+
+
+def a_collective_that_one_rank_never_enters_is_ended_by_an_abort(group: ProcessGroup) -> None:
+    x = ones(group)
+    group.all_reduce(x)
+    if group.rank == 1:
+        after(group, "launched")
+        group.abort("enough")
+        return
+    work = group.all_reduce(x, async_op=True)
+    once(group, "launched")
+    with pytest.raises(Aborted, match="enough"):
+        work.wait_blocking()

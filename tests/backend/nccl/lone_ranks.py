@@ -1,0 +1,136 @@
+"""What a rank alone can show of NCCL on its device, for tests and for tools/gpu_check.py.
+
+An all_reduce of one rank by PREMUL_SUM multiplies its array, so it shows where it ran, and when. A
+stream is held up by a wait for a word in pinned memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from device_ranks import communicator, device, full, ones, value
+
+from nc10d import cuda
+from nc10d.cuda.driver import call, driver
+from nc10d.errors import Aborted
+from nc10d.group import ProcessGroup
+from nc10d.ops import SUM, premul_sum
+
+DOUBLE = premul_sum(2.0)
+
+
+@contextmanager
+def held(stream: int) -> Iterator[None]:
+    """Keep a stream from going on until the end of the block; the current device's."""
+    address = int(call("cuMemHostAlloc", 4, 0))
+    word = ctypes.c_uint32.from_address(address)
+    word.value = 0
+    call("cuStreamWaitValue32", stream, address, 1, 0)
+    try:
+        yield
+    finally:
+        word.value = 1
+
+
+def a_collective_keeps_its_place_in_a_stream(group: ProcessGroup) -> None:
+    """It comes behind what was queued and before what is queued next, and no host waits."""
+    x, new, after = full(group, 1.0), full(group, 3.0), full(group, 0.0)
+    group.all_reduce(x, DOUBLE)
+    mine = cuda.Stream(device(group))
+    with cuda.on_device(device(group)), cuda.stream(mine):
+        with held(mine.handle):
+            call("cuMemcpyDtoDAsync", x.address, new.address, x.nbytes, mine.handle)
+            work = group.all_reduce(x, DOUBLE, async_op=True)
+            work.wait()
+            call("cuMemcpyDtoDAsync", after.address, x.address, x.nbytes, mine.handle)
+            assert not work.is_completed()
+        mine.synchronize()
+    assert work.is_completed()
+    assert (value(x), value(after)) == (6.0, 6.0)
+
+
+def a_graph_repeats_what_it_has_captured(group: ProcessGroup) -> None:
+    x, y = ones(group), ones(group)
+    group.all_reduce(x, DOUBLE)
+    mine = cuda.Stream(device(group))
+    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(mine):
+        call("cuStreamBeginCapture", mine.handle, relaxed)
+        with group.coalescing_manager():
+            group.all_reduce(x, DOUBLE)
+            group.all_reduce(y, DOUBLE)
+        graph = call("cuStreamEndCapture", mine.handle)
+        runs = call("cuGraphInstantiate", graph, 0)
+        assert (value(x), value(y)) == (2.0, 1.0), "capturing runs nothing"
+        for _ in range(3):
+            call("cuGraphLaunch", runs, mine.handle)
+        mine.synchronize()
+    assert (value(x), value(y)) == (16.0, 8.0)
+
+
+def an_abort_ends_the_group(group: ProcessGroup) -> None:
+    """What is under way ends in one way or the other, what comes later does not begin."""
+    x = ones(group)
+    group.all_reduce(x, DOUBLE)
+    mine = cuda.Stream(device(group))
+    with cuda.on_device(device(group)), cuda.stream(mine):
+        with held(mine.handle):
+            work = group.all_reduce(x, DOUBLE, async_op=True)
+            group.abort("enough")
+            with pytest.raises(Aborted, match="enough"):
+                group.all_reduce(x, DOUBLE)
+        with suppress(Aborted):
+            work.wait_blocking()
+    group.close()
+
+
+def registered_memory_is_reduced_like_other(group: ProcessGroup) -> None:
+    """NCCL's own check of what was registered is in its calls."""
+    whole, x, mine = communicator(group, "registered"), ones(group, 4096), cuda.Stream()
+    registered = whole.register(x.address, x.nbytes)
+    scalar = ctypes.create_string_buffer(np.float32(2.0).tobytes())
+    double = whole.premul_sum(2.0, 7, scalar)  # ncclFloat32
+    with cuda.on_device(device(group)):
+        ends = whole.handle, mine.handle
+        whole.library.call("ncclAllReduce", x.address, x.address, 4096, 7, double, *ends)
+    mine.synchronize()
+    registered.close()
+    whole.close()
+    assert value(x) == 2.0
+
+
+def arrays_of(make: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[..., None]:
+    """Return the law that all_reduces of a library's arrays are right, alone and in a block."""
+
+    def law(group: ProcessGroup) -> None:
+        arrays = [make(np.full(8, k, np.float32)) for k in range(3)]
+        for x in arrays:
+            group.all_reduce(x, DOUBLE)
+        with group.coalescing_manager():
+            for x in arrays:
+                group.all_reduce(x, SUM)
+        group.all_reduce(arrays[0], SUM, async_op=True).wait_blocking()
+        cuda.synchronize()
+        assert [set(read(x).tolist()) for x in arrays] == [{0.0}, {2.0}, {4.0}]
+
+    return law
+
+
+def arrays_of_numba(group: ProcessGroup) -> None:
+    from numba import cuda as numba
+
+    arrays_of(numba.to_device, lambda x: x.copy_to_host())(group)
+
+
+def arrays_of_cupy(group: ProcessGroup) -> None:
+    import cupy
+
+    arrays_of(cupy.asarray, cupy.asnumpy)(group)
+
+
+LIBRARIES = {"numba_cuda": arrays_of_numba, "cupy": arrays_of_cupy}
