@@ -69,8 +69,9 @@ def by_the_short_way(ops: AllReduces) -> Any:
 @given(blocks())
 def test_the_short_way_is_the_long_way(ops: AllReduces) -> None:
     long, short = by_the_long_way(ops), by_the_short_way(ops)
+    unlike = len({x.dtype for x in ops.arrays}) > 1  # NCCL may reduce each of them all the same
     alone = len(ops) == 1 or ops.op is OPS[4]
-    assert short == (None if alone or long is None else long)
+    assert short == (None if alone or unlike or long is None else long)
 
 
 def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
