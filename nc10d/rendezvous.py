@@ -29,6 +29,7 @@ from nc10d.store.prefix import PrefixStore
 
 Met = tuple[Store, int, int]
 _MOST_NAMED = 16
+_WELL = "well"
 # How often this process has been each rank of each meeting point: ranks may be threads.
 _calls: Counter[tuple[str, int]] = Counter()
 
@@ -88,21 +89,23 @@ def _prefix(point: str, rank: int) -> str:
 def _gather(store: Store, rank: int, size: int, end: float, limit: float) -> None:
     """Block until all ranks have come; they must agree on their number.
 
-    `complete` tells all ranks that the meeting is over: well, or else why not.
+    `complete` tells all ranks that the meeting is over: well, or else why not. The first word
+    counts, so who comes when another has given up does not stay behind alone.
     """
     _check_rank(rank, size)
     if store.add(f"rank/{rank}", 1) != 1:
         raise RendezvousError(f"rank {rank} of {size} has come twice", rank=rank)
     dispute = _dispute(store, rank, size)
     if dispute or store.add("ranks", 1) == size:
-        store.compare_set("complete", "", dispute)  # the first dispute is everybody's
+        store.compare_set("complete", "", dispute or _WELL)  # the first dispute is everybody's
     try:
         store.wait(["complete"], max(0.0, end - time.monotonic()))
-    except StoreTimeout as error:
-        raise RendezvousError(_who_is_missing(store, size, limit)) from error
+    except StoreTimeout:
+        store.compare_set("complete", "", _who_is_missing(store, size, limit))
     verdict = store.get("complete").decode()
-    if verdict:
-        raise RendezvousError(verdict)
+    failure = dispute if verdict == _WELL else verdict  # who comes too many is told alone
+    if failure:
+        raise RendezvousError(failure)
 
 
 def _dispute(store: Store, rank: int, size: int) -> str:
