@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from typing import Any
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import signal, wait, wait_all
+from nc10d.deadline import NEVER
 from nc10d.errors import StoreTimeout
 from nc10d.store import messages as m
 from nc10d.testing.simulation.clock import virtual
@@ -181,12 +181,16 @@ def _impatient(store: Any, keys: Any, limit: float) -> bool:
     return True
 
 
-def _unasked(store: Any, members: Any, gone: Any, made: bool) -> bool:
+def _unasked(store: Any, members: Any, gone: Any, made: bool, until: Any) -> bool:
     return made
 
 
+def _unnumbered(real: Any) -> Any:
+    return lambda name, store: real(name.rstrip("0123456789"), store)
+
+
 def _blind(real: Any) -> Any:
-    return lambda store, members, gone, made: real(store, members, set, made)
+    return lambda store, members, gone, made, until: real(store, members, set, made, NEVER)
 
 
 def _waits_for_the_dead(real: Any) -> Any:
@@ -249,6 +253,7 @@ _STORE = ("storing",)
 _TABLE, _VALUES, _SHRINK = "store.table:Table", "store.values:Values", "shrink:"
 _COUNCIL, _STEPS = "backend.cpu.council:Council", "backend.cpu.algorithms.all_reduce:"
 _MEETS = ("founding", "shrinking")
+_ALIKE = "reducer.agreement:"
 _SHRINKS, _JUDGES, _REDUCES, _RUNS = ("shrinking",), ("judging",), ("buckets",), ("programs",)
 
 BUGS: dict[str, Bug] = {
@@ -292,9 +297,7 @@ BUGS: dict[str, Bug] = {
     "confirmation waits for the dead": Bug(f"{_SHRINK}confirm", _blind, _SHRINKS),
     "survivors wait for the dead": Bug(f"{_SHRINK}agree", _waits_for_the_dead, _SHRINKS),
     "far store never answers": Bug(f"{_SHRINK}_there", _instead(_impatient), _SHRINKS),
-    "stale epoch": Bug(
-        f"{_SHRINK}itertools", _instead(SimpleNamespace(count=itertools.repeat)), _SHRINKS
-    ),
+    "stale epoch": Bug(f"{_SHRINK}prefix_store", _unnumbered, _SHRINKS),
     "dropped cause": Bug(f"{_COUNCIL}.tell", _nothing, _JUDGES),
     "lost abort": Bug("backend.cpu.causes:publish", _instead(_tells_itself), _JUDGES),
     "cause overwritten": Bug("backend.cpu.causes:publish", _instead(_last_counts), _JUDGES),
@@ -310,6 +313,12 @@ BUGS: dict[str, Bug] = {
     ),
     "shared parameter counted once": Bug("reducer.schedule:Schedule.begin", _counts_once, _REDUCES),
     "unused bucket never leaves": Bug("reducer.schedule:Schedule.begin", _forgets_unused, _REDUCES),
+    "names not compared": Bug(
+        f"{_ALIKE}_row", lambda real: lambda spec, name, order: real(spec, "", order), ("alike",)
+    ),
+    "first difference not agreed": Bug(
+        f"{_ALIKE}_least", _instead(lambda group, number: number), ("alike",)
+    ),
     "waits for the tick before": Bug(
         f"{_STEPS}wait", _instead(lambda peer, tick: wait(peer, tick - 1)), _RUNS
     ),

@@ -1,6 +1,7 @@
 """One cause for all hosts: control lines and council, while ranks die and report at once.
 
-Law: all live ranks fail with the same cause, one that somebody had, within three seconds.
+Laws: all live ranks fail with the same cause, one that somebody had, within three seconds. If a
+second rank dies meanwhile, that holds for the ranks of each host; the hosts may differ.
 """
 
 from __future__ import annotations
@@ -162,6 +163,10 @@ def judging(sim: Simulation) -> None:
     victim = random.randrange(size)
     begin = sim.now
     sim.after(0.01, lambda: job.kill(victim))
+    victims = [victim]
+    if size > 2 and random.random() < 0.4:
+        victims.append(random.randrange(size))
+        sim.after(0.01 + random.random() * 0.1, partial(job.kill, victims[1]))
     late = random.randrange(size) if random.random() < 0.4 else victim
     if late != victim:
 
@@ -173,11 +178,13 @@ def judging(sim: Simulation) -> None:
 
         sim.after(0.01 + random.random() * 0.05, report)
     sim.run()
-    same(sim.actors)
+    if len(victims) == 1:
+        same(sim.actors)
+    else:  # a judge that dies while it tells its verdict may have told it to some hosts only
+        for mates in job.hosts.hosts:
+            same([sim.actors[rank] for rank in mates])
     in_time(sim.actors, begin + _BOUND)
-    causes_given = {
-        f"PeerLost: rank {victim} is lost",
-        f"CollectiveTimeout: rank {late} waits too long",
-    }
+    causes_given = {f"PeerLost: rank {rank} is lost" for rank in victims}
+    causes_given.add(f"CollectiveTimeout: rank {late} waits too long")
     for actor in live(sim.actors):
         demand(actor.result in causes_given, f"{actor.name}: a cause from nowhere, {ending(actor)}")

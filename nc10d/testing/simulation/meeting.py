@@ -15,7 +15,7 @@ import numpy as np
 from nc10d.backend.cpu import forming
 from nc10d.backend.cpu.native import layout as at
 from nc10d.deadline import Deadline
-from nc10d.errors import PeerLost, RendezvousError
+from nc10d.errors import PeerLost, RendezvousError, StoreError
 from nc10d.rendezvous import _gather
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
@@ -114,7 +114,7 @@ def gathering(sim: Simulation) -> None:
     net = Network(sim, Weather.any(random))
     site, size = Site(net), random.randint(2, 5)
     deaths = Deaths(sim, net, size)
-    trouble = random.choice(("none", "absent", "twice", "size", "killed"))
+    trouble = random.choice(("none", "absent", "twice", "size", "killed", "edge", "store"))
     victim = random.randrange(size)
 
     def meet(rank: int, of: int) -> str:
@@ -127,14 +127,21 @@ def gathering(sim: Simulation) -> None:
             continue
         of = size + 1 if trouble == "size" and rank == victim else size
         delay = random.random() * 0.5
+        if trouble == "edge" and rank == victim:
+            delay = _LIMIT + random.uniform(-0.05, 0.6)
         deaths.actors.append(sim.start(f"rank {rank}", partial(meet, rank, of), delay))
     if trouble == "twice":
         sim.start(f"another rank {victim}", lambda: meet(victim, size), random.random())
+    if trouble == "store":
+        site.fail(random.random() * 0.6)
     if trouble == "killed":
         actor = deaths.actors[victim]
         sim.after(random.random() * 0.6, lambda: None if actor.done else deaths.kill(victim))
     sim.run()
     actors = deaths.actors
+    if trouble == "store":
+        typed(sim.actors, RendezvousError, StoreError)
+        return
     typed(sim.actors, RendezvousError)
     in_time(sim.actors, sim.end - 20.0 + _LIMIT + 2 * _MOMENT)  # who is missing is asked for
     if trouble == "none":
@@ -173,7 +180,7 @@ def founding(sim: Simulation) -> None:
     net = Network(sim, Weather.any(random))
     site, size = Site(net), random.randint(2, 5)
     deaths = Deaths(sim, net, size)
-    trouble = random.choice(("none", "absent", "killed", "killed", "edge", "paused"))
+    trouble = random.choice(("none", "absent", "killed", "killed", "edge", "paused", "store"))
     victim = random.randrange(size)
     members = list(range(size))
 
@@ -190,6 +197,9 @@ def founding(sim: Simulation) -> None:
         if rank == victim and trouble == "edge":
             late = _LIMIT + random.uniform(-0.05, 0.3)
         deaths.actors.append(sim.start(f"rank {rank}", partial(join, rank), late))
+    if trouble == "store":
+        site.fail(random.random() * 0.4)
+        sim.end += 20.0
     if trouble == "killed":
         sim.after(random.random() * 0.4, lambda: deaths.kill(victim))
     if trouble == "absent":
@@ -201,6 +211,9 @@ def founding(sim: Simulation) -> None:
     begin = sim.now
     sim.run()
     actors = deaths.actors
+    if trouble == "store":
+        typed(actors, RendezvousError, StoreError)
+        return
     typed(actors, PeerLost, RendezvousError)
     same(actors)
     prompt = [actor for actor in actors if actor.paused_until < begin]

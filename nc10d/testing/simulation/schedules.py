@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nc10d.testing.simulation import buckets, judging, meeting, programs, shrinking, storing
+from nc10d.testing.simulation import alike, buckets, judging, meeting, programs, shrinking, storing
 from nc10d.testing.simulation.clock import Simulation, virtual
 from nc10d.testing.simulation.laws import Scenario
 
@@ -20,6 +20,7 @@ SCENARIOS: dict[str, Scenario] = {
     "shrinking": shrinking.shrinking,
     "judging": judging.judging,
     "buckets": buckets.buckets,
+    "alike": alike.alike,
     "programs": programs.programs,
 }
 _LONGER = {"shrinking": 60.0, "storing": 30.0, "dying": 180.0, "meddled": 180.0}

@@ -12,9 +12,9 @@ from typing import Any
 
 from nc10d import shrink
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, PeerLost, RendezvousError
+from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError
 from nc10d.testing.simulation.clock import Simulation
-from nc10d.testing.simulation.laws import demand, ending, in_time, live, same, some, typed
+from nc10d.testing.simulation.laws import demand, ending, in_time, live, some, typed
 from nc10d.testing.simulation.meeting import Deaths, Host, form
 from nc10d.testing.simulation.network import Network, Weather
 from nc10d.testing.simulation.stores import Site, VirtualStore
@@ -33,15 +33,15 @@ def shrinking(sim: Simulation) -> None:
     def go_on(rank: int) -> Any:
         store = VirtualStore(site, f"rank {rank}", 30.0)
 
-        def successor(name: str, members: list[int], below: Any) -> Any:
+        def successor(name: str, members: list[int], below: Any, until: Deadline) -> Any:
             host = Host(deaths, rank, size)
-            form(host, name, members, members.index(rank), below, 10.0)
+            form(host, name, members, members.index(rank), below, until.remaining())
             _connect(sim, deaths, rank, members)
             return SimpleNamespace(name=name, members=members, close=lambda: None)
 
         old = SimpleNamespace(name="old", store=store, size=size, rank=rank, successor=successor)
-        until = Deadline.after(shrink.PATIENCE)
-        new: Any = shrink._made(old, lambda: set(deaths.known[rank]), until)  # type: ignore[arg-type]
+        known = deaths.known[rank]
+        new: Any = shrink._made(old, lambda: set(known), shrink.PATIENCE)  # type: ignore[arg-type]
         return new.name, tuple(new.members)
 
     for rank in range(size):
@@ -54,8 +54,14 @@ def shrinking(sim: Simulation) -> None:
     stopped = random.randrange(size) if random.random() < 0.25 else -1
     if stopped >= 0:
         sim.after(random.random() * 0.3, lambda: deaths.pause(stopped, _LONG))
-    begin = sim.now
+    begin, fails = sim.now, random.random() < 0.1
+    if fails:
+        site.fail(random.random() * 0.3)
+        sim.end += 200.0
     sim.run()
+    if fails:
+        typed(deaths.actors, StoreError, RendezvousError, Aborted, PeerLost)
+        return
     if stopped < 0:
         in_time(deaths.actors, begin + _PROMPT)
     _judge(deaths, stopped)
@@ -71,11 +77,6 @@ def _connect(sim: Simulation, deaths: Deaths, rank: int, members: list[int]) -> 
 
 def _judge(deaths: Deaths, stopped: int) -> None:
     typed(deaths.actors, Aborted, PeerLost, RendezvousError)
-    late = [actor for actor in live(deaths.actors) if isinstance(actor.error, RendezvousError)]
-    if late:  # who stops between saying that it goes on and forming the group is waited for
-        same(deaths.actors)
-        demand(stopped >= 0 and f"rank {stopped}" in ending(late[0]), f"{ending(late[0])}")
-        return
     went_on = {actor.result for actor in live(deaths.actors) if actor.result is not None}
     demand(len(went_on) <= 1, f"survivors go on in different groups: {sorted(went_on)}")
     members = next(iter(went_on))[1] if went_on else ()

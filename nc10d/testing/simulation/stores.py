@@ -145,6 +145,11 @@ class Site:
         self.dead = True
         self.net.close_all_of("server")
 
+    def fail(self, delay: float) -> None:
+        """Die, or freeze for good, in a while."""
+        dies = self.sim.random.random() < 0.5
+        self.sim.after(delay, self.die if dies else lambda: self.freeze(1000.0))
+
     def freeze(self, seconds: float) -> None:
         """Have the server do nothing for a while."""
         self.sim.note(f"the server freezes for {seconds:g} s")

@@ -175,8 +175,7 @@ def dying(sim: Simulation) -> None:
     """The server dies, or freezes: every client is told in time."""
 
     def trouble(site: Site) -> bool:
-        act = site.die if sim.random.random() < 0.5 else lambda: site.freeze(60.0)
-        sim.after(sim.random.random() * 0.1, act)
+        site.fail(sim.random.random() * 0.1)
         return True
 
     _play(sim, None, trouble)
