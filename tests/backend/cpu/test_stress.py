@@ -14,6 +14,7 @@ from numba import cfunc, types
 from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
+from nc10d.backend.cpu import forming
 from nc10d.backend.cpu.channel import Waiting
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import layout as at
@@ -231,6 +232,7 @@ def trial(
 def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plans, "linked", linked)
+        patch.setattr(forming, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
         patch.setattr(Plans, "remember", lambda *_: None)
         with Ranks(4) as ranks:
             yield ranks
