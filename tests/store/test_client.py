@@ -443,4 +443,4 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
                 stack.enter_context(contextlib.closing(client))
             return time.monotonic() - started
 
-    assert soon(2.0, come), "somebody knocks twice, a second later, if the server's queue is short"
+    assert soon(2.0, come), "a client costs no more because of those who are there"
