@@ -306,6 +306,7 @@ BUGS: dict[str, Bug] = {
         _instead(lambda council: council.hosts.mates(council.number)),
         _JUDGES,
     ),
+    "stopped judge awaited": Bug(f"{_COUNCIL}.overdue", _nothing, _JUDGES),
     "cut message forgotten": Bug("backend.cpu.control:Line.receive", _forgets_parts, _JUDGES),
     "bucket launched twice": Bug("reducer.schedule:Schedule._advance", _again, _REDUCES),
     "buckets leave when ready": Bug(

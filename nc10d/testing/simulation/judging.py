@@ -145,8 +145,16 @@ class Job:
             if mate != rank:
                 self.sim.after(self.sim.random.random() * 0.02, partial(self._tell, mate, rank))
 
+    def pause(self, rank: int, seconds: float) -> None:
+        """Stop a rank for a while."""
+        self.sim.note(f"rank {rank} stops for {seconds:g} s")
+        self.sim.actors[rank].paused_until = self.sim.now + seconds
+
     def _tell(self, mate: int, victim: int) -> None:
-        if not self.sim.actors[mate].dead:
+        late = self.sim.actors[mate].paused_until - self.sim.now
+        if late > 0:
+            self.sim.after(late, partial(self._tell, mate, victim))
+        elif not self.sim.actors[mate].dead:
             self.members[mate].council.report(self.lost(victim), wait=False)
             self.members[mate]._mind()
 
@@ -177,13 +185,16 @@ def judging(sim: Simulation) -> None:
                 job.members[late]._mind()
 
         sim.after(0.01 + random.random() * 0.05, report)
+    stopped = random.randrange(size) if len(victims) == 1 and late == victim else victim
+    if stopped != victim and random.random() < 0.5:
+        sim.after(random.random() * 0.03, partial(job.pause, stopped, 5.0))
     sim.run()
     if len(victims) == 1:
         same(sim.actors)
     else:  # a judge that dies while it tells its verdict may have told it to some hosts only
         for mates in job.hosts.hosts:
             same([sim.actors[rank] for rank in mates])
-    in_time(sim.actors, begin + _BOUND)
+    in_time([actor for actor in sim.actors if actor.paused_until < begin], begin + _BOUND)
     causes_given = {f"PeerLost: rank {rank} is lost" for rank in victims}
     causes_given.add(f"CollectiveTimeout: rank {late} waits too long")
     for actor in live(sim.actors):

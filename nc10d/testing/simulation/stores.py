@@ -145,10 +145,11 @@ class Site:
         self.dead = True
         self.net.close_all_of("server")
 
-    def fail(self, delay: float) -> None:
-        """Die, or freeze for good, in a while."""
+    def fail(self, delay: float) -> bool:
+        """Die, or freeze for good, in a while; say which."""
         dies = self.sim.random.random() < 0.5
         self.sim.after(delay, self.die if dies else lambda: self.freeze(1000.0))
+        return dies
 
     def freeze(self, seconds: float) -> None:
         """Have the server do nothing for a while."""
