@@ -118,6 +118,23 @@ def register(
         _devices[kind] = device or (lambda x: resolve(x).device)
 
 
+_families: dict[tuple[str, str], Resolver] = {}
+
+
+def register_named(package: str, name: str, resolve: Resolver) -> None:
+    """Resolve device arrays of a type of this name in a package that nobody need have imported."""
+    _families[package, name] = resolve
+
+
+def _adopt(x: Any) -> bool:
+    """Register the type of an array if one of its name is; say whether it is."""
+    kind = type(x)
+    resolve = _families.get((kind.__module__.partition(".")[0], kind.__name__))
+    if resolve is not None:
+        register(kind, resolve, "cuda")
+    return resolve is not None
+
+
 def _always(device: str) -> Callable[[Any], str]:
     return lambda _: device
 
@@ -159,7 +176,7 @@ def _resolver_for(x: Any) -> Resolver:
     if isinstance(x, np.ndarray):
         return _resolve_numpy
     if hasattr(x, "__cuda_array_interface__"):
-        return _resolve_cuda
+        return _resolvers[type(x)] if _adopt(x) else _resolve_cuda
     if hasattr(x, "__dlpack__"):
         return _resolve_dlpack
     raise TypeError(f"expected an array, got {_what_instead(x)}")

@@ -12,6 +12,7 @@ raises UnsupportedPlatform and says what is missing where there is none.
 
 from __future__ import annotations
 
+import nc10d.cuda.foreign  # noqa: F401  (for what it registers)
 from nc10d.cuda.driver import (
     available,
     current_device,

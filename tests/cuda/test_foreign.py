@@ -1,0 +1,69 @@
+"""Numba's device arrays are what their `__cuda_array_interface__` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build import build
+from nc10d.testing import Ranks
+
+WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
+pytestmark = pytest.mark.skipif(not (build() or WANTED), reason="no emulator: see .ci/run")
+SHAPES: list[tuple[int, ...]] = [(3,), (0,), (), (2, 3), (1, 4), (4, 1), (2, 0, 3)]
+
+
+class Plain:
+    """An array that says no more than the interface."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.x.__cuda_array_interface__  # type: ignore[no-any-return]
+
+
+def numba_and_interface_agree(_group: Any) -> None:
+    from numba import cuda as numba
+
+    from nc10d.buffer import as_buffer, device_type, settled
+    from nc10d.cuda import driver
+
+    driver.driver()
+    for dtype in (np.float32, np.int8, np.complex128, np.bool_):
+        for shape in SHAPES:
+            whole = numba.to_device(np.ones(shape, dtype))
+            views = [whole, numba.to_device(np.ones(shape, dtype, order="F"))]
+            if shape and all(shape):
+                views += [whole[1:], whole[::2]]
+            if len(shape) > 1 and all(shape):
+                views += [whole[:, :1], whole[:, 1:]]
+            for x in views:
+                found, expected = as_buffer(x), as_buffer(Plain(x))
+                assert found.owner is x
+                assert _told(found) == _told(expected), (dtype, shape)
+                assert device_type(x) == "cuda"
+    assert type(whole) in settled
+
+
+def _told(buffer: Any) -> tuple[Any, ...]:
+    fields = dataclasses.asdict(dataclasses.replace(buffer, owner=None))
+    if not buffer.count:  # where nothing is, and how it is strided, is all the same
+        fields.update(address=0, strides=())
+    if buffer.contiguous:
+        fields["strides"] = ()  # a dimension of length 1 may have any stride
+    return tuple(fields.values())
+
+
+def test_numba_and_the_interface_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = build()
+    assert found is not None
+    for name, value in found.environment().items():
+        monkeypatch.setenv(name, value)
+    with Ranks(1, "processes", "fake", timeout=90) as one:
+        one.run(numba_and_interface_agree)
