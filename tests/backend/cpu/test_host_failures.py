@@ -71,7 +71,7 @@ def test_an_abort_ends_everyones_wait_at_once(names: str, who: int) -> None:
         outcomes = ranks.run(call)
     error = same_on_all([error for error, _ in outcomes], Aborted)
     assert "enough of this" in str(error)
-    assert max(seconds for _, seconds in outcomes) < 2.0
+    assert max(seconds for _, seconds in outcomes) < 10.0, "it is not the group's timeout"
 
 
 def test_the_first_of_many_causes_wins_on_all_hosts() -> None:
