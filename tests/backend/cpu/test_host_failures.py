@@ -122,8 +122,8 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str) -> None:
             assert rank.line() == "ready"
         start = time.monotonic()
         ranks[-1].kill()
-        told = {rank.line(10.0) for rank in ranks[:-1]}
-        assert time.monotonic() - start < 5.0
+        told = {rank.line() for rank in ranks[:-1]}
+        assert time.monotonic() - start < 30.0, "it is not the group's timeout"
     (text,) = told
     assert text.startswith(f"PeerLost {len(names) - 1} "), text
     assert f"pid {ranks[-1].pid}" in text
