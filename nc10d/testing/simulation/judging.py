@@ -16,7 +16,7 @@ from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.control import Control, Message
 from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.native import layout as at
-from nc10d.errors import CollectiveTimeout, PeerLost
+from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.testing.simulation.clock import Signal, Simulation
 from nc10d.testing.simulation.laws import demand, ending, in_time, live, same
 from nc10d.testing.simulation.meeting import Mapping
@@ -100,7 +100,7 @@ class Member:
             sim.wait(self.failed, float("inf"))
         self.council.tell()
         error = causes.read(self.areas)
-        return f"{type(error).__name__}: {error}"
+        return str(error)
 
 
 class Job:
@@ -151,12 +151,19 @@ class Job:
         self.sim.actors[rank].paused_until = self.sim.now + seconds
 
     def _tell(self, mate: int, victim: int) -> None:
-        late = self.sim.actors[mate].paused_until - self.sim.now
+        self.report(mate, self.lost(victim))
+
+    def report(self, rank: int, error: DistError) -> None:
+        """Have a rank report a cause, if it lives, as soon as it is not stopped."""
+        actor = self.sim.actors[rank]
+        late = actor.paused_until - self.sim.now
+        if actor.dead:
+            return
         if late > 0:
-            self.sim.after(late, partial(self._tell, mate, victim))
-        elif not self.sim.actors[mate].dead:
-            self.members[mate].council.report(self.lost(victim), wait=False)
-            self.members[mate]._mind()
+            self.sim.after(late, partial(self.report, rank, error))
+            return
+        self.members[rank].council.report(error, wait=False)
+        self.members[rank]._mind()
 
 
 def judging(sim: Simulation) -> None:
@@ -165,37 +172,39 @@ def judging(sim: Simulation) -> None:
     net = Network(sim, Weather.any(random))
     names = sorted(random.choice("abc") for _ in range(random.randint(3, 6)))
     job = Job(sim, net, grouped(names))
-    size = job.hosts.size
+    size, begin = job.hosts.size, sim.now
     for rank, member in enumerate(job.members):
         sim.start(f"rank {rank}", member.operate)
-    victim = random.randrange(size)
-    begin = sim.now
-    sim.after(0.01, lambda: job.kill(victim))
-    victims = [victim]
-    if size > 2 and random.random() < 0.4:
-        victims.append(random.randrange(size))
-        sim.after(0.01 + random.random() * 0.1, partial(job.kill, victims[1]))
-    late = random.randrange(size) if random.random() < 0.4 else victim
-    if late != victim:
-
-        def report() -> None:
-            error = CollectiveTimeout(f"rank {late} waits too long", rank=late)
-            if not sim.actors[late].dead:
-                job.members[late].council.report(error, wait=False)
-                job.members[late]._mind()
-
-        sim.after(0.01 + random.random() * 0.05, report)
-    stopped = random.randrange(size) if len(victims) == 1 and late == victim else victim
-    if stopped != victim and random.random() < 0.5:
-        sim.after(random.random() * 0.03, partial(job.pause, stopped, 5.0))
+    victims = [random.randrange(size)]
+    sim.after(0.01, partial(job.kill, victims[0]))
+    causes_had = {str(job.lost(victims[0]))}
+    trouble = random.choice(("none", "second", "late", "stopped"))
+    other = random.randrange(size)
+    if trouble == "second":
+        victims.append(other)
+        causes_had.add(str(job.lost(other)))
+        sim.after(0.01 + random.random() * 0.1, partial(job.kill, other))
+    elif trouble == "late":
+        error = CollectiveTimeout(f"rank {other} waits too long", rank=other)
+        causes_had.add(str(error))
+        sim.after(0.01 + random.random() * 0.05, partial(job.report, other, error))
+    elif trouble == "stopped":
+        sim.after(random.random() * 0.03, partial(job.pause, other, 5.0))
     sim.run()
-    if len(victims) == 1:
-        same(sim.actors)
-    else:  # a judge that dies while it tells its verdict may have told it to some hosts only
-        for mates in job.hosts.hosts:
-            same([sim.actors[rank] for rank in mates])
+    _judge(job, len(victims) == 1, causes_had)
     in_time([actor for actor in sim.actors if actor.paused_until < begin], begin + _BOUND)
-    causes_given = {f"PeerLost: rank {rank} is lost" for rank in victims}
-    causes_given.add(f"CollectiveTimeout: rank {late} waits too long")
-    for actor in live(sim.actors):
-        demand(actor.result in causes_given, f"{actor.name}: a cause from nowhere, {ending(actor)}")
+
+
+def _judge(job: Job, alone: bool, causes_had: set[str]) -> None:
+    actors = job.sim.actors
+    if alone:
+        same(actors)
+    for mates in job.hosts.hosts:
+        # A judge that dies while it tells its verdict may have told it to some hosts only.
+        same([actors[rank] for rank in mates])
+    for actor in live(actors):
+        demand(actor.result in causes_had, f"{actor.name}: a cause from nowhere, {ending(actor)}")
+    for rank, member in enumerate(job.members):
+        if not actors[rank].dead:
+            kept = str(causes.read(member.areas))
+            demand(kept == actors[rank].result, f"rank {rank}: another cause later, {kept}")

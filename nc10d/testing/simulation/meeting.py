@@ -138,7 +138,10 @@ def gathering(sim: Simulation) -> None:
         actor = deaths.actors[victim]
         sim.after(random.random() * 0.6, lambda: None if actor.done else deaths.kill(victim))
     sim.run()
-    actors = deaths.actors
+    _check_meeting(sim, deaths.actors, trouble, victim)
+
+
+def _check_meeting(sim: Simulation, actors: list[Actor], trouble: str, victim: int) -> None:
     if trouble == "store":
         typed(sim.actors, RendezvousError, StoreError)
         return
@@ -210,7 +213,10 @@ def founding(sim: Simulation) -> None:
         sim.after(random.random() * 0.4, lambda: deaths.pause(victim, 5.0))
     begin = sim.now
     sim.run()
-    actors = deaths.actors
+    _check_founding(deaths.actors, trouble, victim, begin)
+
+
+def _check_founding(actors: list[Actor], trouble: str, victim: int, begin: float) -> None:
     if trouble == "store":
         typed(actors, RendezvousError, StoreError)
         return
@@ -221,7 +227,7 @@ def founding(sim: Simulation) -> None:
     first = ending(live(actors)[0])
     if trouble == "none":
         in_time(actors, begin + 2 * _MOMENT)
-        expected = f"areas at {[8 * rank for rank in members]}"
+        expected = f"areas at {[8 * rank for rank in range(len(actors))]}"
         demand(actors[0].result == expected, f"a group is not formed right: {first}")
     elif trouble == "killed" and "returned" not in first:
         demand("PeerLost" in first, f"a rank was killed, and the others say {first}")

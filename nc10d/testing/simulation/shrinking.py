@@ -63,7 +63,8 @@ def shrinking(sim: Simulation) -> None:
         typed(deaths.actors, StoreError, RendezvousError, Aborted, PeerLost)
         return
     if stopped < 0:
-        in_time(deaths.actors, begin + _PROMPT)
+        slow = 2 if net.weather.lost else 1
+        in_time(deaths.actors, begin + slow * _PROMPT)
     _judge(deaths, stopped)
 
 

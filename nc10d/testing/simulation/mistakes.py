@@ -1,0 +1,242 @@
+"""What the seeded bugs put in place of the product's functions.
+
+A Change takes what is really there and returns what is there with the bug; `instead` makes one of
+a function that looks at nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import layout as at
+from nc10d.deadline import NEVER
+from nc10d.errors import StoreTimeout
+from nc10d.store import messages as m
+
+Change = Callable[[Any], Any]
+
+
+def nothing(real: Any) -> Any:
+    """Do nothing at all."""
+    return lambda *args, **kwargs: None
+
+
+def instead(function: Any) -> Change:
+    """Return the change that puts `function` in place of what is there."""
+    return lambda real: function
+
+
+def silent_set(table: Any, request: Any, client: Any, replies: Any) -> None:
+    """Set, and wake nobody."""
+    table.values.put(request[1], request[2])
+
+
+def only_one_missing(table: Any, request: Any, client: Any, replies: Any) -> None:
+    """End a wait for several keys with the first."""
+    if any(map(table.values.exists, request[1])):
+        replies.append((client, m.STOP_WAITING))
+    else:
+        table._waits[client] = _waiting(set(request[1][:1]))
+        table._waiters.setdefault(request[1][0], {})[client] = None
+
+
+def _waiting(missing: set[bytes]) -> Any:
+    return importlib.import_module("nc10d.store.table")._Wait(missing)
+
+
+def early_barrier(real: Any) -> Any:
+    """Open a barrier one client too early."""
+
+    def barrier(table: Any, request: Any, client: Any, replies: Any) -> None:
+        real(table, (request[0], request[1], request[2] - 1), client, replies)
+
+    return barrier
+
+
+def drop_first_held(real: Any) -> Any:
+    """Forget the first request behind a wait."""
+
+    def resume(table: Any, client: Any, held: Any, replies: Any) -> None:
+        held.popleft()
+        real(table, client, held, replies)
+
+    return resume
+
+
+def always_swaps(values: Any, key: bytes, expected: bytes, desired: bytes) -> bytes:
+    """Swap without comparing."""
+    values.put(key, desired)
+    return desired
+
+
+def old_sum(values: Any, key: bytes, amount: int) -> int:
+    """Return the sum before the addition."""
+    before: int = values.number(key)
+    values.put(key, b"%d" % (before + amount))
+    return before
+
+
+def newest_first(values: Any, key: bytes) -> bytes | None:
+    """Take from the wrong end of a queue."""
+    queue = values.queues.get(key)
+    if queue is None:
+        return None
+    value: bytes = queue.pop()
+    if not queue:
+        del values.queues[key]
+    return value
+
+
+def two_steps(store: Any, key: str, expected: Any, desired: Any) -> Any:
+    """Compare and set in two calls, between which others may come."""
+    if store.check([key]):
+        return store.get(key)
+    store.set(key, desired)
+    return desired.encode() if isinstance(desired, str) else desired
+
+
+def one_more(real: Any) -> Any:
+    """Wait for one byte more than a request has."""
+
+    def need(error: Any, count: int) -> None:
+        real(error, count + 1)
+
+    return need
+
+
+def first_piece(real: Any) -> Any:
+    """Take the next piece for the rest."""
+    return lambda link, first, missing: first + link._some(missing)
+
+
+class _Any:
+    """Equal to every number."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def uncounted(real: Any) -> Any:
+    """Look at no counter of a frame."""
+
+    def unpack(data: Any, where: int) -> Any:
+        return real.unpack_from(data, where)[0], _Any()
+
+    return SimpleNamespace(size=real.size, pack=real.pack, unpack_from=unpack)
+
+
+def believed(answerer: Any, shown: bytes) -> bytes:
+    """Let the caller in, whatever it shows."""
+    handshake = importlib.import_module("nc10d.handshake")
+    answerer.keys = handshake.Keys(*handshake._keys(answerer._key, answerer._said))
+    return b""
+
+
+def one_rank_less(real: Any) -> Any:
+    """Look for all ranks but the last."""
+    return lambda store, size, limit: real(store, size - 1, limit)
+
+
+def unseen(real: Any) -> Any:
+    """Never see the verdict."""
+    return lambda store, timeout: real(store, timeout) and False
+
+
+def overwrite(store: Any, members: Any) -> None:
+    """Write the list of survivors whoever wrote one before."""
+    store.set("members", importlib.import_module("json").dumps(members))
+
+
+def impatient(store: Any, keys: Any, limit: float) -> bool:
+    """Take no answer in time for no."""
+    try:
+        store.wait(keys, limit)
+    except StoreTimeout:
+        return False
+    return True
+
+
+def unasked(store: Any, members: Any, gone: Any, made: bool, until: Any) -> bool:
+    """Ask nobody whether they have made the group."""
+    return made
+
+
+def unnumbered(real: Any) -> Any:
+    """Use the same keys for each attempt."""
+    return lambda name, store: real(name.rstrip("0123456789"), store)
+
+
+def blind(real: Any) -> Any:
+    """See no death while the outcome is awaited."""
+    return lambda store, members, gone, made, until: real(store, members, set, made, NEVER)
+
+
+def waits_for_the_dead(real: Any) -> Any:
+    """See no death while survivors are awaited."""
+    return lambda store, size, rank, gone, until: real(store, size, rank, set, until)
+
+
+def tells_itself(areas: Any, error: Any) -> None:
+    """Tell a cause to nobody else on the host."""
+    areas.write_cause(importlib.import_module("nc10d.backend.cpu.causes").encoded(error))
+    engine.compare_and_swap(areas.address(areas.rank) + at.AREA_ABORT, 0, areas.rank + 1)
+
+
+def last_counts(areas: Any, error: Any) -> None:
+    """Let the last cause win."""
+    areas.write_cause(importlib.import_module("nc10d.backend.cpu.causes").encoded(error))
+    for rank in range(areas.size):
+        areas._word(rank, at.AREA_ABORT)[0] = areas.rank + 1
+
+
+def forgets_parts(real: Any) -> Any:
+    """Forget a message of which only a part has come."""
+
+    def receive(line: Any) -> Any:
+        messages = real(line)
+        line._in.clear()
+        return messages
+
+    return receive
+
+
+def again(real: Any) -> Any:
+    """Launch the last bucket again."""
+
+    def advance(schedule: Any) -> range:
+        left = real(schedule)
+        return range(max(0, left.start - 1), left.stop) if left else left
+
+    return advance
+
+
+def when_ready(schedule: Any, param: int) -> range:
+    """Launch a bucket as soon as it is full."""
+    schedule._left[param] -= 1
+    if schedule._left[param]:
+        return range(0)
+    bucket = schedule._bucket_of[param]
+    schedule._pending[bucket] -= 1
+    if schedule._pending[bucket]:
+        return range(0)
+    schedule._next += 1
+    return range(bucket, bucket + 1)
+
+
+def counts_once(real: Any) -> Any:
+    """Expect every gradient once."""
+    return lambda schedule, marks: real(schedule, [min(mark, 1) for mark in marks])
+
+
+def forgets_unused(real: Any) -> Any:
+    """Never launch the buckets that nothing is expected in."""
+
+    def begin(schedule: Any, marks: Any) -> range:
+        real(schedule, marks)
+        return range(0)
+
+    return begin
