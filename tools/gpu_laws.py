@@ -13,7 +13,8 @@ import mirrored
 import test_nccl_conformance as conformance
 import through_device
 from gpu_rows import Row, first_line
-from test_nccl_device import LAWS, LONE
+from test_nccl_alone import LONE
+from test_nccl_device import LAWS
 
 import nc10d as dist
 from nc10d.backend.nccl.options import NONBLOCKING

@@ -1,0 +1,49 @@
+"""What one rank can show of NCCL on its device, over the emulators: blocking, and nonblocking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import device_ranks as on
+import lone_ranks as lone
+import pytest
+from emulated import emulators, needs_emulators
+
+import nc10d as dist
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+
+LONE = [
+    lone.a_collective_keeps_its_place_in_a_stream,
+    lone.a_graph_repeats_what_it_has_captured,
+    lone.an_abort_ends_the_group,
+    lone.registered_memory_is_reduced_like_other,
+    on.memory_is_registered_until_it_is_closed,
+    on.an_array_that_has_moved_is_looked_up_again,
+    on.a_block_is_its_calls,
+    on.a_plan_is_launched_again_and_again,
+    on.callbacks_and_await_come_when_it_is_over,
+    on.both_kinds_of_arrays_in_one_group,
+    on.a_group_with_a_device_is_bound_to_it_at_once,
+]
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["blocking", "nonblocking"])
+def one(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    given = {"NC10D_NCCL_NONBLOCKING": request.param, "NC10D_EMULATED_GPUS": "1"}
+    with emulators(**given), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("law", [*LONE, lone.arrays_of_numba], ids=lambda law: law.__name__)
+def test_alone_on_a_device(one: Ranks, law: Callable[..., None]) -> None:
+    one.run(_afresh, [law])
+
+
+def _afresh(group: Any, law: Callable[..., None]) -> None:
+    """Run a law in a group of its own, which it may end."""
+    mine = dist.new_group([0])
+    law(mine)
+    dist.destroy_process_group(mine)
