@@ -128,8 +128,13 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(
     path = script(f"""
         import os, signal, sys
         {IGNORE_SIGTERM}
+        ignoring = __file__ + ".ignoring"
         if os.environ["RANK"] == "1":
+            while not os.path.exists(ignoring):
+                pass
+            os.remove(ignoring)
             sys.exit(3)
+        open(ignoring, "w").close()
         signal.pause()
     """)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nc10d.backend.cpu.host import Host
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Send
 from nc10d.testing import run_ranks
@@ -81,7 +82,10 @@ def test_another_array_is_not_taken_for_the_known_one(change: str) -> None:
     run_ranks(play, 2)
 
 
-def test_a_mismatch_of_a_known_call_is_counted_once() -> None:
+def test_a_mismatch_of_a_known_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The worker may be at the channel too, and enter the call again before it is stopped.
+    monkeypatch.setattr(Host, "need_worker", lambda _: None)
+
     def differ(group: Any) -> int:
         x = np.ones(4)
         for _ in range(2):
