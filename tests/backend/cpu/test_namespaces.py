@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from clocks import soon
 from namespaces import Net, network, why_not
 
 REASON = why_not()
@@ -52,17 +53,23 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
     net: Net, hosts: list[int], family: int
 ) -> None:
     count = 1 << 20
-    with net.job(REDUCE.format(count=count), hosts, family) as ranks:
-        everyone(ranks, "ready")
-        before = [net.sent(host) for host in set(hosts)]
-        for rank in ranks:
-            rank.tell("go")
-        everyone(ranks, "right")
-        sent = [net.sent(host) - old for host, old in zip(set(hosts), before, strict=True)]
     # Each host sends its part of every other host's piece, and its own piece to every other one.
     others = len(set(hosts)) - 1
     needed = 2 * others * 4 * count // len(set(hosts))
-    assert all(needed <= some < 1.1 * needed for some in sent), (sent, needed)
+
+    def most() -> int:
+        with net.job(REDUCE.format(count=count), hosts, family) as ranks:
+            everyone(ranks, "ready")
+            before = [net.sent(host) for host in set(hosts)]
+            for rank in ranks:
+                rank.tell("go")
+            everyone(ranks, "right")
+            sent = [net.sent(host) - old for host, old in zip(set(hosts), before, strict=True)]
+        assert min(sent) >= needed
+        return max(sent)
+
+    # On a busy machine TCP sends some again: the upper bound is asked of one of a few.
+    assert soon(1.1 * needed, most)
 
 
 @pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 2], [0, 0, 1]])
