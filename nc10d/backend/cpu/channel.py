@@ -183,13 +183,13 @@ class Channel:
         """Leave the program that this thread has begun with `run`, if any, unfinished."""
         if self.held():
             self.given_up = True
-            self.words[at.C_BROKEN // 8] = 1
+            self.words[at.C_BROKEN // 8] = at.BROKEN
             engine.unlock(self.address)
 
     def disown(self) -> None:
         """Become unusable in a forked child, whose copy of the block nobody else sees."""
         self.broken = True
-        self.words[at.C_BROKEN // 8] = 1
+        self.words[at.C_BROKEN // 8] = at.BROKEN
         self.words[at.C_LOCK // 8] = 1
 
     def idle(self) -> bool:
@@ -200,7 +200,7 @@ class Channel:
         """Say whether anything is under way, in a caller's thread too, or was given up."""
         taken = self.get(at.C_LOCK) != 0 or not self.idle()
         # Whoever stops a channel says that it is broken before taking its lock.
-        return self.given_up or (taken and self.get(at.C_BROKEN) == 0)
+        return self.given_up or (taken and self.get(at.C_BROKEN) != at.BROKEN)
 
 
 class Submission:

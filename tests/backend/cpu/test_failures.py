@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu.native.layout import CLOSED
+from nc10d.backend.cpu.memory import resolve
+from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native.layout import ABORTED, C_OPS, CLOSED, MISMATCH
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,
@@ -22,6 +24,7 @@ from nc10d.errors import (
     GroupClosed,
     PeerLost,
 )
+from nc10d.ops import AllReduce
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
@@ -330,3 +333,22 @@ def test_ctrl_c_ends_a_blocking_call_and_the_others_hear_of_it() -> None:
         first, second = ranks.run(late_partner)
     assert first == "KeyboardInterrupt"
     assert "interrupted in all_reduce" in second
+
+
+def begun_again(group: Any) -> tuple[list[int], int]:
+    """Wait for calls that disagree, as several threads do before one of them has told why."""
+    group.barrier()
+    backend = group.backend("cpu")
+    request = backend._joined([AllReduce(np.ones(4 + group.rank))])
+    linked, resolved = backend.plans.linked(request), resolve(request)
+    channel, submission = backend._enqueue(linked, resolved, 30.0)
+    answers = [0]
+    while answers[-1] == 0:
+        answers = [engine.wait(channel.address, submission.address, 10**9) for _ in range(3)]
+    return answers, channel.get(C_OPS)
+
+
+def test_calls_that_disagree_keep_their_number_however_many_threads_wait() -> None:
+    for answers, number in run_ranks(begun_again, 2):
+        assert answers == [MISMATCH, ABORTED, ABORTED]
+        assert number == 2

@@ -25,6 +25,7 @@ from nc10d.backend.cpu.native.atomics import (
 from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
+    BROKEN,
     BUSY,
     C_BROKEN,
     C_KIND,
@@ -156,7 +157,7 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
 
 @on_demand("int64(int64)")
 def _break_channel(channel: int) -> int:
-    exchange(channel + C_BROKEN, 1)
+    exchange(channel + C_BROKEN, BROKEN)
     nc10d_wake_own(load(channel + C_PROCESS))
     for _ in range(10000):
         # A signal handler may stop the very channel that its thread is driving.

@@ -66,7 +66,7 @@ LINK_BOARD = 128
     C_BELL_BIT,
     C_PROCESS,
     C_ADVANCE,  # address of the compiled interpreter
-    C_BROKEN,
+    C_BROKEN,  # BROKEN for one that was stopped, FAILING for one whose program went wrong
     C_SPIN,
     C_YIELD,
     C_UNMATCHED,  # a link's message that nobody asked for yet: 1, its tag, its bytes, its dtype
@@ -91,6 +91,7 @@ RING_SLOTS = 512
 C_TABLES = C_RING + RING_SLOTS * 8
 
 COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
+BROKEN, FAILING = 1, 2
 
 
 def channel_bytes(size: int) -> int:

@@ -24,7 +24,7 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     P_STOP,
 )
-from nc10d.backend.cpu.native.progress import nc10d_match
+from nc10d.backend.cpu.native.matching import nc10d_match
 from nc10d.backend.cpu.native.sockets import (
     EVENT_BYTES,
     PACKED,

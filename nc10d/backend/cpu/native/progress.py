@@ -35,50 +35,38 @@ from nc10d.backend.cpu.native.layout import (
     C_BELL_BIT,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
-    C_BLOCKED_ON,
     C_BROKEN,
     C_DESCRIPTOR,
-    C_FLAGS,
     C_HEAD,
     C_KIND,
     C_LOCK,
     C_MESSAGE,
-    C_MESSAGE_BYTES,
-    C_MESSAGE_DTYPE,
-    C_MESSAGE_TAG,
     C_OPS,
     C_OWN_USERS,
     C_PC,
     C_PEER,
     C_PROCESS,
     C_RING,
-    C_ROUND,
     C_SEGMENT,
-    C_SEQ,
-    C_STREAMS,
     C_SUBMITTING,
     C_TAIL,
     C_TRACE_ID,
     C_UNMATCHED,
     C_USERS,
     COLLECTIVE,
-    D_BYTES,
     D_DEADLINE,
-    D_DTYPE,
     D_ENDED,
     D_GATE,
     D_PROGRAM,
     D_STARTED,
     D_STATUS,
-    D_TAG,
     D_USERS,
     DONE,
+    FAILING,
     FINISHED,
     IDLE,
     LATE,
     LINE_SLEEPERS,
-    LINK_HEADER_BYTES,
-    LINK_TAG,
     P_EVENT_FD,
     P_TRACE,
     P_TRACE_NEXT,
@@ -86,8 +74,6 @@ from nc10d.backend.cpu.native.layout import (
     P_WAITING,
     RECEIVER,
     RING_SLOTS,
-    S_PULL,
-    SIZES,
     TRACE_BLOCKED,
     TRACE_BYTES,
     TRACE_DONE,
@@ -95,6 +81,7 @@ from nc10d.backend.cpu.native.layout import (
     UNMATCHED,
     WATCHED,
 )
+from nc10d.backend.cpu.native.matching import nc10d_match
 from nc10d.backend.cpu.native.waiting import (
     nc10d_arm,
     nc10d_await_flag,
@@ -189,50 +176,6 @@ def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_match(channel: int) -> int:
-    """Find the posted receive for the message at the head of a link; make it first in the ring.
-
-    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
-    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
-    """
-    head = load(channel + C_HEAD)
-    tail = load_acquire(channel + C_TAIL)
-    sent = load(load(channel + C_FLAGS))
-    target = load(channel + C_SEQ) + 1
-    if load_acquire(sent) < target and load(channel + C_STREAMS) != 0:
-        answer = call_engine(load(load(channel + C_STREAMS) + S_PULL), channel)
-        if answer != DONE:
-            return IDLE if head == tail else answer
-    if load_acquire(sent) < target:
-        store(channel + C_BLOCKED_AT, sent)
-        store(channel + C_BLOCKED_FOR, target)
-        store(channel + C_BLOCKED_ON, 0)
-        return IDLE if head == tail else BLOCKED
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
-    tag = load(header)
-    store(channel + C_MESSAGE_TAG, tag)
-    store(channel + C_MESSAGE_BYTES, load(header + 8))
-    store(channel + C_MESSAGE_DTYPE, load(header + 16))
-    place = head
-    while place < tail:
-        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
-            break
-        place += 1
-    if place == tail:
-        store_release(channel + C_UNMATCHED, 1)
-        return UNMATCHED
-    store_release(channel + C_UNMATCHED, 0)
-    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
-    while place > head:  # the others keep their order behind it
-        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
-        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
-        place -= 1
-    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
-    same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
-    return DONE if same else SIZES
-
-
-@njit(nogil=True)
 def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and tell those who wait for it."""
     process = load(channel + C_PROCESS)
@@ -281,6 +224,8 @@ def nc10d_progress(channel: int) -> int:
         if answer != DONE:
             if load(channel + C_PC) != step:
                 nc10d_trace(channel, TRACE_BLOCKED)
+            if answer < 0:  # nobody begins it once more before the channel is stopped
+                store(channel + C_BROKEN, FAILING)
             return answer
         nc10d_trace(channel, TRACE_DONE)
         nc10d_finish(channel, descriptor)

@@ -1,0 +1,79 @@
+"""Matching: which posted receive the message at the head of a link is for."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import call_engine, load, load_acquire, store, store_release
+from nc10d.backend.cpu.native.layout import (
+    BLOCKED,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_FLAGS,
+    C_HEAD,
+    C_MESSAGE_BYTES,
+    C_MESSAGE_DTYPE,
+    C_MESSAGE_TAG,
+    C_RING,
+    C_ROUND,
+    C_SEQ,
+    C_STREAMS,
+    C_TAIL,
+    C_UNMATCHED,
+    D_BYTES,
+    D_DTYPE,
+    D_TAG,
+    DONE,
+    IDLE,
+    LINK_HEADER_BYTES,
+    LINK_TAG,
+    RING_SLOTS,
+    S_PULL,
+    SIZES,
+    UNMATCHED,
+)
+
+
+@njit(nogil=True)
+def nc10d_match(channel: int) -> int:
+    """Find the posted receive for the message at the head of a link; make it first in the ring.
+
+    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
+    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
+    """
+    head = load(channel + C_HEAD)
+    tail = load_acquire(channel + C_TAIL)
+    sent = load(load(channel + C_FLAGS))
+    target = load(channel + C_SEQ) + 1
+    if load_acquire(sent) < target and load(channel + C_STREAMS) != 0:
+        answer = call_engine(load(load(channel + C_STREAMS) + S_PULL), channel)
+        if answer != DONE:
+            return IDLE if head == tail else answer
+    if load_acquire(sent) < target:
+        store(channel + C_BLOCKED_AT, sent)
+        store(channel + C_BLOCKED_FOR, target)
+        store(channel + C_BLOCKED_ON, 0)
+        return IDLE if head == tail else BLOCKED
+    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    tag = load(header)
+    store(channel + C_MESSAGE_TAG, tag)
+    store(channel + C_MESSAGE_BYTES, load(header + 8))
+    store(channel + C_MESSAGE_DTYPE, load(header + 16))
+    place = head
+    while place < tail:
+        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
+            break
+        place += 1
+    if place == tail:
+        store_release(channel + C_UNMATCHED, 1)
+        return UNMATCHED
+    store_release(channel + C_UNMATCHED, 0)
+    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
+    while place > head:  # the others keep their order behind it
+        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
+        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
+        place -= 1
+    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
+    same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
+    return DONE if same else SIZES
