@@ -7,21 +7,27 @@ execution. A group that was aborted, closed or inherited through fork raises in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from nc10d.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.config import BackendConfig
+from nc10d.backend.config import LOOKOUT, BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.batch import CoalescingManager
 from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.dispatch import Dispatcher, Observer
-from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed
+from nc10d.errors import (
+    Aborted,
+    DistError,
+    ForkedGroupError,
+    GroupClosed,
+    UnsupportedPlatform,
+)
 from nc10d.members import Members
 from nc10d.outcome import fresh
 from nc10d.point_to_point import Message, start_all
@@ -32,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AT_ONCE", "Observer", "ProcessGroup"]
 
-AT_ONCE = ("cpu",)
-"""The devices whose backends are made as soon as a group is: all its ranks are in the call at
+AT_ONCE = ("cpu", LOOKOUT)
+"""The places whose backends are made as soon as a group is: all its ranks are in the call at
 that time, and the host mates map each other's memory then. Groups made from it split these; a
 backend of another device waits until an array of that device comes, and is made afresh.
 """
@@ -77,13 +83,14 @@ class ProcessGroup(Dispatcher, Members):
         name = self.config.backend_for(device)
         options = self.options.get(name)
         parent = self._parent
-        if parent is not None and self._survivors is not None:
-            whole: Any = parent.backend(device, deadline)
-            return cast(Backend, whole.shrink(self._survivors, self.name, self.store, deadline))
         # Every rank must take the same way, so what this one has made already does not count.
-        if parent is not None and device in AT_ONCE and parent.config.devices.get(device) == name:
+        there = None if parent is None or device not in AT_ONCE else _place_of(name, parent)
+        if parent is not None and there is not None:
+            if self._survivors is not None:
+                whole: Any = parent.backend(there, deadline)
+                return cast(Backend, whole.shrink(self._survivors, self.name, self.store, deadline))
             relative = [parent.group_rank(member) for member in self.ranks]
-            return parent.backend(device, deadline).split(
+            return parent.backend(there, deadline).split(
                 relative, self.name, self.store, deadline, options
             )
         factory = load_factory(find_backend(name))
@@ -96,7 +103,7 @@ class ProcessGroup(Dispatcher, Members):
             deadline,
             options,
             device=bound,
-            elsewhere=partial(self._backends.elsewhere, device),
+            others=self._backends.others(device),
         )
         return factory(setup)
 
@@ -107,9 +114,12 @@ class ProcessGroup(Dispatcher, Members):
         error the group is closed.
         """
         try:
-            for device in self.config.devices:
+            for device in self.config.places:
                 if device in AT_ONCE or self.device_id is not None:
-                    self.backend(device, deadline)
+                    # Without a lookout, NCCL's ranks tell each other in the store.
+                    missing = UnsupportedPlatform if device == LOOKOUT else ()
+                    with contextlib.suppress(missing):
+                        self.backend(device, deadline)
         except BaseException:
             self.close()
             raise
@@ -277,6 +287,12 @@ class ProcessGroup(Dispatcher, Members):
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+
+
+def _place_of(name: str, group: ProcessGroup) -> str | None:
+    """Return where a group has a backend of this name that was made at once, if it has one."""
+    places = group.config.places
+    return next((place for place in AT_ONCE if places.get(place) == name), None)
 
 
 def terms(

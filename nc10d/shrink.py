@@ -55,7 +55,7 @@ def shrink_group(
     if not isinstance(old, ProcessGroup):
         raise ValueError("shrink_group: this rank is not in the group")
     old.refuse_in_batch("shrink_group")
-    backend: Any = old.backend("cpu")
+    backend: Any = old.backend(old.config.lookout)
     if not hasattr(backend, "shrink"):
         raise TypeError(f"the backend {backend.name!r} of {old!r} can't shrink a group")
     excluded = _excluded(old, ranks_to_exclude)

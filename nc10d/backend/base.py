@@ -7,7 +7,7 @@ that a user's own backend is as good as a built-in one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nc10d.deadline import Deadline
@@ -67,14 +67,30 @@ class Backend(Protocol):
         ...
 
 
+class Others:
+    """The other backends of a group, as one of them sees them; here, that there are none."""
+
+    @property
+    def agree(self) -> bool:
+        """Say whether one of them learns of deaths, and finds one cause with all ranks."""
+        return False
+
+    def cause(self) -> DistError | None:
+        """Return why one of them has failed, None if none has; never blocks for long."""
+        return None
+
+    def tell(self, error: DistError) -> DistError | None:
+        """Fail with `error`, on every rank; return the cause that counts, None if none `agree`."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSetup:
     """What a backend is made from: its place in the group, where and by when to meet the others.
 
     `options` are the caller's `pg_options` for this backend, of a type that it was registered
-    with, or None. `device` is init_process_group's `device_id`, or None. `elsewhere` says why the
-    group's other backends have failed, None if they have not: what one of them learns of a death
-    or an abort ends the group on every device.
+    with, or None. `device` is init_process_group's `device_id`, or None. `others` are the group's
+    backends of other devices: what one of them learns of a death or an abort ends the group on all.
     """
 
     group_name: str
@@ -84,7 +100,7 @@ class BackendSetup:
     deadline: Deadline
     options: Any = None
     device: Any = None
-    elsewhere: Callable[[], DistError | None] = lambda: None
+    others: Others = field(default_factory=Others)
 
 
 Factory = Callable[[BackendSetup], Backend]

@@ -14,25 +14,34 @@ DEFAULT = "cpu:cpu,cuda:nccl"
 # c10d scripts ask for gloo where they mean "the one for the CPU, which also takes device arrays".
 _GLOO = {"cpu": "cpu", "cuda": "staged"}
 
+LOOKOUT = "lookout"
+"""Where a group has the backend that serves no arrays of its own, but learns of deaths."""
+
 
 class BackendConfig:
     """A table from device type to backend name, read from what a user asked for."""
 
-    __slots__ = ("asked", "devices")
+    __slots__ = ("asked", "devices", "places")
 
     def __init__(self, asked: str | None = None) -> None:
         """Read `asked`; ValueError if it is malformed or names an unknown backend."""
         self.asked = (asked or DEFAULT).lower()
         self.devices: Mapping[str, str] = MappingProxyType(_parse(self.asked))
+        self.places: Mapping[str, str] = MappingProxyType(_with_lookout(self.devices))
 
     @property
     def first(self) -> str:
         """The device that serves operations without an array: the CPU if there is one."""
         return "cpu" if "cpu" in self.devices else next(iter(self.devices))
 
+    @property
+    def lookout(self) -> str:
+        """Where the backend is that learns of deaths, if one does."""
+        return LOOKOUT if LOOKOUT in self.places else "cpu"
+
     def backend_for(self, device: str) -> str:
         """Return the name of the backend for a device type; ValueError if there is none."""
-        name = self.devices.get(device)
+        name = self.places.get(device)
         if name is None:
             raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
         return name
@@ -62,6 +71,12 @@ class BackendConfig:
 
     def __repr__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.devices.items())
+
+
+def _with_lookout(devices: Mapping[str, str]) -> dict[str, str]:
+    """Return who is made for each device, and as the lookout where the CPU's backend is none."""
+    wanted = [entry.lookout for entry in map(find_backend, devices.values()) if entry.lookout]
+    return {**({LOOKOUT: wanted[0]} if wanted and "cpu" not in devices else {}), **devices}
 
 
 def _parse(text: str) -> dict[str, str]:

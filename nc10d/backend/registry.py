@@ -20,7 +20,8 @@ class Entry:
     """A registered backend: how to make it, for which devices by default, and its options.
 
     `options` are the types that its `pg_options` may have; None, the default, always goes. `meet`
-    is how its ranks find each other where nobody says how (None: by the environment).
+    is how its ranks find each other where nobody says how (None: by the environment). `lookout` is
+    the backend that learns of deaths for it, in groups that have no backend for the CPU.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Entry:
     devices: tuple[str, ...]
     options: tuple[type[Any], ...] = (object,)
     meet: Meeting | str | None = None
+    lookout: str | None = None
 
     def check_options(self, options: Any) -> None:
         """Raise TypeError for options that this backend does not know."""
@@ -47,13 +49,15 @@ def register_backend(
     devices: Sequence[str] = ("cpu",),
     options: tuple[type[Any], ...] = (object,),
     meet: Meeting | str | None = None,
+    lookout: str | None = None,
 ) -> None:
     """Make `name` known; `devices` are those it serves when it is asked for by name alone.
 
     `options` are the types of `pg_options` that it takes (by default any, which its factory then
     checks itself); a group with others is refused before its ranks have met. `meet(rank, size,
     deadline)`, or its address, finds the other ranks of a job whose only backend this is, where
-    init_process_group gets no method and no store; rank and size are -1 if unknown. ValueError if
+    init_process_group gets no method and no store; rank and size are -1 if unknown. A backend that
+    can't see its peers die names a `lookout`, which a group makes beside it ("cpu"). ValueError if
     the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
     """
     name = name.lower()
@@ -63,7 +67,7 @@ def register_backend(
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = Entry(name, factory, tuple(devices), options, meet)
+    _entries[name] = Entry(name, factory, tuple(devices), options, meet, lookout)
 
 
 def unregister_backend(name: str) -> None:
@@ -104,7 +108,7 @@ def _load(entry: Entry, what: object) -> object:
 
 
 register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
-register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"])
+register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], lookout="cpu")
 register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
     "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.meeting:meet"

@@ -7,9 +7,10 @@ does not wait for a backend that is being made; that one is aborted as soon as i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from nc10d.backend.base import Backend
+from nc10d.backend.base import Backend, Others
 from nc10d.deadline import Deadline
 from nc10d.errors import DistError, ForkedGroupError, GroupClosed
 from nc10d.outcome import fresh
@@ -47,14 +48,9 @@ class BackendTable:
         """Return a device's backend if it is there and nothing has failed."""
         return None if self.failure is not None else self._made.get(device)
 
-    def elsewhere(self, device: str) -> DistError | None:
-        """Return why a backend of another device has failed, if one has and can tell."""
-        for other, backend in tuple(self._made.items()):
-            tell = getattr(backend, "failure", None)
-            found = tell() if other != device and tell is not None else None
-            if isinstance(found, DistError) and not isinstance(found, GroupClosed):
-                return found
-        return None
+    def others(self, device: str) -> Others:
+        """Return the backends of all devices but one, those that are made later among them."""
+        return _OthersThan(device, self._made)
 
     def fail(self, reason: DistError) -> None:
         """Let nothing be found or made any more; the first reason stays."""
@@ -72,7 +68,8 @@ class BackendTable:
         with self._lock:
             made, self._made = self._made, {}
         if not self.inherited:
-            for backend in made.values():
+            # The latest first: those made before it may know why others have left.
+            for backend in reversed(made.values()):
                 backend.close()
 
     @property
@@ -84,3 +81,35 @@ class BackendTable:
         """Be over in a forked child, whose parent may have held the lock."""
         self._lock = threading.RLock()
         self.failure = reason
+
+
+class _OthersThan(Others):
+    """What backends of other devices know; only those that have a `failure()` can tell."""
+
+    def __init__(self, device: str, made: Mapping[str, Backend]) -> None:
+        self._device = device
+        self._made = made
+
+    def _knowing(self) -> Iterator[Any]:
+        for device, backend in tuple(self._made.items()):
+            if device != self._device and hasattr(backend, "failure"):
+                yield backend
+
+    @property
+    def agree(self) -> bool:
+        return any(True for _ in self._knowing())
+
+    def cause(self) -> DistError | None:
+        return next(filter(None, map(_cause_of, self._knowing())), None)
+
+    def tell(self, error: DistError) -> DistError | None:
+        for backend in self._knowing():
+            backend.abort(error)
+        return self.cause()
+
+
+def _cause_of(backend: Any) -> DistError | None:
+    """Return why a backend has failed; that it was closed is no cause for others."""
+    found = backend.failure()
+    failed = isinstance(found, DistError) and not isinstance(found, GroupClosed)
+    return found if failed else None

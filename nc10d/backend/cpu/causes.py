@@ -33,6 +33,9 @@ KINDS = (
     errors.CollectiveMismatch,
     errors.Aborted,
     errors.GroupClosed,
+    errors.NCCLError,
+    errors.CudaError,
+    errors.RendezvousError,
 )
 _KIND_BY_NAME = {kind.__name__: kind for kind in KINDS}
 FIELDS = ("rank", "host", "pid", "group", "op", "seq", "cause", "waited", "last")
@@ -70,12 +73,13 @@ def encoded(error: errors.DistError) -> bytes:
 
 def written_fields(error: errors.DistError) -> dict[str, Any]:
     """Return an error's attributes as JSON has them, short enough to be written into an area."""
-    return {name: _short(getattr(error, name)) for name in FIELDS}
+    code = {"code": error.code} if isinstance(error, errors.LibraryError) else {}
+    return {name: _short(getattr(error, name)) for name in FIELDS} | code
 
 
 def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Undo `written_fields`; TypeError, ValueError or LookupError for what it never wrote."""
-    found = {name: fields[name] for name in FIELDS}
+    found = {name: fields[name] for name in (*FIELDS, *fields.keys() & {"code"})}
     if found["last"] is not None:
         found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
     return found

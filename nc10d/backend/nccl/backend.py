@@ -66,7 +66,7 @@ class NcclBackend:
         self._who = Who(setup.group_name, setup.rank, setup.size)
         self._options = options
         self._keys = PrefixStore("nccl", setup.store)
-        self._elsewhere = setup.elsewhere
+        self._others = setup.others
         self._store: Store | None = None
         self._site: Site | None = None
         self._binding = threading.RLock()
@@ -159,10 +159,10 @@ class NcclBackend:
         If NCCL never comes back from its abort, the Works stay pending for good, and keep their
         arrays.
         """
-        error = self._failure = self._root_of(error)
+        error = self._root_of(error)
         if tell:
-            with contextlib.suppress(DistError, OSError):  # a store that is gone tells nobody
-                error = self._failure = causes.told(self._store or self._keys.clone(), error)
+            error = self._tell(error)
+        self._failure = error
         self._agreed.set()
         site = self._site
         if site is not None:
@@ -171,12 +171,20 @@ class NcclBackend:
             site.flights.end(error)
         self._ended.set()
 
+    def _tell(self, error: DistError) -> DistError:
+        """Tell the others a cause; return the one that holds for all."""
+        found = self._others.tell(error)
+        if found is None:  # nobody else knows them, so the store has to do
+            with contextlib.suppress(DistError, OSError):  # one that is gone tells nobody
+                found = causes.told(self._store or self._keys.clone(), error)
+        return found or error
+
     def _root_of(self, error: DistError) -> DistError:
         """Return what an error of NCCL's about a peer comes from, if another backend can tell."""
         if isinstance(error, NCCLError) and error.code in _WITNESSED:
             grace = Deadline.after(_GRACE)
             while not grace.expired():
-                found = self._elsewhere()
+                found = self._others.cause()
                 if found is not None:
                     return found
                 self._ended.wait(_LOOK)
@@ -215,8 +223,8 @@ class NcclBackend:
     def _listen(self) -> None:
         """Fail as the group's other backends have, or as a peer has told in the store."""
         assert self._store is not None
-        cause = self._elsewhere()
-        if cause is None:
+        cause = self._others.cause()
+        if cause is None and not self._others.agree:
             with contextlib.suppress(DistError, OSError):
                 cause = causes.heard(self._store)
         if cause is not None:

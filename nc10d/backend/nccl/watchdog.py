@@ -1,6 +1,6 @@
 """One thread a process that looks after what is under way: ends, errors, deadlines, callbacks.
 
-CUDA and NCCL wake nobody, so it looks: ten times a second, or a thousand times while somebody
+CUDA and NCCL wake nobody, so it looks: twenty times a second, or a thousand times while somebody
 waits for a callback, and not at all while nothing is under way. It holds no lock while it waits.
 
 NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the thread
@@ -20,7 +20,7 @@ from typing import Protocol
 from nc10d.cuda.driver import call, driver
 
 _log = logging.getLogger(__name__)
-SLOW, FAST = 0.1, 0.001
+SLOW, FAST = 0.05, 0.001
 """Seconds from look to look: usually, and while a callback is waited for."""
 HEARTBEAT = "NC10D_NCCL_HEARTBEAT"
 

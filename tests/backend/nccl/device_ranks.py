@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -502,17 +503,34 @@ def a_revoked_communicator_still_shrinks(group: ProcessGroup) -> None:
     whole.close()
 
 
-def a_death_ends_work_on_devices(group: ProcessGroup, told: str) -> None:
-    """The backend for the CPU, which sees it, says who it was."""
+def a_death_ends_work_on_devices(group: ProcessGroup, folder: str) -> None:
+    """Each survivor is told who it was, and goes on; notes are what it was told, and when.
+
+    Rank 0 waits, rank 2 comes when the others have been told, where there are three.
+    """
     x = ones(group)
     group.all_reduce(x)
     group.barrier()
     if group.rank == 1:
+        if group.size > 2:
+            after(group, "launched")
+        Path(folder, "killed").write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
+    if group.rank == 2:
+        after(group, "told")
     with pytest.raises(PeerLost) as caught:
-        _reduce_and_wait(group, x)
+        work = group.all_reduce(x, async_op=True)
+        once(group, "launched")
+        work.wait_blocking()
+    Path(folder, f"told-{group.rank}").write_text(str(time.monotonic()))
+    once(group, "told")
     assert caught.value.rank == 1
-    Path(told).write_text(str(caught.value))
+    assert caught.value.cause == "killed by signal 9"
+    Path(folder, f"words-{group.rank}").write_text(str(caught.value))
+    left = dist.shrink_group()
+    y = ones(left)
+    left.all_reduce(y)
+    assert value(y) == group.size - 1
 
 
 def an_abort_reaches_work_on_devices_that_it_has_not_used(group: ProcessGroup) -> None:

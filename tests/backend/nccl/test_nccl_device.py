@@ -92,13 +92,16 @@ def test_durations_are_the_devices() -> None:
         ranks.run(on.the_device_says_how_long_it_took)
 
 
-def test_a_death_ends_work_on_devices(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", ["cpu:cpu,cuda:nccl", "nccl"])
+def test_a_death_ends_work_on_devices(tmp_path: Path, backend: str, size: int) -> None:
     law = on.a_death_ends_work_on_devices
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulators(), Ranks(size, "processes", backend, timeout=20.0) as ranks:
         with pytest.raises(RuntimeError, match="-9"):
-            ranks.run(law, [str(told)] * 2)
-        assert "rank 1" in told.read_text()
+            ranks.run(law, [str(tmp_path)] * size)
+        words = {(tmp_path / f"words-{rank}").read_text() for rank in range(size) if rank != 1}
+        assert len(words) == 1
+        assert "rank 1" in words.pop()
 
 
 STUCK = """
