@@ -7,7 +7,6 @@ execution. A group that was aborted, closed or inherited through fork raises in 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -116,13 +115,17 @@ class ProcessGroup(Dispatcher, Members):
         try:
             for device in self.config.places:
                 if device in AT_ONCE or self.device_id is not None:
-                    # Without a lookout, NCCL's ranks tell each other in the store.
-                    missing = UnsupportedPlatform if device == LOOKOUT else ()
-                    with contextlib.suppress(missing):
-                        self.backend(device, deadline)
+                    self._make(device, deadline)
         except BaseException:
             self.close()
             raise
+
+    def _make(self, place: str, deadline: Deadline | None) -> None:
+        try:
+            self.backend(place, deadline)
+        except UnsupportedPlatform:
+            if place != LOOKOUT:  # without one, ranks tell each other in the store
+                raise
 
     def _wait_here(self, work: Work) -> None:
         try:

@@ -401,8 +401,11 @@ def an_asynchronous_error_reaches_everybody(group: ProcessGroup) -> None:
         _reduce_and_wait(group, x)
 
 
-def _reduce_and_wait(group: ProcessGroup, x: cuda.DeviceArray) -> None:
-    group.all_reduce(x, async_op=True).wait_blocking()
+def _reduce_and_wait(group: ProcessGroup, x: cuda.DeviceArray, told: str = "") -> None:
+    work = group.all_reduce(x, async_op=True)
+    if told:
+        once(group, told)
+    work.wait_blocking()
 
 
 def a_refused_call_names_its_operation_and_ends_its_group(group: ProcessGroup) -> None:
@@ -519,9 +522,7 @@ def a_death_ends_work_on_devices(group: ProcessGroup, folder: str) -> None:
     if group.rank == 2:
         after(group, "told")
     with pytest.raises(PeerLost) as caught:
-        work = group.all_reduce(x, async_op=True)
-        once(group, "launched")
-        work.wait_blocking()
+        _reduce_and_wait(group, x, "launched")
     Path(folder, f"told-{group.rank}").write_text(str(time.monotonic()))
     once(group, "told")
     assert caught.value.rank == 1
