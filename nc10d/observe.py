@@ -1,7 +1,7 @@
 """The flight recorder: what each rank of a group did last, and how far it is.
 
-The engine keeps a ring of the latest calls of each rank, always: it needs them to say how ranks
-disagree. A FlightRecorder reads that ring. With NC10D_DUMP_DIR set, every group writes what its
+The engine keeps a ring of each rank's latest calls and messages (2048 in all groups together),
+always. A FlightRecorder reads that ring. With NC10D_DUMP_DIR set, every group writes what its
 recorder has to `DIR/GROUP-rankR.json` when it fails; NC10D_DUMP_SIGNAL names a signal, such as
 SIGUSR2, on which all groups of the process do so, working or not. `python -m nc10d.debug DIR` reads
 the files of all ranks and says which of them is late, missing or different.
@@ -28,7 +28,7 @@ from nc10d.errors import DistError
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
 
-FORMAT = "nc10d-dump-1"
+FORMAT = "nc10d-dump-2"
 FOLDER, SIGNAL = "NC10D_DUMP_DIR", "NC10D_DUMP_SIGNAL"
 COMPLETED, STARTED = "completed", "started"
 _log = logging.getLogger(__name__)
@@ -36,20 +36,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One collective call: its number in the group, what it was, and whether it has ended.
+    """One collective call, or one message that has passed: its number in the group, or on its link.
 
-    `begun` is in ns of the system's monotonic clock; 0 if it is not known.
+    `begun` and `ended` are in ns of the system's monotonic clock, 0 if that is not known or has not
+    come; `site` is the line of the program, as "train.py:41", "" if it is not known.
     """
 
     seq: int
     call: str
     state: str
     begun: int = 0
+    ended: int = 0
+    site: str = ""
+    message: bool = False
 
     @property
     def op(self) -> str:
         """The operation's name."""
         return self.call.partition("(")[0]
+
+    @property
+    def where(self) -> str:
+        """The call, and the line that made it if that is known."""
+        return f"{self.call} at {self.site}" if self.site else self.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,11 @@ class Dump:
     traffic: list[Traffic] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def calls(self) -> list[Entry]:
+        """The collectives among the entries."""
+        return [entry for entry in self.entries if not entry.message]
+
     def to_json(self) -> str:
         """Return the dump as a file has it."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
@@ -107,18 +121,24 @@ class FlightRecorder:
 
     def __init__(self, group: ProcessGroup) -> None:
         backend = group.backend("cpu")
-        if not hasattr(backend, "recent"):
+        if not hasattr(backend, "logged"):
             raise TypeError(f"the backend {backend.name!r} of {group!r} keeps no records")
         self._backend: Any = backend
         self._name, self._ranks = group.name, [*group.ranks]
 
-    def entries(self, failed: int | None = None) -> list[Entry]:
-        """Return this rank's latest calls, oldest first; number `failed` can't have ended."""
-        calls, waits_for = self._backend.recent()
-        newest = calls[-1][0] if calls and waits_for is not None else failed
+    def entries(self) -> list[Entry]:
+        """Return this rank's latest calls and messages in the group, oldest first."""
         return [
-            Entry(seq, call, STARTED if seq == newest else COMPLETED, begun)
-            for seq, begun, call in calls
+            Entry(
+                seq=one.seq,
+                call=call,
+                state=COMPLETED if one.ended else STARTED,
+                begun=one.begun,
+                ended=one.ended,
+                site=one.site,
+                message=message,
+            )
+            for one, call, message in self._backend.logged()
         ]
 
     def dump(self, why: str = "asked for", error: DistError | None = None) -> Dump:
@@ -134,8 +154,8 @@ class FlightRecorder:
             written=time.time(),
             why=why if error is None else f"{type(error).__name__}: {error}",
             failed=None if error is None else error.rank,
-            waits_for=backend.recent()[1],
-            entries=self.entries(None if error is None else error.seq),
+            waits_for=backend.waits_for(),
+            entries=self.entries(),
             traffic=[Traffic(*one) for one in backend.traffic()],
             last=backend.progress(),
         )

@@ -80,7 +80,7 @@ def _last(dumps: Iterable[Dump]) -> dict[int, int]:
     """Return each rank's latest number: by its own word, or as others saw it."""
     last: dict[int, int] = {}
     for dump in dumps:
-        own = dump.entries[-1].seq if dump.entries else 0
+        own = dump.calls[-1].seq if dump.calls else 0
         for rank, seq in {**dump.last, dump.rank: own}.items():
             last[rank] = max(seq, last.get(rank, 0))
     return last
@@ -90,7 +90,7 @@ def _different(by_rank: dict[int, Dump]) -> tuple[int, dict[str, list[int]]] | N
     """Return the first number at which ranks called different things."""
     calls: dict[int, dict[str, list[int]]] = {}
     for rank, dump in sorted(by_rank.items()):
-        for entry in dump.entries:
+        for entry in dump.calls:
             calls.setdefault(entry.seq, {}).setdefault(entry.call, []).append(rank)
     return next(((seq, what) for seq, what in sorted(calls.items()) if len(what) > 1), None)
 
@@ -138,8 +138,8 @@ def _rows(verdict: Verdict) -> list[int]:
 def _row(rank: int, dump: Dump | None, last: int | None) -> str:
     if dump is None:
         return f"  rank {rank:<4} #{last or '?':<6} no dump"
-    latest = dump.entries[-1] if dump.entries else None
-    call = "nothing yet" if latest is None else latest.call
+    latest = dump.calls[-1] if dump.calls else None
+    call = "nothing yet" if latest is None else latest.where
     waits = f", waits for rank {dump.waits_for}" if dump.waits_for is not None else ""
     state = latest.state if latest else ""
     return _cut(

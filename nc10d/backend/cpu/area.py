@@ -123,7 +123,7 @@ class Areas:
             start = at.AREA_RECORDS + slot * at.RECORD_BYTES
             number = int(self._word(rank, start)[0])
             if number > best[0]:
-                best = (number, _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16)))
+                best = (number, self._called(rank, start))
         return best
 
     def progress(self) -> dict[int, int]:
@@ -136,23 +136,22 @@ class Areas:
         start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
         return int(self._word(rank, start + 8)[0]) if number else 0
 
-    def records(self, rank: int) -> list[tuple[int, int, str]]:
-        """Return a rank's latest calls, oldest first: number, start (as in `begun`), what."""
-        found = []
-        for slot in range(at.RECORD_RING):
-            start = at.AREA_RECORDS + slot * at.RECORD_BYTES
-            number, begun = (int(self._word(rank, start + word)[0]) for word in (0, 8))
-            if number:
-                text = _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16))
-                found.append((number, begun, text))
-        return sorted(found)
-
     def record(self, rank: int, number: int) -> str | None:
         """Return what a rank's call number `number` was, if it is still known."""
         start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
         if int(self._word(rank, start)[0]) != number:
             return None
-        return _text(self._bytes(rank, start + 16, at.RECORD_BYTES - 16))
+        return self._called(rank, start)
+
+    def site(self, rank: int, number: int) -> str:
+        """Return where a rank made its call number `number`; "" if that is not known (any more)."""
+        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
+        if int(self._word(rank, start)[0]) != number:
+            return ""
+        return _text(self._bytes(rank, start + at.RECORD_SITE, at.SITE_BYTES))
+
+    def _called(self, rank: int, start: int) -> str:
+        return _text(self._bytes(rank, start + at.RECORD_TEXT, at.TEXT_BYTES))
 
     def write_cause(self, text: bytes) -> None:
         """Put the cause that this rank reports into its area."""
@@ -172,4 +171,4 @@ class Areas:
 
 
 def _text(raw: npt.NDArray[np.uint8]) -> str:
-    return raw.tobytes().rstrip(b"\0").decode(errors="replace")
+    return raw.tobytes().partition(b"\0")[0].decode(errors="replace")

@@ -20,20 +20,24 @@ from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
-from nc10d.backend.cpu.channel import Shared
+from nc10d.backend.cpu.channel import Channel, Shared
 from nc10d.backend.cpu.forming import Founding, check_alive, check_parent, form, withdraw
 from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.launching import Launching
 from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.log import Logged
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside, reach
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
+from nc10d.backend.cpu.reasons import message_in_words
 from nc10d.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.store.base import Store
 from nc10d.work import Work
+
+DIRECTIONS = {at.SENDER: "to", at.RECEIVER: "from"}
 
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
@@ -121,12 +125,30 @@ class CpuBackend(Launching):
         """Fail the group with `reason` on every rank; the first reason wins."""
         self.health.abort(reason)
 
-    def recent(self) -> tuple[list[tuple[int, int, str]], int | None]:
-        """Return this rank's latest collectives (number, start in ns or 0, what), oldest first.
+    def logged(self) -> list[tuple[Logged, str, bool]]:
+        """Return what this rank has done last here, oldest first, each in words.
 
-        And the rank that the latest one waits for right now, None if it does not wait.
+        The third says whether it is a message.
+
+        Calls have numbers in the group, messages on their link.
         """
-        return self.areas.records(self.areas.rank), self.health.waits_for()
+        channels = {self.channel.label: self.channel}
+        channels |= {channel.label: channel for channel in self.links.channels()}
+        entries = self.host.log.read(channels)
+        return [
+            (entry, self._words(channels[entry.label], entry), entry.label != self.channel.label)
+            for entry in entries
+        ]
+
+    def _words(self, channel: Channel, entry: Logged) -> str:
+        if channel.shared.kind == at.COLLECTIVE:
+            return entry.text
+        peer = self.links.peer_of(channel)
+        return message_in_words(peer, *entry.message, sending=channel.shared.kind == at.SENDER)
+
+    def waits_for(self) -> int | None:
+        """Return the rank that the latest collective waits for right now; None: it doesn't wait."""
+        return self.health.waits_for()
 
     def traffic(self) -> list[tuple[str, int, int, bool]]:
         """Return my ends of all links: "to" or "from", whom, how many messages have begun there.
@@ -137,9 +159,8 @@ class CpuBackend(Launching):
         for channel in self.links.channels():
             peer = self.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of one"
-            direction = "to" if channel.shared.kind == at.SENDER else "from"
             waits = self.health.is_waiting(channel)
-            found.append((direction, peer, channel.get(at.C_OPS), waits))
+            found.append((DIRECTIONS[channel.shared.kind], peer, channel.get(at.C_OPS), waits))
         return found
 
     def progress(self) -> dict[int, int]:

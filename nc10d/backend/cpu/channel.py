@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine, interpreter, messages, rare
@@ -54,8 +55,12 @@ class Waiting:
 class Channel:
     """One FIFO of programs; `address` is its block, for the engine."""
 
-    def __init__(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
+    def __init__(
+        self, shared: Shared, process: int, bell_bit: int, waiting: Waiting, label: int = 0
+    ) -> None:
         self.shared = shared
+        self.label = label
+        """Whose entries in the process's log are this channel's."""
         self.size = shared.size
         self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
         self.address: int = plain.address(self.words)
@@ -85,6 +90,8 @@ class Channel:
             at.C_TRACE_ID: self.address,
             at.C_STREAMS: shared.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
+            at.C_SITES: sites.table(),
+            at.C_LABEL: self.label,
             at.C_RARE: plain.address(rare.RARE),
             at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
@@ -107,7 +114,9 @@ class Channel:
         self._forget_ended()
         self.flying[submission.address] = submission
         room = at.RING_SLOTS if last else self._room
-        if engine.submit(self.address, submission.address, room) == at.DONE:
+        while (answer := engine.submit(self.address, submission.address, room)) == at.NEW_SITE:
+            sites.learn()
+        if answer == at.DONE:
             return True
         self.forget(submission)  # if it is still there: a channel that stops forgets everything
         return False
@@ -122,6 +131,9 @@ class Channel:
         submission = self._blank(2, keep)
         words = submission.words
         answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
+        while answer == at.NEW_SITE:
+            sites.learn()
+            answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
         if answer == at.BUSY:
             self.forget(submission)
         return answer, submission
@@ -131,9 +143,11 @@ class Channel:
     ) -> tuple[int, Submission]:
         """Submit a plain message like `model`, advanced `here` and now if so asked; as above."""
         submission = self._blank(1, (model, op))
-        answer = messages.submit_message(
-            self.address, submission.words, model.address, deadline_ns, op.x, op.tag, here
-        )
+        end, words, like = self.address, submission.words, model.address
+        answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, here)
+        while answer == at.NEW_SITE:
+            sites.learn()
+            answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, here)
         if answer == at.BUSY:
             self.forget(submission)
         return answer, submission

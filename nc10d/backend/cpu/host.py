@@ -8,6 +8,7 @@ callbacks; it starts with the first of them. Threads are joined before memory go
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import select
 import sys
@@ -25,6 +26,7 @@ from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.arena import PAGE, Arena
 from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
+from nc10d.backend.cpu.log import Log
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
@@ -76,6 +78,8 @@ class Host:
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
+        self.log = Log()
+        self._labels = itertools.count(1)
         self._channels: dict[int, Channel] = {}
         self._spare: list[int] = []
         self._retired: list[tuple[int, Channel]] = []
@@ -92,6 +96,7 @@ class Host:
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_CHANNELS, plain.address(self._table))
         self._set(at.P_EVENT_FD, self._events)
+        self._set(at.P_LOG, self.log.address)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
         self.abroad = Abroad(self) if len(self.topology.hosts) > 1 else None
@@ -175,7 +180,8 @@ class Host:
 
     def channel(self, shared: Shared) -> Channel:
         """Make a channel and show it to the worker."""
-        channel = Channel(shared, self.process, mask([self.rank]), self.waiting)
+        label = next(self._labels)
+        channel = Channel(shared, self.process, mask([self.rank]), self.waiting, label)
         with self._lock:
             index = heapq.heappop(self._spare) if self._spare else len(self._channels)
             if index >= MAX_CHANNELS:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.arguments import LARGEST_TAG
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
@@ -50,15 +51,26 @@ class Lane:
         """
         channel, model, inbox = self.channel.address, self.model.address, self.inbox
         if inbox is None:
-            return int(messages.run_message(channel, model, x, tag, patient))
+            answer = int(messages.run_message(channel, model, x, tag, patient))
+            return answer if answer != at.NEW_SITE else self._anew(x, tag, patient=patient)
         with inbox.lock:
             # What came early goes first, and a receive from anyone must not lose what it has seen.
             if inbox.early or inbox.receiving:
                 return at.BUSY
             inbox.receiving = True
             answer = int(messages.run_message(channel, model, x, tag, patient))
+            if answer == at.NEW_SITE:
+                answer = self._anew(x, tag, patient=patient)
             inbox.receiving = answer not in (at.DONE, at.BUSY)
             return answer
+
+    def _anew(self, x: Any, tag: int, *, patient: bool) -> int:
+        """Send or receive from a line of the program that is new."""
+        channel, model, answer = self.channel.address, self.model.address, at.NEW_SITE
+        while answer == at.NEW_SITE:
+            sites.learn()
+            answer = int(messages.run_message(channel, model, x, tag, patient))
+        return answer
 
     def end(self) -> None:
         """Let others receive again."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
 from nc10d.backend.cpu.channel import Channel, Submission
@@ -67,6 +68,11 @@ class Launching(Waits):
             answer = plain.run_known(self._address, known.address, x, y)
             if answer == at.DONE:
                 return True
+            while answer == at.NEW_SITE:
+                sites.learn()
+                answer = plain.run_known(self._address, known.address, x, y)
+                if answer == at.DONE:
+                    return True
             if answer != at.BUSY:
                 self._go_on(self.channel, answer, known.ops(x, y), timeout)
                 return True
@@ -161,7 +167,8 @@ class Launching(Waits):
     def _run_here(self, linked: Linked, table: int, ops: Sequence[Op], timeout: float) -> bool:
         """Run a program on the arrays of a table in this thread; False if the channel is busy."""
         try:
-            answer = engine.run(self._address, linked.address, table)
+            while (answer := engine.run(self._address, linked.address, table)) == at.NEW_SITE:
+                sites.learn()
             if answer == at.BUSY:
                 return False
             if answer != at.DONE:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.native import rare
-from nc10d.backend.cpu.native.layout import FLAG_BIT, RECORD_BYTES
+from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
 
 Bytes = npt.NDArray[np.uint8]
@@ -176,5 +176,5 @@ def _pack(
 
 def record_bytes(call: Call) -> npt.NDArray[np.uint8]:
     """Return the static part of a call's record: UTF-8 text, cut and padded."""
-    raw = call.describe().encode()[: RECORD_BYTES - 16]
-    return np.frombuffer(raw.ljust(RECORD_BYTES - 16, b"\0"), np.uint8).copy()
+    raw = call.describe().encode()[:TEXT_BYTES]
+    return np.frombuffer(raw.ljust(TEXT_BYTES, b"\0"), np.uint8).copy()

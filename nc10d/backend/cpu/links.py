@@ -26,6 +26,7 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside
 from nc10d.backend.cpu.program import Call, Program, Step, gate, pack, unpack
+from nc10d.backend.cpu.sites import text_in
 from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024
@@ -42,6 +43,13 @@ class Unexpected:
     dtype: int
     data: npt.NDArray[np.uint8]
     submission: Submission
+    site: str
+
+
+def sender_site(channel: Channel) -> str:
+    """Return where the message at a link's head was sent from; "" from another host."""
+    start = channel.shared.counters[0] + at.LINK_SITES
+    return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
 
 
 class Inbox:

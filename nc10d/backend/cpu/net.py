@@ -18,6 +18,7 @@ from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native.sockets import EVENT_BYTES
 from nc10d.backend.cpu.native.streams import FUNCTIONS
+from nc10d.backend.cpu.sites import called
 
 Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
@@ -58,9 +59,13 @@ class Streams:
             self._words[offset // 8] = value
 
     def seen(self) -> str:
-        """Return what a rank called that called something else."""
-        raw = self._words.view(np.uint8)[at.S_SEEN + 16 : at.S_SEEN + at.HEADER_BYTES]
-        return raw.tobytes().rstrip(b"\0").decode(errors="replace")
+        """Return what a rank called that called something else, and where."""
+        what = self._seen(at.RECORD_TEXT, at.TEXT_BYTES)
+        return called(what, self._seen(at.RECORD_SITE, at.SITE_BYTES))
+
+    def _seen(self, start: int, count: int) -> str:
+        raw = self._words.view(np.uint8)[at.S_SEEN + start : at.S_SEEN + start + count]
+        return raw.tobytes().partition(b"\0")[0].decode(errors="replace")
 
     def error(self) -> str:
         """Say how a link has failed."""

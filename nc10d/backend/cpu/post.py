@@ -14,11 +14,12 @@ from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
 from nc10d.backend.cpu.lanes import Lane, Lanes
-from nc10d.backend.cpu.links import HALF, Inbox, Unexpected
+from nc10d.backend.cpu.links import HALF, Inbox, Unexpected, sender_site
 from nc10d.backend.cpu.memory import resolve_message
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.sites import called, here
 from nc10d.backend.cpu.works import AnySource, CpuWork
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.deadline import Deadline
@@ -119,9 +120,7 @@ class Post:
         self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
     ) -> Work:
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
-            self._backend.abort(
-                self._differs(peer, (early.tag, early.data.size, early.dtype), buffer)
-            )
+            self._backend.abort(self._differs(peer, early, buffer))
             failure = self._backend.health.failure()
             assert failure is not None
             raise failure
@@ -203,20 +202,19 @@ class Post:
     def _take_aside(self, inbox: Inbox, message: tuple[int, int, int]) -> None:
         """Post a receive of my own for a message; whoever advances the link brings it in."""
         tag, nbytes, dtype = message
-        data = np.empty(nbytes, np.uint8)
+        data, site = np.empty(nbytes, np.uint8), sender_site(inbox.channel)
         linked = self._backend.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [plain.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
-            inbox.early.append(Unexpected(tag, dtype, data, submission))
+            inbox.early.append(Unexpected(tag, dtype, data, submission, site))
 
-    def _differs(
-        self, peer: int, message: tuple[int, int, int], buffer: Buffer
-    ) -> CollectiveMismatch:
-        tag, nbytes, dtype = message
+    def _differs(self, peer: int, early: Unexpected, buffer: Buffer) -> CollectiveMismatch:
+        what = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
+        wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
         return CollectiveMismatch(
-            f"rank {peer} sent {nbytes} bytes of {_LABELS.get(dtype)} with tag {tag}, but rank "
-            f"{self._backend.rank} receives {buffer.nbytes} bytes of {buffer.dtype.label}",
+            f"rank {peer} sent {called(what, early.site)}, but rank "
+            f"{self._backend.rank} receives {called(wanted, here())}",
             rank=peer,
             op="recv",
         )

@@ -13,11 +13,12 @@ from typing import Any
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel
-from nc10d.backend.cpu.links import Links
+from nc10d.backend.cpu.links import Links, sender_site
 from nc10d.backend.cpu.mates import Card, Mate
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside
+from nc10d.backend.cpu.sites import called, text_in
 from nc10d.dtypes import DType
 from nc10d.errors import (
     Aborted,
@@ -28,7 +29,7 @@ from nc10d.errors import (
 )
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 
-_LABELS = {dtype.code: dtype.label for dtype in DType}
+_DTYPES = {dtype.code: dtype for dtype in DType}
 
 
 class Reasons:
@@ -167,14 +168,16 @@ class Reasons:
         """A rank called something else than this one."""
         mate, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
         mine = self._areas.record(self._areas.rank, seq)
+        told = called(mine or "", self._areas.site(self._areas.rank, seq))
         peer = self.number(mate)
         if self._outside is not None and mate < 0:
             theirs = self._outside.streams.seen()
         else:
-            theirs = self._areas.record(mate, seq) or self._areas.last_record(mate)[1]
+            last = seq if self._areas.record(mate, seq) else self._areas.last_record(mate)[0]
+            theirs = called(self._areas.record(mate, last) or "", self._areas.site(mate, last))
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self._name!r}: "
-            f"rank {self._areas.number} called {mine}, rank {peer} called {theirs}",
+            f"rank {self._areas.number} called {told}, rank {peer} called {theirs}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,
@@ -187,10 +190,11 @@ class Reasons:
         me, seq = self._areas.number, channel.get(at.C_OPS)
         peer = self.number(channel.get(at.C_BLOCKED_ON))
         op = (self._areas.record(self._areas.rank, seq) or "").partition("(")[0]
+        sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
+        awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(me, seq))
         return CollectiveMismatch(
             f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
-            f"rank {peer} sends {channel.get(at.C_MESSAGE_BYTES)} bytes to rank {me}, which awaits "
-            f"{channel.get(at.C_AWAITED)}",
+            f"rank {peer} {sends} to rank {me}, which {awaits}",
             rank=peer,
             op=op,
             seq=seq,
@@ -207,13 +211,22 @@ class Reasons:
             engine.load_word(receive + at.D_BYTES),
             engine.load_word(receive + at.D_DTYPE),
         )
+        sent = called(f"{nbytes} bytes of {_label(dtype)}", sender_site(channel))
+        wanted = called(
+            f"{awaited} bytes of {_label(kind)}", text_in(engine.load_word(receive + at.D_SITE))
+        )
         return CollectiveMismatch(
             f"the message with tag {tag} from rank {peer} to rank {self._areas.number} has "
-            f"{nbytes} bytes of {_LABELS.get(dtype)}, but the receive is for {awaited} bytes of "
-            f"{_LABELS.get(kind)}",
+            f"{sent}, but the receive is for {wanted}",
             rank=peer,
             op="recv",
+            seq=channel.get(at.C_OPS) + 1,
         )
+
+    def _site_of(self, rank: int, seq: int) -> str:
+        """Return where a rank made a call, "" if that is not known or it is on another host."""
+        numbers = self._areas.numbers
+        return self._areas.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def _everyone(self) -> str:
         if self._areas.size > 16:
@@ -237,6 +250,17 @@ def named(reason: BaseException) -> DistError:
 
 def _told(seq: int, what: str) -> str:
     return f"#{seq} {what}" if seq else what
+
+
+def _label(code: int) -> str:
+    return _DTYPES[code].label if code in _DTYPES else "bytes"
+
+
+def message_in_words(peer: int | None, tag: int, nbytes: int, code: int, *, sending: bool) -> str:
+    """Return a message that has passed as the call that sent or received it."""
+    count = nbytes // _DTYPES[code].itemsize if code in _DTYPES else nbytes
+    name, whom = ("send", "dst") if sending else ("recv", "src")
+    return f"{name}(dtype={_label(code)}, count={count}, {whom}={peer}, tag={tag})"
 
 
 def describe(ops: Sequence[Op]) -> str:

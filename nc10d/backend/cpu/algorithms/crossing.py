@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nc10d.backend.cpu.program import At, Kernel, Kind, Space, Step
 
-HEADER_BYTES = 128
+HEADER_BYTES = 192
 """What hosts compare of each other's calls: sequence number, fingerprint, and the call as text."""
 
 

@@ -164,8 +164,8 @@ submit_known: EntryPoint
 """submit_known(channel, words, known, deadline_ns, x, y): fill in a descriptor and submit it.
 
 `words` is zeroed and has room for two addresses. A short program is advanced in this thread first.
-DONE; BUSY as above, or if the channel is stopped or its ring full; or a failure of what was
-advanced.
+DONE; BUSY as above, or if the channel is stopped or its ring full; NEW_SITE as above; or a failure
+of what was advanced.
 """
 address: EntryPoint
 """address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""

@@ -30,7 +30,6 @@ from nc10d.backend.cpu.native.layout import (
     C_BROKEN,
     C_KIND,
     C_LOCK,
-    C_OPS,
     C_PROCESS,
     C_SPIN,
     C_YIELD,
@@ -48,6 +47,7 @@ from nc10d.backend.cpu.native.layout import (
     P_STOP,
     P_WAITING,
 )
+from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.progress import (
     nc10d_attend,
     nc10d_help,
@@ -75,8 +75,10 @@ def _run(channel: int, program: int, table: int) -> int:
 def _drive(channel: int, slice_ns: int) -> int:
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
-        if load(channel + C_KIND) != COLLECTIVE:
-            store(channel + C_OPS, load(channel + C_OPS) + 1)
+        if load(channel + C_KIND) == COLLECTIVE:
+            nc10d_log_end(channel, nc10d_now())
+        else:
+            nc10d_end_message(channel, nc10d_now())
         nc10d_unlock(channel)
     return answer
 
@@ -227,13 +229,17 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
 run: EntryPoint
 """run(channel, program, table): run a program, with its arrays' addresses in a table, here and now.
 
-DONE; BUSY if the channel has other work (submit instead); BLOCKED after a slice (go on with
-`drive`) or a failure: then the caller still holds the channel.
+DONE; BUSY if the channel has other work (submit instead); NEW_SITE, and nothing has happened, if it
+is the first call of its line of the program (sites.learn(), and again); BLOCKED after a slice (go
+on with `drive`) or a failure: then the caller still holds the channel.
 """
 drive: EntryPoint
 """drive(channel, slice_ns): go on with what `run` began."""
 submit: EntryPoint
-"""submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` descriptors."""
+"""submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` of them.
+
+Or NEW_SITE, as `run`.
+"""
 wait: EntryPoint
 """wait(channel, descriptor, slice_ns): help until it has ended.
 

@@ -44,6 +44,7 @@ from nc10d.backend.cpu.native.layout import (
     C_SEGMENT,
     C_SELF,
     C_SEQ,
+    C_SITE,
     C_SIZE,
     C_STREAMS,
     C_USERS,
@@ -53,14 +54,20 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     LINE_SLOTS,
     LINK_HEADER_BYTES,
+    LINK_SITES,
     LINK_TAG,
     MISMATCH,
     P_BELLS,
     RECORD_BYTES,
     RECORD_RING,
+    RECORD_SITE,
+    RECORD_TEXT,
     S_STEP,
+    SITE_BYTES,
     SLOT_BYTES,
+    TEXT_BYTES,
 )
+from nc10d.backend.cpu.native.log import nc10d_log_call
 from nc10d.backend.cpu.native.operands import (
     AGREE,
     ALSO,
@@ -148,6 +155,16 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_show_site(channel: int, place: int) -> None:
+    """Write where the running call was made; nothing (a text of length 0) if that is not known."""
+    site = load(channel + C_SITE)
+    if site != 0:
+        move(place, site, SITE_BYTES)
+    else:
+        store(place, 0)
+
+
+@njit(nogil=True)
 def nc10d_enter(channel: int, step: int) -> None:
     """Show the fingerprint of the operation, and write its record for whoever asks later."""
     ops = load(channel + C_OPS) + 1
@@ -155,9 +172,12 @@ def nc10d_enter(channel: int, step: int) -> None:
     slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
     store(load(channel + C_SELF) + slot, load(step + EXTRA))
     record = load(channel + C_AREA) + AREA_RECORDS + RECORD_BYTES * (ops % RECORD_RING)
+    now = nc10d_now()
     store(record, ops)
-    store(record + 8, nc10d_now())
-    move(record + 16, load(step + KERNEL), RECORD_BYTES - 16)
+    store(record + 8, now)
+    move(record + RECORD_TEXT, load(step + KERNEL), TEXT_BYTES)
+    nc10d_show_site(channel, record + RECORD_SITE)
+    nc10d_log_call(channel, now, load(step + KERNEL))
 
 
 @njit(nogil=True)
@@ -253,6 +273,7 @@ def advance(channel: int) -> int:
             half = load(channel + C_ROUND) & 1
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
             move(header, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
+            nc10d_show_site(channel, load(channel + C_SELF) + LINK_SITES + SITE_BYTES * half)
         elif kind == AGREE or PACK <= kind <= PICK:
             store(channel + C_PC, step)
             store(channel + C_SEGMENT, segment)

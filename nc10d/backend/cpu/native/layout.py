@@ -20,7 +20,10 @@ AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its
 AREA_READS = 88  # 1 if the rank can read all members' memory
 AREA_RECORDS = 128
 RECORD_RING = 16
-RECORD_BYTES = 128  # sequence number, start time in ns, text
+TEXT_BYTES, SITE_BYTES = 112, 64
+RECORD_TEXT = 16
+RECORD_SITE = RECORD_TEXT + TEXT_BYTES
+RECORD_BYTES = RECORD_SITE + SITE_BYTES  # sequence number, start time in ns, text, call site
 AREA_CAUSE = AREA_RECORDS + RECORD_RING * RECORD_BYTES
 CAUSE_BYTES = 1920
 AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link to it lies
@@ -33,7 +36,8 @@ LINK_SENT = 0
 LINK_TAG = 16  # twice (tag, nbytes, dtype), by parity
 LINK_HEADER_BYTES = 24
 LINK_TAKEN = 64
-LINK_BOARD = 128
+LINK_SITES = 128  # twice the sender's call site, which nobody reads while all goes well
+LINK_BOARD = 256
 
 # -- a channel: one FIFO of programs (a group's collectives, or one end of a link) ---------------
 (
@@ -82,8 +86,14 @@ LINK_BOARD = 128
     C_ARRAY_TYPE,  # address of the type numpy.ndarray
     C_MESSAGE,  # the descriptor that says what message a link carries
     C_RARE,  # address of the word that holds the address of rare.py's function
-) = range(0, 45 * 8, 8)
-C_OWN_USERS = 45 * 8  # four addresses of a program run in the caller
+    C_SITES,  # address of the table of call sites, 0 for none
+    C_SITE,  # address of the text of the running call's site, 0 if it is not known
+    C_LABEL,  # whose entries these are in the log
+    C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
+    C_STAMP,
+    C_BEGUN,  # when the running message began
+) = range(0, 51 * 8, 8)
+C_OWN_USERS = 51 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
@@ -120,7 +130,8 @@ FOLD_BLOCK = 8192
     D_GATE,  # a gate to open at the end, 0 for none
     D_ARRAY_DTYPE,  # what the array of a known message must be: its dtype object, its elements
     D_ARRAY_COUNT,
-) = range(0, 12 * 8, 8)
+    D_SITE,
+) = range(0, 13 * 8, 8)
 DESCRIPTOR_WORDS = 16
 
 # -- a known operation: its program, and what its arrays must be for it --------------------------
@@ -152,8 +163,21 @@ DESCRIPTOR_WORDS = 16
     P_TRACE_NEXT,
     P_LATE,  # a descriptor ran past its deadline: its channel
     P_ROUNDS,
-) = range(0, 13 * 8, 8)
+    P_LOG,  # address of the log, and how many entries have been taken
+    P_LOG_NEXT,
+) = range(0, 15 * 8, 8)
 PROCESS_BYTES = 128
+
+# -- the log: an entry for each of the latest calls and messages; for a message, its header ------
+E_STAMP, E_LABEL, E_SEQ, E_BEGUN, E_ENDED, E_SITE = range(0, 6 * 8, 8)
+E_TEXT = 64
+LOG_BYTES = 192
+LOG_SLOTS = 2048
+
+# -- the table of call sites: whether it takes no more, then pairs of an address and what it is --
+SITE_FULL, SITE_KEYS = 0, 16
+SITE_SLOTS = 4096
+SITE_OURS = 1
 
 TRACE_BYTES = 32  # time in ns, channel, event, program counter
 TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
@@ -179,7 +203,7 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_ARM,  # have the net thread watch
 ) = range(0, 17 * 8, 8)
 S_SEEN = 17 * 8  # the header of a rank that called something else
-HEADER_BYTES = 128  # sequence number, fingerprint, text: what ranks of other hosts compare
+HEADER_BYTES = 192  # sequence number, fingerprint, text, site: what ranks of other hosts compare
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 
 (
@@ -197,7 +221,7 @@ WANT_IN, WANT_OUT = 1, 4  # EPOLLIN, EPOLLOUT
 
 # -- answers --------------------------------------------------------------------------------
 DONE, BLOCKED = 0, 1
-IDLE, BUSY, UNMATCHED = 2, 3, 4
+IDLE, BUSY, UNMATCHED, NEW_SITE = 2, 3, 4, 5
 ABORTED, MISMATCH, SIZES, LATE, LOST = -1, -2, -3, -4, -5
 UNREADABLE = -9
 # A descriptor's status is a set of bits.

@@ -15,6 +15,7 @@ from nc10d.backend.cpu.native.atomics import (
     call_engine,
     load,
     load_acquire,
+    nc10d_now,
     store,
     store_release,
 )
@@ -23,14 +24,15 @@ from nc10d.backend.cpu.native.layout import (
     BUSY,
     C_ADVANCE,
     C_ARRAY_TYPE,
+    C_BEGUN,
     C_BROKEN,
     C_FLAGS,
     C_HEAD,
     C_KIND,
     C_MESSAGE,
-    C_OPS,
     C_ROUND,
     C_SEQ,
+    C_SITE,
     C_TAIL,
     C_UNMATCHED,
     D_ARRAY_COUNT,
@@ -45,9 +47,11 @@ from nc10d.backend.cpu.native.layout import (
     DONE,
     LINK_HEADER_BYTES,
     LINK_TAG,
+    NEW_SITE,
     RECEIVER,
     RING_SLOTS,
 )
+from nc10d.backend.cpu.native.log import nc10d_end_message
 from nc10d.backend.cpu.native.objects import DATA_OFFSET
 from nc10d.backend.cpu.native.progress import (
     nc10d_aborted,
@@ -55,6 +59,7 @@ from nc10d.backend.cpu.native.progress import (
     nc10d_submit,
     nc10d_submit_here,
 )
+from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
     nc10d_drive,
     nc10d_spin,
@@ -125,12 +130,19 @@ def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient:
 @on_demand(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
 def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: int) -> int:
     array = as_int(x)
-    if not nc10d_carries(channel, descriptor, array) or not nc10d_try_lock(channel):
+    if not nc10d_carries(channel, descriptor, array):
         return BUSY
+    site = nc10d_site(channel)
+    if site == NEW_SITE:
+        return NEW_SITE
+    if not nc10d_try_lock(channel):
+        return BUSY
+    store(channel + C_SITE, site)
+    store(channel + C_BEGUN, nc10d_now())
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, patient)
     if answer == DONE:
-        store(channel + C_OPS, load(channel + C_OPS) + 1)
+        nc10d_end_message(channel, nc10d_now())
     if answer in (DONE, BUSY):
         nc10d_unlock(channel)
     return answer
@@ -163,8 +175,8 @@ run_message: EntryPoint
 
 `descriptor` says what message it is; x is any object. Only a short message may go without being
 `patient`, and then nothing waits. DONE; BUSY: nothing has happened (x is not such an array, the
-peer is not there yet, another message is at the head, the channel is used or stopped); else as
-engine.run, with `drive` to go on.
+peer is not there yet, another message is at the head, the channel is used or stopped); NEW_SITE as
+engine.run; else as that, with `drive` to go on.
 """
 submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, here): fill in, submit a descriptor.

@@ -32,6 +32,7 @@ from nc10d.backend.cpu.native.layout import (
     BUSY,
     C_ADVANCE,
     C_AREA,
+    C_BEGUN,
     C_BELL_BIT,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
@@ -41,13 +42,13 @@ from nc10d.backend.cpu.native.layout import (
     C_KIND,
     C_LOCK,
     C_MESSAGE,
-    C_OPS,
     C_OWN_USERS,
     C_PC,
     C_PEER,
     C_PROCESS,
     C_RING,
     C_SEGMENT,
+    C_SITE,
     C_SUBMITTING,
     C_TAIL,
     C_TRACE_ID,
@@ -58,6 +59,7 @@ from nc10d.backend.cpu.native.layout import (
     D_ENDED,
     D_GATE,
     D_PROGRAM,
+    D_SITE,
     D_STARTED,
     D_STATUS,
     D_USERS,
@@ -67,6 +69,7 @@ from nc10d.backend.cpu.native.layout import (
     IDLE,
     LATE,
     LINE_SLEEPERS,
+    NEW_SITE,
     P_EVENT_FD,
     P_TRACE,
     P_TRACE_NEXT,
@@ -81,7 +84,9 @@ from nc10d.backend.cpu.native.layout import (
     UNMATCHED,
     WATCHED,
 )
+from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.matching import nc10d_match
+from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
     nc10d_arm,
     nc10d_await_flag,
@@ -135,8 +140,12 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 
     Its arrays are x and y or, if x is 0, lie in a table at y.
     """
+    site = nc10d_site(channel)
+    if site == NEW_SITE:
+        return NEW_SITE
     if not nc10d_try_lock(channel):
         return BUSY
+    store(channel + C_SITE, site)
     failed = load(channel + C_BROKEN) != 0 or nc10d_aborted(channel)
     if failed or load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         nc10d_unlock(channel)
@@ -149,13 +158,21 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
         nc10d_begin(channel, program, channel + C_OWN_USERS)
     answer = nc10d_drive(channel, slice_ns)
     if answer == DONE:
+        nc10d_log_end(channel, nc10d_now())
         nc10d_unlock(channel)
     return answer
 
 
 @njit(nogil=True)
 def nc10d_append(channel: int, descriptor: int, room: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them; wakes nobody."""
+    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them; wakes nobody.
+
+    NEW_SITE, and nothing has happened, if it is the first call of its line of the program.
+    """
+    site = nc10d_site(channel)
+    if site == NEW_SITE:
+        return NEW_SITE
+    store(descriptor + D_SITE, site)
     while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
         yield_core()
     tail = load(channel + C_TAIL)
@@ -171,7 +188,8 @@ def nc10d_append(channel: int, descriptor: int, room: int) -> int:
 def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
     """Append a descriptor to the ring, and have the worker look at it."""
     answer = nc10d_append(channel, descriptor, room)
-    nc10d_wake_own(load(channel + C_PROCESS))
+    if answer != NEW_SITE:
+        nc10d_wake_own(load(channel + C_PROCESS))
     return answer
 
 
@@ -179,11 +197,14 @@ def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
 def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and tell those who wait for it."""
     process = load(channel + C_PROCESS)
-    store(descriptor + D_ENDED, nc10d_now())
+    now = nc10d_now()
+    store(descriptor + D_ENDED, now)
     if load(descriptor + D_GATE) != 0:
         nc10d_post(channel, load(descriptor + D_GATE), 1)
-    if load(channel + C_KIND) != COLLECTIVE:
-        store(channel + C_OPS, load(channel + C_OPS) + 1)
+    if load(channel + C_KIND) == COLLECTIVE:
+        nc10d_log_end(channel, now)
+    else:
+        nc10d_end_message(channel, now)
     store(channel + C_DESCRIPTOR, 0)
     store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
     # From here on the descriptor belongs to whoever waits for it.
@@ -216,7 +237,9 @@ def nc10d_progress(channel: int) -> int:
             descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
             store(channel + C_DESCRIPTOR, descriptor)
             store(channel + C_MESSAGE, descriptor)
-            store(descriptor + D_STARTED, nc10d_now())
+            store(channel + C_SITE, load(descriptor + D_SITE))
+            store(channel + C_BEGUN, nc10d_now())
+            store(descriptor + D_STARTED, load(channel + C_BEGUN))
             nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
             nc10d_trace(channel, TRACE_START)
         step = load(channel + C_PC)
@@ -339,8 +362,9 @@ def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
     """
     if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
-    if nc10d_append(channel, descriptor, room) != DONE:
-        return BUSY
+    answer = nc10d_append(channel, descriptor, room)
+    if answer != DONE:
+        return answer
     answer = nc10d_attend(channel, True, LOOKS)
     tries = 1
     while answer == DONE and tries < LOOKS and nc10d_waiting(channel):

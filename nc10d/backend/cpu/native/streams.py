@@ -22,6 +22,7 @@ from nc10d.backend.cpu.native.atomics import (
     store_release,
     yield_core,
 )
+from nc10d.backend.cpu.native.interpreter import nc10d_show_site
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
     AREA_ABORT,
@@ -55,6 +56,8 @@ from nc10d.backend.cpu.native.layout import (
     LINK_TAG,
     LOST,
     MISMATCH,
+    RECORD_SITE,
+    RECORD_TEXT,
     S_ARM,
     S_COUNT,
     S_ERROR,
@@ -71,6 +74,7 @@ from nc10d.backend.cpu.native.layout import (
     S_TRIES,
     S_UNTIL,
     SIZES,
+    TEXT_BYTES,
     WANT_IN,
     WANT_OUT,
 )
@@ -204,7 +208,8 @@ def _step(channel: int) -> int:
         header = nc10d_place(channel, users, step + DST, parity, segment)
         store(header, load(channel + C_OPS))
         store(header + 8, load(step + EXTRA))
-        move(header + 16, load(step + KERNEL), HEADER_BYTES - 16)
+        move(header + RECORD_TEXT, load(step + KERNEL), TEXT_BYTES)
+        nc10d_show_site(channel, header + RECORD_SITE)
         return DONE
     src = nc10d_place(channel, users, step + SRC, parity, segment)
     if kind == CHECK:
