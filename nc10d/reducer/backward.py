@@ -60,7 +60,9 @@ class BackwardPass:
         self.arrived.append(param)
         self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
-            self._send(self._schedule.mark(param))
+            leaving = self._schedule.mark(param)
+            if leaving:
+                self._send(leaving)
 
     def counts(self) -> list[int]:
         """Return how often each parameter has been marked."""

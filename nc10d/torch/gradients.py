@@ -106,15 +106,14 @@ class Gradients:
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
         if self._reducing:
-            self._begin()
+            if not self._running:
+                self._begin()
             self._slots[index].take(x)
             if self._static:
                 self._came.add(index)
         self.reducer.grad_ready(index)
 
     def _begin(self) -> None:
-        if self._running:
-            return
         for index in self._unused:
             self._slots[index].take(self.params[index])
         self._running = True

@@ -79,7 +79,7 @@ NAMES = sorted(MADE)
 
 
 def direct(size: int) -> list[Layout]:
-    return [replace(w, direct=512, by_kernel=0) for w in layouts(size, HALF, SMALL)]
+    return [replace(w, direct=512, by_kernel=0, window=512) for w in layouts(size, HALF, SMALL)]
 
 
 def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:

@@ -32,6 +32,11 @@ from nc10d.backend.cpu.program import (
     wait_all,
 )
 
+AHEAD = 2
+"""How many windows a rank folds before it fetches the first: peers need not keep step."""
+MOST_CHUNKS = 256
+"""So many chunks at most, of all ranks in all windows: programs of large arrays stay short."""
+
 
 def _either(
     layout: Layout, mine: At, readable: bool, direct: Sequence[Step], boards: Sequence[Step]
@@ -59,17 +64,44 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
 def all_reduce(
     layout: Layout, nbytes: int, reduction: Reduction, boards: Sequence[Step]
 ) -> list[Step]:
-    """Each rank folds its chunk of user array 0; then everybody fetches the others' chunks."""
-    low, length = _cut(layout, nbytes, layout.rank)
-    mine = user(0, low)
-    steps = [fold_exposed(mine, mine, low, length, reduction.how)] if length else []
-    steps.append(signal(2))
-    for peer in layout.others:
-        low, length = _cut(layout, nbytes, peer)
+    """Each rank folds its chunk of user array 0; then everybody fetches the others' chunks.
+
+    Window by window, so that what is fetched is still in a cache, of its owner or of all cores.
+    """
+    windows = _windows(layout, nbytes)
+    ready = range(2, 2 + len(windows))  # the tick that tells that my chunk of a window is folded
+    fetches = [_fetches(layout, *window, tick) for window, tick in zip(windows, ready, strict=True)]
+    steps: list[Step] = []
+    for number, (base, count) in enumerate(windows):
+        low, length = _cut(layout, count, layout.rank)
+        mine = user(0, base + low)
         if length:
-            steps += [wait(peer, 2), fetch(user(0, low), peer, low, length)]
-    steps += [signal(3), wait_all(3), end_round(3, 3)]
+            steps.append(fold_exposed(mine, mine, base + low, length, reduction.how))
+        steps.append(signal(ready[number]))
+        if number >= AHEAD:
+            steps += fetches[number - AHEAD]
+    for behind in fetches[-AHEAD:]:
+        steps += behind
+    done = ready.stop
+    steps += [signal(done), wait_all(done), end_round(done, done)]
     return _either(layout, user(0), False, steps, boards)
+
+
+def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
+    """Cut an array into windows (offset, bytes) of equal size, but for the last."""
+    most = max(1, MOST_CHUNKS // layout.size)
+    each = max(layout.window, line_up(-(-nbytes // most)))
+    return [(base, min(each, nbytes - base)) for base in range(0, nbytes, each)]
+
+
+def _fetches(layout: Layout, base: int, count: int, tick: int) -> list[Step]:
+    """Fetch the others' chunks of a window, each when its owner has signalled `tick`."""
+    steps = []
+    for peer in layout.others:
+        low, length = _cut(layout, count, peer)
+        if length:
+            steps += [wait(peer, tick), fetch(user(0, base + low), peer, base + low, length)]
+    return steps
 
 
 def reduce_scatter(

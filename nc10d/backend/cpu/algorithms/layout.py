@@ -15,6 +15,8 @@ LINE = 64
 NEVER = 1 << 62
 DIRECT, BY_KERNEL = 256 * 1024, 8 * 1024 * 1024
 """Bytes from which reading an array where it lies pays, if it is registered and if it is not."""
+WINDOW = 512 * 1024
+"""Bytes of an array that are folded and fetched at a time: a core's own cache holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
     From `direct` bytes on, arrays are read where they lie; from `by_kernel` on even those that
-    only the kernel can copy from process to process.
+    only the kernel can copy from process to process. Such a reduction goes `window` by window.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -33,6 +35,7 @@ class Layout:
     hosts: Topology | None = None
     direct: int = NEVER
     by_kernel: int = NEVER
+    window: int = WINDOW
 
     @property
     def near(self) -> Layout:
