@@ -11,7 +11,7 @@ CODE := nc10d tests examples tools
 
 # One job at a time: the stamps build on each other, and tests must not compete for cores.
 .NOTPARALLEL:
-.PHONY: demo demo-torch test test-long test-nccl gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch test test-long test-nccl nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -52,6 +52,10 @@ test-long: warm
 test-nccl: .venv-gpu/test.stamp
 	NC10D_REQUIRE_NCCL=1 .venv-gpu/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
 	  tests/backend/staged
+
+# What a launch on devices costs the CPU, without a GPU.
+nccl-cost: .venv-gpu/test.stamp
+	.venv-gpu/bin/python tools/nccl_cost.py
 
 # On a machine that has a GPU: PYTHON=... with cuda-bindings, numba, pytest and some libnccl.
 gpu-check:

@@ -179,7 +179,7 @@ class Plan:
         self.group = group
         self.ops = Kept(ops)
         self._device = device
-        self._timeout = timeout
+        self._timeout = None if timeout == group.timeout else timeout
 
     def launch(self, async_op: bool = False) -> Work | None:
         """Run the operations again as one submission: block, or return a Work."""

@@ -236,7 +236,7 @@ class Dispatcher(Collectives, PointToPoint):
         self.refuse_in_batch("a nested coalescing block")
         with self._lock:
             self._batches[get_ident()] = batch
-            self._refresh()
+            self._hot = None
 
     def close_batch(self) -> None:
         """Let this thread's calls go through again."""

@@ -9,49 +9,17 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
+from nc10d.access import outputs
 from nc10d.deadline import NEVER, Deadline, Timeout
-from nc10d.ops import (
-    OP_NAMES,
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Gather,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    Scatter,
-)
+from nc10d.ops import OP_NAMES, Op
 from nc10d.outcome import PENDING, Outcome
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-_OUTPUT = {
-    AllReduce: "x",
-    Reduce: "x",
-    Broadcast: "x",
-    Recv: "x",
-    AllGather: "out",
-    ReduceScatter: "out",
-    AllToAll: "out",
-    Gather: "out",
-    Scatter: "out",
-}
-
-
-def _outputs(ops: Iterable[Op]) -> list[Any]:
-    """Return the arrays that `ops` write, lists flattened, in order."""
-    found: list[Any] = []
-    for op in ops:
-        out = getattr(op, _OUTPUT.get(type(op), ""), None)
-        found.extend(out if isinstance(out, (list, tuple)) else [] if out is None else [out])
-    return found
 
 
 class Work(Outcome):
@@ -136,7 +104,7 @@ class Work(Outcome):
         return self.wait()
 
     def _value(self) -> Any:
-        return self._result if self._result is not None else _outputs(self.ops)
+        return self._result if self._result is not None else outputs(self.ops)
 
     def _describe(self) -> str:
         names = [OP_NAMES[type(op)] for op in self.ops]

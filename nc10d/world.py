@@ -99,21 +99,21 @@ class World:
             close_store()
 
 
-_process = World()
+process_world = World()
 # By thread, for those that have one. No threading.local: every call looks, and finds this empty.
-_worlds: dict[int, World] = {}
+own_worlds: dict[int, World] = {}
 _inherited: list[Any] = []
 
 
 def _disown_store() -> None:
     """Leave the parent's store alone in a forked child: closing it could end the parent's talk."""
     mine = current_world()
-    for world in {_process, mine}:
+    for world in {process_world, mine}:
         _inherited.append(world.owned_store)
         world.owned_store = None
-    _worlds.clear()  # other threads are gone, and their idents free to be used again
-    if mine is not _process:
-        _worlds[get_ident()] = mine
+    own_worlds.clear()  # other threads are gone, and their idents free to be used again
+    if mine is not process_world:
+        own_worlds[get_ident()] = mine
 
 
 os.register_at_fork(after_in_child=_disown_store)
@@ -121,20 +121,20 @@ os.register_at_fork(after_in_child=_disown_store)
 
 def current_world() -> World:
     """Return this thread's World if it has one, else the process's."""
-    return _worlds.get(get_ident(), _process)
+    return own_worlds.get(get_ident(), process_world)
 
 
 @contextlib.contextmanager
 def own_world() -> Iterator[World]:
     """Give this thread a World of its own for a while: it is one rank among threads."""
     me, outer = get_ident(), current_world()
-    _worlds[me] = World()
+    own_worlds[me] = World()
     try:
-        yield _worlds[me]
+        yield own_worlds[me]
     finally:
-        _worlds[me] = outer
-        if outer is _process:
-            del _worlds[me]
+        own_worlds[me] = outer
+        if outer is process_world:
+            del own_worlds[me]
 
 
 def get_default_group() -> ProcessGroup:
@@ -201,7 +201,7 @@ def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember:
 def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
     """Return the group given as argument `name`, for None the default one; else TypeError."""
     if group is None:
-        return (current_world() if _worlds else _process).default or get_default_group()
+        return (current_world() if own_worlds else process_world).default or get_default_group()
     if not isinstance(group, Collectives):
         raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
     return group
@@ -297,7 +297,7 @@ def _close_at_exit() -> None:
 def _exit() -> None:
     """Give everything back quietly: whoever wanted to hear of failures has destroyed the group."""
     with contextlib.suppress(DistError, OSError):
-        _process.clear()
+        process_world.clear()
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:

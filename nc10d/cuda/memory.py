@@ -152,4 +152,4 @@ def device_of(x: Any) -> int:
 
 
 register(DeviceArray, attrgetter("buffer"), "cuda")
-register_stream(DeviceArray, lambda _: LEGACY)
+register_stream(DeviceArray, LEGACY)

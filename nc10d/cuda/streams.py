@@ -28,6 +28,7 @@ class _Chosen(threading.local):
 
 _chosen = _Chosen()
 _finders: dict[type, Callable[[Any], int]] = {}
+_homes: dict[type, int] = {}
 
 
 class Stream:
@@ -101,9 +102,27 @@ def stream_of(x: Any) -> int:
     return (find or _finder_for(x))(x)
 
 
-def register_stream(kind: type, find: Callable[[Any], int]) -> None:
-    """Ask `find(x)` for the current stream of arrays of exactly the type `kind`."""
-    _finders[kind] = find
+def stream_or(home: int) -> int:
+    """Return the handle of the stream that this thread has chosen, else `home`."""
+    chosen = _chosen.handle
+    return home if chosen is None else chosen
+
+
+def home_of(x: Any) -> int | None:
+    """Return the stream that is current for all arrays like `x` unless another is chosen, if any.
+
+    None for arrays whose library has a current stream of its own.
+    """
+    return _homes.get(type(x))
+
+
+def register_stream(kind: type, find: Callable[[Any], int] | int) -> None:
+    """Ask `find(x)` for the current stream of arrays of exactly the type `kind`, or say which."""
+    if isinstance(find, int):
+        _homes[kind] = find
+        _finders[kind] = lambda _: find
+    else:
+        _finders[kind] = find
 
 
 def _finder_for(x: Any) -> Callable[[Any], int]:

@@ -8,34 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nc10d.access import touched
 from nc10d.buffer import Buffer, as_buffer
-from nc10d.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Gather,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    Scatter,
-)
+from nc10d.ops import Op
 
 Needs = dict[int, frozenset[int]]
 """Place in the batch of an operation -> places of the earlier ones that it waits for."""
-
-_WRITTEN = {
-    AllReduce: "x",
-    Reduce: "x",
-    Broadcast: "x",
-    Recv: "x",
-    AllGather: "out",
-    ReduceScatter: "out",
-    AllToAll: "out",
-    Gather: "out",
-    Scatter: "out",
-}
 
 
 def needs(ops: Sequence[Op]) -> Needs:
@@ -52,12 +30,7 @@ def needs(ops: Sequence[Op]) -> Needs:
 
 def _touched(op: Op) -> list[tuple[Buffer, bool]]:
     """Return the memory of an operation's arrays, and whether it may be written."""
-    found = []
-    for name in ("x", "out", "inp"):
-        value = getattr(op, name, None)
-        arrays = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        found += [(as_buffer(x), _WRITTEN.get(type(op)) == name) for x in arrays]
-    return found
+    return [(as_buffer(x), written) for x, written in touched(op)]
 
 
 def _meet(ones: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:

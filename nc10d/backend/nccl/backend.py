@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nc10d.access import first_array
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl import causes
 from nc10d.backend.nccl.lanes import Who
@@ -21,7 +22,7 @@ from nc10d.backend.nccl.library import RESULT, library
 from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.site import Site
 from nc10d.backend.nccl.watchdog import watchdog
-from nc10d.backend.nccl.works import NcclWork, first_array
+from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.deadline import Deadline
@@ -148,10 +149,16 @@ class NcclBackend:
         with self._binding:
             if self._failure is not None:
                 return
-            self._failure = error
+            self._fall(error)
         end = threading.Thread(target=self._end, args=(error, tell), name="nc10d-nccl-end")
         end.daemon = True
         end.start()
+
+    def _fall(self, error: DistError) -> None:
+        """Let nothing be launched any more."""
+        self._failure = error
+        if self._site is not None:
+            self._site.failed = True
 
     def _end(self, error: DistError, tell: bool) -> None:
         """End communicators, then Works: only then nothing touches their arrays any more.
@@ -257,7 +264,7 @@ class NcclBackend:
             self._agreed.set()
             return
         if self._failure is None and not site.flights.busy:
-            self._failure = gone
+            self._fall(gone)
             self._agreed.set()
             end = threading.Thread(target=self._let_go, args=(site,), name="nc10d-nccl-end")
             end.daemon = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -94,22 +95,29 @@ class Flights(Owner):
         work.event = work.begun = 0
 
     def sweep(self) -> None:
-        """Finish what is over; a lane's Works end in their order, so one look a lane will do."""
-        blocked: set[object] = set()
-        over = []
+        """Finish what is over."""
         with self.lock:
-            for work in self._works:
-                if work.lanes in blocked:
-                    continue
-                if work.event and is_over(work.event):
-                    over.append(work)
-                else:
-                    blocked.add(work.lanes)
-        self._retire(over)
+            over = self._over()
+        if over:
+            self._retire(over)
         # Others may have found these over; their callbacks are this thread's to run.
         for work in [work for work in self._hurried if work._state != PENDING]:
             self._hurried.discard(work)
             work._finish()
+
+    def _over(self) -> list[NcclWork]:
+        """Return the Works whose events are over: those of a lane end in their order.
+
+        Usually the latest is over, too, and then one look a lane is enough.
+        """
+        lanes: dict[object, list[NcclWork]] = {}
+        for work in self._works:
+            lanes.setdefault(work.lanes, []).append(work)
+        over: list[NcclWork] = []
+        for works in lanes.values():
+            done = works if _is_over(works[-1]) else itertools.takewhile(_is_over, works)
+            over += done
+        return over
 
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
@@ -138,3 +146,7 @@ class Flights(Owner):
             work._finish(error)
             if work.submitted is not None:
                 work.submitted.set()
+
+
+def _is_over(work: NcclWork) -> bool:
+    return bool(work.event) and is_over(work.event)

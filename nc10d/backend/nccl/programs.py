@@ -6,9 +6,9 @@
     record `ended` on the lane's stream        the Work looks at this
     wait for it on the current stream          only if the call is synchronous
 
-What differs from launch to launch, the current stream and `ended`, is patched. Where operations of
-a block touch the same memory they are in several groups, one behind the other: inside a group
-NCCL has no order.
+What differs from launch to launch, the current stream and `ended`, is set by the loop. Where a
+block's operations touch the same memory they are in several groups, one behind the other: inside a
+group NCCL has no order.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from nc10d.access import touched
 from nc10d.backend.nccl.calls import Call
 from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
 from nc10d.buffer import as_buffer
 from nc10d.cuda.driver import address, context
-from nc10d.ops import AllReduce, Op, Send
+from nc10d.ops import Op
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from nc10d.backend.nccl.lanes import Lane
     from nc10d.backend.nccl.library import Library
 
-_HEAD = 3  # words of a row before its arguments
 _PAD = (0,) * 8
 Row = tuple[int, ...]
 
@@ -55,9 +53,13 @@ class Events(NamedTuple):
 
 
 class Program:
-    """The rows of one launch; run under the lock of whoever owns its lanes."""
+    """The rows of one launch, at `address`; run under the lock of whoever owns its lanes.
 
-    __slots__ = ("_address", "_ended", "_words", "begun", "lanes", "lock", "places", "rows")
+    Row `ended` records the event by which the launch ends, the one behind it, the last, lets the
+    current stream wait for it. A launch whose `before` was recorded already runs from row 1.
+    """
+
+    __slots__ = ("_words", "address", "begun", "ended", "lanes", "lock", "places")
 
     def __init__(self, lanes: tuple[Lane, ...], events: Events, body: Body, words: Rows) -> None:
         """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`."""
@@ -76,36 +78,23 @@ class Program:
             last = events.joint
             words.extend((record, lane.event, lane.stream) for lane in lanes)
             words.extend((wait, last, lane.event, 0) for lane in lanes)
-        self._ended = words.count
+        self.ended = words.count
         words.add(record, 0, last)
         words.add(wait, 0, 0, 0)
-        self.rows = words.count
         self.places = words.places
         self._words = words.words
-        self._address = self._words.buffer_info()[0]
-
-    def patch(self, current: int, ended: int, before: int | None = None) -> int:
-        """Set what differs from launch to launch; return the table's address.
-
-        `before`, if given, was recorded already: run from row 1 then.
-        """
-        words, row = self._words, self._ended * WORDS + _HEAD
-        words[_HEAD + 1] = current
-        words[row] = ended
-        words[row + WORDS] = current
-        words[row + WORDS + 1] = ended
-        if before is not None:
-            for index in range(1, len(self.lanes) + 1):
-                words[index * WORDS + _HEAD + 1] = before
-        return self._address
+        self.address = self._words.buffer_info()[0]
 
     def culprit(self, answer: int) -> tuple[int, int | None, bool]:
         """Return the code of a failed run, the place of the operation (None: none), if CUDA's."""
-        row, code = divmod(answer, SCALE)
-        words = self._words
-        first = words[(row - 1) * WORDS]
-        by_cuda = first in (address("cuEventRecord"), address("cuStreamWaitEvent"))
-        return code, self.places.get(row - 1), by_cuda
+        number, code = divmod(answer, SCALE)
+        row = number - 1
+        by_cuda = self._words[row * WORDS] in (
+            address("cuEventRecord"),
+            address("cuStreamWaitEvent"),
+        )
+        spans = (places[row - at : row - at + 1] for at, places in self.places if row >= at)
+        return code, next((place for span in spans for place in span), None), by_cuda
 
 
 class Context:
@@ -144,7 +133,7 @@ class Rows:
     def __init__(self, library: Library) -> None:
         self.words = array("q")
         self.count = 0
-        self.places: dict[int, int] = {}
+        self.places: list[tuple[int, Sequence[int]]] = []
         self._address = library.address
 
     def add(self, function: int, *arguments: int, mark: int = PLAIN) -> None:
@@ -165,18 +154,18 @@ class Rows:
         if several:
             self.add(self._address("ncclGroupStart"))
         ends = {lane: (lane.handle, lane.stream) for lane, _, _ in placed}
-        for lane, call, place in placed:
-            self.places[self.count] = place
+        self.places.append((self.count, [place for _, _, place in placed]))
+        for lane, call, _ in placed:
             self.add(self._address(call[0]), *call[1:], *ends[lane], mark=mark)
         if several:
             self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
-    def block(self, table: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def block(self, rows: array[int]) -> None:
         """Add a group of calls that are rows already, one for each operation in order."""
-        count = len(table)
+        count = len(rows) // WORDS
         self.add(self._address("ncclGroupStart"))
-        self.places.update(enumerate(range(count), self.count))
-        self.words.frombytes(table.tobytes())
+        self.places.append((self.count, range(count)))
+        self.words += rows
         self.count += count
         self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
@@ -232,17 +221,8 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
 
 def _spans(op: Op) -> list[Span]:
     """Return what an operation uses; what it only reads counts as read."""
-    if type(op) is AllReduce:
-        x = as_buffer(op.x)
-        return [(x.address, x.address + x.nbytes, True)] if x.count else []
-    found: list[Span] = []
-    for name, written in (("x", type(op) is not Send), ("out", True), ("inp", False)):
-        value = getattr(op, name, None)
-        arrays = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-        for buffer in map(as_buffer, arrays):
-            if buffer.count:
-                found.append((buffer.address, buffer.address + buffer.nbytes, written))
-    return found
+    found = ((as_buffer(x), written) for x, written in touched(op))
+    return [(x.address, x.address + x.nbytes, written) for x, written in found if x.count]
 
 
 def _apart(spans: Sequence[Span]) -> bool:

@@ -8,13 +8,19 @@ weakly: what nobody else needs is freed, and its recipe is never found again, wh
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
+from nc10d.access import arrays_of, first_array
+from nc10d.backend.nccl import native
 from nc10d.backend.nccl.lanes import Lane
 from nc10d.backend.nccl.programs import Program
 from nc10d.buffer import as_buffer
 from nc10d.cuda.memory import DeviceArray
+from nc10d.cuda.streams import home_of
+from nc10d.kernels.cache import entry_point
 from nc10d.ops import (
     AllGather,
     AllReduce,
@@ -28,6 +34,7 @@ from nc10d.ops import (
     Send,
 )
 
+_same = entry_point(native.nc10d_nccl_same)
 MOST = 64
 Key = tuple[Any, ...]
 
@@ -47,25 +54,32 @@ class Recipe:
     """How a launch is run: its lanes, and the table of calls once they are formed.
 
     `receives` says whether there are receives in it, whose senders are the launch's result;
-    `blocks` whether there is a barrier, for which the host waits too.
+    `blocks` whether there is a barrier, for which the host waits too. `home` is the stream that is
+    current for its first array where nobody chooses one; None: that has to be asked.
     """
 
-    __slots__ = ("_gone", "_refs", "_spots", "blocks", "lanes", "program", "receives")
+    __slots__ = (
+        *("_gone", "_ids", "_refs", "_spots"),
+        *("blocks", "home", "lanes", "program", "receives"),
+    )
 
     def __init__(self, lanes: tuple[Lane, ...], ops: Sequence[Op]) -> None:
         alike = type(ops) is AllReduces
         self.lanes = lanes
+        self.home = home_of(first_array(ops))
         self.receives = not alike and any(type(op) is Recv for op in ops)
         self.blocks = not alike and any(type(op) is Barrier for op in ops)
         self.program: Program | None = None
         self._gone: list[object] = []
+        self._ids = array("q")
         self._refs: Sequence[Callable[[], Any]] = ()
         self._spots: list[tuple[Callable[[], Any], Spot]] = []
 
     def remember(self, arrays: Sequence[Any]) -> None:
         """Hold the arrays weakly; TypeError if they can't be."""
         gone = self._gone.append  # called with the reference when an array is freed
-        self._refs = refs = [weakref.ref(x, gone) for x in arrays]
+        self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
+        self._ids = array("q", map(id, arrays))
         if set(map(type, arrays)) != {DeviceArray}:
             self._spots = [
                 (ref, _spot(x))
@@ -77,16 +91,15 @@ class Recipe:
         """Say whether all arrays are alive, and what they were."""
         return not self._gone and (not self._spots or self._in_place())
 
+    def is_of(self, arrays: Sequence[Any]) -> bool:
+        """Say whether these are the very arrays, all of which are alive."""
+        if type(arrays) is not list:
+            return list(map(id, arrays)) == self._ids.tolist()
+        ids, count = self._ids.buffer_info()
+        return bool(_same(id(arrays), ids, count))
+
     def _in_place(self) -> bool:
         return all(_spot(ref()) == spot for ref, spot in self._spots)
-
-    @property
-    def ready(self) -> Program | None:
-        """The program, if it can be run now, behind nothing that waits for a lane."""
-        for lane in self.lanes:
-            if lane.comm is None or lane.queue:
-                return None
-        return self.program
 
 
 Spot = tuple[Any, ...]
@@ -104,12 +117,12 @@ class Recipes:
     def __init__(self) -> None:
         self._known: dict[Key, Recipe] = {}
 
-    def find(self, key: Key | None) -> Recipe | None:
-        """Return the recipe of a key if it still fits."""
+    def find(self, key: Key | None, ops: Sequence[Op]) -> Recipe | None:
+        """Return the recipe of operations with a key if it still fits."""
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
             return None
-        if found.fits():
+        if found.fits() and (type(ops) is not AllReduces or found.is_of(ops.arrays)):
             return found
         del self._known[key]
         return None
@@ -119,7 +132,7 @@ class Recipes:
         if key is None or recipe.program is None:
             return
         try:
-            recipe.remember(arrays_of(ops))
+            recipe.remember(_all_arrays(ops))
         except TypeError:  # arrays that can't be referred to weakly
             return
         if len(self._known) >= MOST:
@@ -128,9 +141,13 @@ class Recipes:
 
 
 def key_of(ops: Sequence[Op]) -> Key | None:
-    """Return what a launch is known by; None for one that is not kept."""
+    """Return what a launch is known by; None for one that is not kept.
+
+    A block of all_reduces is looked for by its ends, and then looked at in full.
+    """
     if isinstance(ops, AllReduces):
-        return ops.op, *map(id, ops.arrays)
+        arrays = ops.arrays
+        return ops.op, len(arrays), id(arrays[0]), id(arrays[-1])
     key = tuple(map(_signature, ops))
     return None if None in key else key
 
@@ -142,14 +159,5 @@ def _signature(op: Op) -> Key | None:
     return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
 
 
-def arrays_of(ops: Sequence[Op]) -> Sequence[Any]:
-    """Return the arrays of operations that have no lists: (output, input) or the only one."""
-    if isinstance(ops, AllReduces):
-        return ops.arrays
-    found: list[Any] = []
-    for op in ops:
-        if type(op) is AllGather or type(op) is ReduceScatter:
-            found += (op.out, op.inp)
-        else:
-            found.append(op.x)  # type: ignore[union-attr]
-    return found
+def _all_arrays(ops: Sequence[Op]) -> Sequence[Any]:
+    return ops.arrays if isinstance(ops, AllReduces) else [x for op in ops for x in arrays_of(op)]

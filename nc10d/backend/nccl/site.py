@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from nc10d.access import first_array
 from nc10d.backend.nccl import alike, datatypes, native
 from nc10d.backend.nccl.calls import Call, Place, calls_of
 from nc10d.backend.nccl.flights import Flights
@@ -26,11 +27,11 @@ from nc10d.backend.nccl.programs import (
     in_groups,
 )
 from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
-from nc10d.backend.nccl.works import NcclWork, first_array
+from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.events import event_pool
 from nc10d.cuda.memory import device_of, to_device
-from nc10d.cuda.streams import PER_THREAD, Stream, stream_of
+from nc10d.cuda.streams import PER_THREAD, Stream, stream_of, stream_or
 from nc10d.deadline import Deadline
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError, DistError, NCCLError
@@ -53,7 +54,10 @@ class Deferred(NamedTuple):
 
 
 class Site:
-    """All that a group needs on one device. `launch` is called by any thread."""
+    """All that a group needs on one device. `launch` is called by any thread.
+
+    `failed` is set by whoever lets nothing be launched any more; `check` says why.
+    """
 
     def __init__(
         self,
@@ -82,6 +86,11 @@ class Site:
         self._scratch = to_device(np.ones(1, np.int32), device)
         self._captured: list[int] = []
         self._context = Context(device)
+        self._device_rows = self._context.address
+        self._timing = options.timing
+        self._waiting = 0  # launches that wait for their lanes
+        self.failed = False
+        self._take = self._pool.take
         self._fp8 = _reduces_fp8(library, device)
 
     def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
@@ -90,36 +99,34 @@ class Site:
         With `join` the current stream waits for them. ValueError and TypeError for what NCCL
         can't do, before anything is sent.
         """
-        current = stream_of(first_array(ops))
-        # The two default streams can't be captured.
-        captured = current > PER_THREAD and _is_captured(current)
-        with self.flights.lock:
-            self._check()
-            recipe = self._recipe(ops, timeout)
-            work = NcclWork(ops, self.flights, timeout, recipe)
-            program = recipe.ready
-            if program is not None:
+        flights = self.flights
+        with flights.lock:
+            if self.failed:
+                self._check()
+            known = ops.known if type(ops) is Kept else None
+            recipe = known if known is not None and known.fits() else self._recipe(ops, timeout)
+            home = recipe.home
+            current = stream_of(first_array(ops)) if home is None else stream_or(home)
+            # The two default streams can't be captured.
+            captured = current > PER_THREAD and _is_captured(current)
+            work = NcclWork(ops, flights, timeout, recipe)
+            program = recipe.program
+            if program is not None and not self._waiting:
                 self._submit(program, work, current, join)
-                self._look_after(work, captured)
+                if captured:  # its event is the graph's, and never over
+                    self._captured.append(work.event)
+                else:
+                    flights.add(work)
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
                 self._defer(work, recipe.lanes, current)
         return work
 
-    def _look_after(self, work: NcclWork, captured: bool) -> None:
-        """Have a Work ended when its event is over; a captured one never is, and is the graph's."""
-        if captured:
-            self._captured.append(work.event)
-        else:
-            self.flights.add(work)
-
     def _recipe(self, ops: Sequence[Op], timeout: float) -> Recipe:
         """Return how to run a launch: as it was run before if it is a known one."""
-        if type(ops) is Kept and ops.known is not None and ops.known.fits():
-            return ops.known  # type: ignore[no-any-return]
         key = None if self._options.timing else key_of(ops)
-        recipe = self._recipes.find(key) or self._alike(ops, key)
+        recipe = self._recipes.find(key, ops) or self._alike(ops, key)
         if recipe is None:
             recipe = self._new(ops, key, Deadline.after(timeout))
         if type(ops) is Kept and key is not None and recipe.program is not None:
@@ -202,6 +209,7 @@ class Site:
 
     def _defer(self, work: NcclWork, lanes: tuple[Lane, ...], current: int) -> None:
         work.submitted = threading.Event()
+        self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
@@ -227,43 +235,38 @@ class Site:
     def _late_submit(self, one: Deferred) -> None:
         for lane in one.lanes:
             lane.queue.popleft()
+        self._waiting -= 1
         work = one.work
         assert work.submitted is not None
         program = self._program(work.ops, one.lanes, work.deadline, one.before)
-        self._submit(program, work, 0, False, one.before)
+        self._submit(program, work, 0, False, first=1)
         self._pool.give(one.before)
         work.submitted.set()
 
     def _submit(
-        self, program: Program, work: NcclWork, current: int, join: bool, before: int | None = None
+        self, program: Program, work: NcclWork, current: int, join: bool, first: int = 0
     ) -> None:
         """Run a table of calls; what can't be submitted is the failure of the group."""
-        ended = self._pool.take(timing=self._options.timing)
-        table = program.patch(current, ended, before)
-        first, last = int(before is not None), program.rows - (not join)
+        ended = self._take(self._timing)
+        table, device, end = program.address, self._device_rows, program.ended
+        count = end + 2 if join else end + 1
         try:
-            answer = self._run(program, table, first, last, work)
+            with program.lock:
+                answer = _run_rows(table, first, count, device, current, ended, end)
+                while answer < 0:  # nonblocking communicators: what is behind a group has to wait
+                    for lane in program.lanes:
+                        lane.settle(work.deadline, work._describe())
+                    answer = _run_rows(table, -answer, count, device, current, ended, end)
             if answer:
                 raise self._error(program, work, answer)
         except DistError as error:
             self._fail(error)
             raise
         work.event, work.begun = ended, program.begun
-        work.lanes = program.lanes
-        for lane in program.lanes:
+        work.lanes = lanes = program.lanes
+        for lane in lanes:
             lane.launched += 1
-        work.seq = program.lanes[0].launched
-
-    def _run(self, program: Program, table: int, first: int, last: int, work: NcclWork) -> int:
-        """Run rows of a table, its communicators locked; return 0, or the answer that failed."""
-        device = self._context.address
-        with program.lock:
-            answer: int = _run_rows(table, first, last, device)
-            while answer < 0:  # nonblocking communicators: what is behind the group has to wait
-                for lane in program.lanes:
-                    lane.settle(work.deadline, work._describe())
-                answer = _run_rows(table, -answer, last, device)
-        return answer
+        work.seq = lanes[0].launched
 
     def _error(self, program: Program, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = program.culprit(answer)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from nc10d.backend.device_work import DeviceWork
 from nc10d.cuda.events import is_over, seconds_between
-from nc10d.cuda.streams import stream_of
-from nc10d.deadline import Deadline, Timeout
+from nc10d.deadline import Deadline
 from nc10d.errors import CudaError
-from nc10d.ops import AllReduces, Op, Recv
-from nc10d.outcome import FAILED, PENDING, fresh
-from nc10d.work import Work
+from nc10d.ops import Op, Recv
+from nc10d.outcome import PENDING
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.lanes import Lane
@@ -41,7 +40,7 @@ class Owner:
         """End the group: the device has failed."""
 
 
-class NcclWork(Work):
+class NcclWork(DeviceWork):
     """One launch on a device.
 
     It keeps its arrays until the device is past them. `event` is 0 before it is submitted, after it
@@ -64,10 +63,11 @@ class NcclWork(Work):
         self._gate = None
         self._ended = 0.0
         self.ops = ops
-        self._started = perf_counter()
+        # This clock is time.monotonic() on Linux: one call serves both.
+        self._started = now = perf_counter()
         self._owner = owner
         self._seconds: float | None = None
-        self.due = monotonic() + timeout
+        self.due = now + timeout
         self.blocks = recipe.blocks
         self.receives = recipe.receives
         self.event = 0
@@ -81,45 +81,15 @@ class NcclWork(Work):
         """By when it must have ended."""
         return Deadline(self.due)
 
-    def wait(self, timeout: Timeout = None) -> bool:
-        """Put the operation in front of what is queued next on the current stream; return True.
-
-        As in c10d the host goes on, except for a barrier. With `timeout` (seconds or timedelta) it
-        waits, as `wait_blocking` does. Raises what made the operation fail, if that is known.
-        """
-        if timeout is not None or self.blocks:
-            return self.wait_blocking(timeout)
-        self.join()
-        return True
-
-    def wait_blocking(self, timeout: Timeout = None) -> bool:
-        """Block the host until the operation is over; see Work.wait."""
-        super().wait(timeout)
-        return True
-
-    def synchronize(self) -> None:
-        """Do as `wait()`."""
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        """Put the operation in front of what is queued next on the current stream."""
-        self.join()
-
-    def join(self, stream: int | None = None) -> None:
-        """Let a stream (without one, the current) wait for the operation.
-
-        Blocks the host only while the operation has not been submitted yet, because another rank
-        is needed for that.
-        """
+    def _await_place(self) -> None:
         if self.submitted is not None:
             self.submitted.wait()
-        if self._state == FAILED:
-            assert self._exception is not None
-            raise fresh(self._exception)
-        target = stream_of(first_array(self.ops)) if stream is None else stream
+
+    def order(self, stream: int) -> None:
+        """Let a stream wait for the operation, if it is under way."""
         with self._owner.lock:
             if self.event:
-                self._owner.let_wait(target, self.event)
+                self._owner.let_wait(stream, self.event)
 
     def result(self) -> Any:
         """Wait as `wait()` does, then return the sender's rank, or the list of outputs."""
@@ -165,17 +135,3 @@ class NcclWork(Work):
 
     def _watch(self) -> None:
         self._owner.hurry(self)
-
-
-def first_array(ops: Sequence[Op]) -> Any:
-    """Return an array of a launch, which tells whose streams count; None if there is none."""
-    if type(ops) is AllReduces:
-        return ops.arrays[0]
-    for op in ops:
-        for name in ("x", "out", "inp"):
-            value = getattr(op, name, None)
-            if isinstance(value, (list, tuple)):
-                value = value[0] if value else None
-            if value is not None:
-                return value
-    return None

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nc10d.access import first_array
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies
 from nc10d.backend.staged.lanes import Lane
 from nc10d.backend.staged.stage import Stage
-from nc10d.backend.staged.works import StagedWork, first_array
+from nc10d.backend.staged.works import StagedWork
 from nc10d.buffer import device_type
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.staged.access import access, arrays_of, with_arrays
+from nc10d.access import access, arrays_of, with_arrays
 from nc10d.backend.staged.layout import HostLayout, Rows, meet, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.buffer import Buffer, as_buffer

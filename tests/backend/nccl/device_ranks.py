@@ -172,6 +172,16 @@ def the_same_arrays_again_are_the_same_call(group: ProcessGroup) -> None:
         assert (value(a), value(b)) == (group.size**turn, group.size**turn)
 
 
+def a_block_with_another_array_in_its_middle_is_another(group: ProcessGroup) -> None:
+    ends, middles = (ones(group), ones(group)), (ones(group), ones(group))
+    group.all_reduce(ends[0])
+    for turn in range(6):
+        with group.coalescing_manager():
+            for x in (ends[0], middles[turn % 2], ends[1]):
+                group.all_reduce(x)
+    assert [value(x) for x in middles] == [group.size**3] * 2
+
+
 class Moving:
     """An array of somebody's whose memory changes under the same object."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.nccl import alike
 from nc10d.backend.nccl.calls import Place, calls_of
-from nc10d.backend.nccl.native import GROUPED, WORDS
+from nc10d.backend.nccl.native import GROUPED, WORDS, nc10d_nccl_same
 from nc10d.backend.nccl.programs import in_groups
 from nc10d.cuda.memory import DeviceArray
 from nc10d.dtypes import DType
@@ -62,7 +63,7 @@ def by_the_short_way(ops: AllReduces) -> Any:
         table = alike.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
     except TypeError:  # what NCCL can't reduce
         return None
-    return None if table is None else [tuple(row) for row in table.tolist()]
+    return None if table is None else list(zip(*[iter(table)] * WORDS, strict=True))
 
 
 @settings(max_examples=500)
@@ -78,4 +79,23 @@ def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
     arrays = [DeviceArray(4096 * k, (3,), DType.FLOAT32, DEVICE, None) for k in (1, 2)]
     table = alike.rows_of(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
     assert table is not None
-    assert len(array("q", table.tobytes())) == 2 * WORDS
+    assert len(table) == 2 * WORDS
+
+
+def test_many_arrays_in_any_order_are_apart_unless_two_are_not() -> None:
+    starts = np.random.default_rng(0).permutation(1000).tolist()
+    arrays = [DeviceArray(4096 + 64 * k, (16,), DType.FLOAT32, DEVICE, None) for k in starts]
+    assert by_the_short_way(AllReduces(arrays, SUM)) == by_the_long_way(AllReduces(arrays, SUM))
+    long = DeviceArray(4096 + 64 * 500, (17,), DType.FLOAT32, DEVICE, None)
+    arrays[starts.index(500)] = long
+    assert by_the_short_way(AllReduces(arrays, SUM)) is None
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(0, 3), max_size=5), st.lists(st.integers(0, 3), max_size=5))
+def test_lists_of_the_same_objects_are_the_same(some: list[int], others: list[int]) -> None:
+    things = [object() for _ in range(4)]
+    ids = array("q", [id(things[k]) for k in others])
+    given = [things[k] for k in some]
+    told = nc10d_nccl_same(id(given), *ids.buffer_info())
+    assert bool(told) == (some == others)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from nc10d import cuda
+from nc10d.access import with_arrays
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.staged.access import with_arrays
 from nc10d.backend.staged.backend import make as make_staged
 from nc10d.buffer import Buffer, as_buffer, register
 from nc10d.cuda.streams import LEGACY, register_stream

@@ -8,10 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.staged.access import access, arrays_of, with_arrays
 from nc10d.backend.staged.layout import HostLayout, meet, rows
 from nc10d.buffer import Buffer, as_buffer
-from nc10d.ops import AllGather, AllReduce, Broadcast, Gather, Recv, Reduce, Send
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOM = np.arange(4096, dtype=np.uint8)
@@ -86,27 +84,3 @@ def test_arrays_that_share_a_byte_meet(ones: list[Array], others: list[Array]) -
 
 
 # What is brought, and what goes back
-
-
-def names(op: Any, rank: int) -> tuple[str, str]:
-    """Say which of op's fields are read and which are written, by name."""
-    fields = {id(getattr(op, name)): name for name in ("x", "out", "inp") if hasattr(op, name)}
-    reads, writes = access(op, rank)
-    return " ".join(fields[id(x)] for x in reads), " ".join(fields[id(x)] for x in writes)
-
-
-def test_a_root_and_the_others_use_their_arrays_differently() -> None:
-    x, y = np.zeros(3), np.zeros(6)
-    assert names(AllReduce(x), 0) == ("x", "x")
-    assert [names(Reduce(x, root=1), rank) for rank in (0, 1)] == [("x", ""), ("x", "x")]
-    assert [names(Broadcast(x, root=1), rank) for rank in (0, 1)] == [("", "x"), ("x", "")]
-    assert names(AllGather(y, x), 0) == ("inp", "out")
-    assert names(Gather(None, x, root=1), 0) == ("inp", "")
-    assert (names(Send(x, 1), 0), names(Recv(x, 1), 0)) == (("x", ""), ("", "x"))
-
-
-def test_an_operation_keeps_all_but_its_arrays() -> None:
-    x, parts = np.zeros(3), [np.zeros(1), np.zeros(2)]
-    changed = with_arrays(Gather(parts, x, root=7), lambda array: array.size)
-    assert (changed.out, changed.inp, changed.root) == ([1, 2], 3, 7)  # type: ignore[union-attr]
-    assert len(arrays_of(Gather(parts, x, root=7))) == 3

@@ -1,17 +1,20 @@
-"""What an operation reads and what it writes, as this rank: the arrays to bring and to put back.
+"""Which arrays an operation has, and whether it reads or writes them.
 
-access(Broadcast(x, root=0), rank=1)     # reads nothing, writes x
+    access(Broadcast(x, root=0), rank=1)     # reads nothing, writes x
+
+Contract: pure. It looks at the fields of operations, lists flattened, and at no array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from nc10d.ops import (
     AllGather,
     AllReduce,
+    AllReduces,
     AllToAll,
     Array,
     Barrier,
@@ -26,6 +29,17 @@ from nc10d.ops import (
 )
 
 _ARRAYS = ("x", "out", "inp")
+_WRITTEN: dict[type[Any], str] = {
+    AllReduce: "x",
+    Reduce: "x",
+    Broadcast: "x",
+    Recv: "x",
+    AllGather: "out",
+    ReduceScatter: "out",
+    AllToAll: "out",
+    Gather: "out",
+    Scatter: "out",
+}
 _RULES: dict[type[Any], Callable[[Any, int], tuple[Sequence[Any], Sequence[Any]]]] = {
     AllReduce: lambda op, rank: ([op.x], [op.x]),
     Reduce: lambda op, rank: ([op.x], [op.x] if rank == op.root else []),
@@ -42,14 +56,32 @@ _RULES: dict[type[Any], Callable[[Any, int], tuple[Sequence[Any], Sequence[Any]]
 
 
 def access(op: Op, rank: int) -> tuple[list[Array], list[Array]]:
-    """Return the arrays that `rank` reads, and those that it writes; lists flattened."""
+    """Return the arrays that `rank` reads, and those that it writes."""
     reads, writes = _RULES[type(op)](op, rank)
     return _flat(reads), _flat(writes)
 
 
+def touched(op: Op) -> list[tuple[Array, bool]]:
+    """Return all arrays of an operation, and whether it writes each on some rank."""
+    written = _WRITTEN.get(type(op))
+    return [(x, name == written) for name in _ARRAYS for x in _flat([getattr(op, name, None)])]
+
+
 def arrays_of(op: Op) -> list[Array]:
-    """Return all arrays of an operation, lists flattened."""
+    """Return all arrays of an operation."""
     return _flat([getattr(op, name, None) for name in _ARRAYS])
+
+
+def outputs(ops: Iterable[Op]) -> list[Array]:
+    """Return the arrays that operations write on some rank, in order."""
+    return _flat([getattr(op, _WRITTEN.get(type(op), ""), None) for op in ops])
+
+
+def first_array(ops: Sequence[Op]) -> Any:
+    """Return the first array of a launch, None if there is none; no operation is made for it."""
+    if type(ops) is AllReduces:
+        return ops.arrays[0]
+    return next((x for op in ops for x in arrays_of(op)), None)
 
 
 def with_arrays(op: Op, change: Callable[[Array], Array]) -> Op:
