@@ -61,21 +61,24 @@ class Gradients:
         self._reducing = self._running = self._awaited = False
         self._unused: Collection[int] = ()
         self._came: set[int] = set()
-        self._slots = self._new_slots()
+        self._slots: list[Dense | Sparse] = []
+        self._elsewhere: list[int] = []
+        self._lay_out()
         handles = [
             x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, x in enumerate(self.params)
         ]
         weakref.finalize(self, _remove, handles)
 
-    def _new_slots(self) -> list[Dense | Sparse]:
+    def _lay_out(self) -> None:
         pairs = zip(self.params, self.reducer.gradients, strict=True)
-        return [
+        self._slots = [
             Sparse(gradient)
             if isinstance(gradient, SparseGradient)
             else Dense(x, gradient, self._as_views)
             for x, gradient in pairs
         ]
+        self._elsewhere = [i for i, slot in enumerate(self._slots) if not slot.as_view]
 
     def settle(self, reducing: bool) -> None:
         """Be ready for a pass; on the way to one that is reduced, lay the buckets out anew, once.
@@ -86,7 +89,7 @@ class Gradients:
         if self._running:
             self._fail_left_behind()
         if reducing and self.reducer.rebuild():
-            self._slots = self._new_slots()
+            self._lay_out()
 
     def expect(self, reducing: bool, output: Any, unused: Collection[int]) -> None:
         """Say of the backward pass to come whether it is reduced, and what will not be in it.
@@ -142,9 +145,10 @@ class Gradients:
         if self._static:
             self._unused = set(range(len(self.params))) - self._came
         used = self.reducer.used
-        self._hand_out(index for index in range(len(self.params)) if used[index])
+        self._hand_out(index for index in {*self._elsewhere, *self._unused} if used[index])
 
     def _hand_out(self, means: Iterable[int]) -> None:
+        """Let these gradients be the means; all others are, as they lie in the buckets."""
         copies = [self._slots[index].give(self.params[index]) for index in means]
         pairs = [copy for copy in copies if copy is not None]
         if pairs:

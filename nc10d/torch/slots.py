@@ -23,7 +23,7 @@ class Dense:
 
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
-        self._as_view = as_view
+        self.as_view = as_view
 
     def take(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` into the bucket, zeros if it has none."""
@@ -32,7 +32,7 @@ class Dense:
             self.view.zero_()
         elif grad is not self.view:
             self.view.copy_(grad.detach() if grad.requires_grad else grad)
-            if self._as_view:
+            if self.as_view:
                 x.grad = self.view
 
     def give(self, x: torch.Tensor) -> Copy | None:
@@ -41,13 +41,15 @@ class Dense:
         if grad is self.view:
             return None
         if grad is None:  # of use on another rank only
-            x.grad = self.view if self._as_view else self.view.clone()
+            x.grad = self.view if self.as_view else self.view.clone()
             return None
         return grad.detach(), self.view
 
 
 class Sparse:
     """The rows of an embedding's gradient, which have no place in a bucket."""
+
+    as_view = False
 
     def __init__(self, gradient: SparseGradient) -> None:
         self._gradient = gradient
