@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d import spans
 from nc10d.dtypes import DType, dtype_of
 
 
@@ -283,8 +284,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
     """
     if a.device != b.device or not (a.count and b.count):
         return False
-    (a_low, a_high), (b_low, b_high) = a.span, b.span
-    if a_high <= b_low or b_high <= a_low:
+    if not spans.meet(a.span, b.span):
         return False
     if (a.contiguous and b.contiguous) or a.device != "cpu":
         return True

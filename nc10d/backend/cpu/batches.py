@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d import spans
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.ops import AllReduce, Op
@@ -87,7 +88,8 @@ class Batches:
         dtypes = [x.dtype for x in arrays]
         shape = (*table[1:].ravel().tolist(), *reductions)
         fresh = Fresh(key, reductions, table, address, (shape, *dtypes))
-        if not _apart(table, dtypes):
+        sizes = table[2] * np.array([dtype.itemsize for dtype in dtypes])
+        if not spans.all_apart(table[0], sizes):  # one handshake for all needs them apart
             return None
         linked = self._shapes.get(fresh.shape)
         return fresh if linked is None else self.remember(fresh, linked)
@@ -102,11 +104,3 @@ class Batches:
         known = Known(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
         self._known[fresh.key] = known
         return known
-
-
-def _apart(table: Words, dtypes: Sequence[np.dtype[Any]]) -> bool:
-    """Say whether no two arrays overlap: one handshake for all needs them apart."""
-    sizes = table[2] * np.array([dtype.itemsize for dtype in dtypes])
-    order = np.argsort(table[0])
-    starts = table[0][order]
-    return bool((starts[1:] >= (starts + sizes[order])[:-1]).all())

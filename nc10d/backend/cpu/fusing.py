@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy.typing as npt
 
+from nc10d import spans
 from nc10d.backend.cpu.algorithms import all_reduce
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
 from nc10d.backend.cpu.gates import Gates
@@ -90,8 +90,7 @@ def _call(requests: Sequence[Request]) -> Call:
 
 def _apart(requests: Sequence[Request]) -> bool:
     """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
-    spans = sorted(_span(r) for r in requests if r.part)
-    return all(a[1] <= b[0] for a, b in pairwise(spans))
+    return spans.apart(_span(r) for r in requests if r.part)
 
 
 def _span(request: Request) -> tuple[int, int]:

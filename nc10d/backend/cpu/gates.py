@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from nc10d import spans
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.program import GATE_BYTES
@@ -102,8 +102,7 @@ def _uses(op: Op, layout: Layout) -> list[Use]:
 
 def _apart(uses: Sequence[Sequence[Use]]) -> bool:
     """Say whether all arrays lie apart, which is what nearly every batch comes with."""
-    spans = sorted(buffer.span for some in uses for buffer, _ in some)
-    return all(one[1] <= other[0] for one, other in pairwise(spans))
+    return spans.apart(buffer.span for some in uses for buffer, _ in some)
 
 
 def _clash(some: Sequence[Use], others: Sequence[Use]) -> bool:

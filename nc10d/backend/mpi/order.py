@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nc10d.access import touched
-from nc10d.buffer import Buffer, as_buffer
+from nc10d.buffer import as_buffer
 from nc10d.ops import Op
+from nc10d.spans import Use, clash
 
 Needs = dict[int, frozenset[int]]
 """Place in the batch of an operation -> places of the earlier ones that it waits for."""
@@ -22,22 +23,12 @@ def needs(ops: Sequence[Op]) -> Needs:
         return {}
     memory = [_touched(op) for op in ops]
     found = {
-        place: frozenset(n for n, earlier in enumerate(memory[:place]) if _meet(earlier, mine))
+        place: frozenset(n for n, earlier in enumerate(memory[:place]) if clash(earlier, mine))
         for place, mine in enumerate(memory)
     }
     return {place: earlier for place, earlier in found.items() if earlier}
 
 
-def _touched(op: Op) -> list[tuple[Buffer, bool]]:
+def _touched(op: Op) -> list[Use]:
     """Return the memory of an operation's arrays, and whether it may be written."""
-    return [(as_buffer(x), written) for x, written in touched(op)]
-
-
-def _meet(ones: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
-    for one, written in ones:
-        low, high = one.span
-        for other, changed in others:
-            first, last = other.span
-            if (written or changed) and low < last and first < high:
-                return True
-    return False
+    return [(as_buffer(x).span, written) for x, written in touched(op)]

@@ -24,6 +24,7 @@ from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
 from nc10d.buffer import as_buffer
 from nc10d.cuda.driver import address, context
 from nc10d.ops import Op
+from nc10d.spans import Use, apart, clash
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.lanes import Lane
@@ -194,10 +195,6 @@ def _in_step(lanes: Sequence[Lane], record: int, wait: int) -> Iterable[Row]:
             yield from ((wait, lane.stream, o.event, 0) for o in lanes if o is not lane)
 
 
-Span = tuple[int, int, bool]
-"""The first address, the first behind, and whether it may be written."""
-
-
 def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     """Return the places of a block's operations in groups inside which none touches another's.
 
@@ -208,33 +205,18 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     together = [list(range(len(ops)))]
     if len(ops) < 2:
         return together
-    spans = [_spans(op) for op in ops]
-    if _apart(sorted(span for several in spans for span in several)):
+    uses = [_uses(op) for op in ops]
+    if apart(span for several in uses for span, _ in several):
         return together
     groups: list[list[int]] = [[]]
-    for place, mine in enumerate(spans):
-        if any(_touch(mine, spans[other]) for other in groups[-1]):
+    for place, mine in enumerate(uses):
+        if any(clash(mine, uses[other]) for other in groups[-1]):
             groups.append([])
         groups[-1].append(place)
     return groups
 
 
-def _spans(op: Op) -> list[Span]:
+def _uses(op: Op) -> list[Use]:
     """Return what an operation uses; what it only reads counts as read."""
     found = ((as_buffer(x), written) for x, written in touched(op))
-    return [(x.address, x.address + x.nbytes, written) for x, written in found if x.count]
-
-
-def _apart(spans: Sequence[Span]) -> bool:
-    """Say whether sorted spans don't touch; those that are only read may."""
-    end, ending_written = 0, False
-    for low, high, written in spans:
-        if low < end and (written or ending_written):
-            return False
-        if high > end:
-            end, ending_written = high, written
-    return True
-
-
-def _touch(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(a[0] < b[1] and b[0] < a[1] and (a[2] or b[2]) for a in some for b in others)
+    return [((x.address, x.address + x.nbytes), written) for x, written in found]

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nc10d import spans
 from nc10d.buffer import Buffer
 
 _ALIGNMENT = 64  # an array is as far from a cache line's start on the host as on the device
@@ -81,9 +82,5 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def meet(ones: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
     """Say whether some of `ones` and some of `others` may share bytes: their spans overlap."""
-    spans = [other.span for other in others if other.count]
-    return any(
-        low < last and first < high
-        for low, high in (x.span for x in ones if x.count)
-        for first, last in spans
-    )
+    found = [other.span for other in others]
+    return any(spans.meet(one.span, other) for one in ones for other in found)
