@@ -1,26 +1,24 @@
 """Go on with the ranks that are left: they agree on who that is, and make a group of them.
 
-Each survivor says in the group's store that it is there. When all have who are not known to be
-dead, or the time is up, somebody writes down who goes on; the first list counts. A rank that is
+Each survivor tells the others that it is there. When all have who are not known to be dead, or the
+time is up, it proposes who goes on; one list is decided (backend/cpu/council.py). A rank that is
 not on it (it was stopped, and woke up) can't disturb the others: the new group has memory,
-connections and keys of its own. If a member dies or stops meanwhile, the group is made on none of
-them, and they agree anew.
+connections and messages of its own. If a member dies or stops meanwhile, the group is made on none
+of them, and they agree anew. All of that goes over the job's control lines: nothing is asked of the
+store, whose host may be dead, too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nc10d.arguments import integer
 from nc10d.deadline import Deadline, Timeout, seconds
-from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreTimeout
+from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.group import ProcessGroup
 from nc10d.world import current_world, group_or_default, prefix_store
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 PATIENCE = 5.0
 """Seconds that survivors wait for a rank that lives and does not say that it goes on.
@@ -28,8 +26,33 @@ PATIENCE = 5.0
 So long, at least, they also wait for the members on their list to make the group: that takes time
 even where nobody is waited for.
 """
-_SLICE = 0.02
-_MEMBERS, _OUTCOME = "members", "outcome"
+_SLICE, _MOMENT = 0.02, 0.5
+_MADE = "made"
+
+
+class Council(Protocol):
+    """How the ranks of the old group tell each other, and decide."""
+
+    members: list[int]
+    rank: int
+
+    def set(self, key: str, value: str, /) -> None:
+        """Tell everyone."""
+
+    def check(self, keys: Sequence[str], /) -> bool:
+        """Say whether all of these have been told."""
+
+    def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
+        """Return what was told."""
+
+    def decided(self, topic: str, /) -> str | None:
+        """Return what has been decided, if anything."""
+
+    def decide(self, topic: str, value: str, /) -> str:
+        """Propose, and return what was decided; blocks until then."""
+
+    def until(self, ready: Callable[[], bool], timeout: float, /) -> bool:
+        """Block until something is ready, at most so many seconds; say whether it is."""
 
 
 def shrink_group(
@@ -47,8 +70,8 @@ def shrink_group(
     that were made before keep the numbers of their time.
 
     Blocks until all survivors have come. Aborted on a rank that the others have gone on without;
-    RendezvousError if ranks that live can't make a group; StoreError if the store is lost, too;
-    TypeError for a backend that can't do this; ValueError for a rank that excludes itself or is
+    RendezvousError if ranks that live can't make a group; TypeError for a backend that can't do
+    this; ValueError for a rank that excludes itself or is
     not one of `group`.
     """
     old = group_or_default(group)
@@ -59,7 +82,7 @@ def shrink_group(
     if not hasattr(backend, "shrink"):
         raise TypeError(f"the backend {backend.name!r} of {old!r} can't shrink a group")
     excluded = _excluded(old, ranks_to_exclude)
-    new = _made(old, lambda: backend.gone() | excluded, seconds(timeout))
+    new = _made(old, backend.council, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
     default = old is world.default
     world.keep(new)
@@ -79,25 +102,107 @@ def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:
     return excluded
 
 
-def _made(old: ProcessGroup, gone: Callable[[], set[int]], patience: float) -> ProcessGroup:
+def _made(
+    old: ProcessGroup, council: Council, gone: Callable[[], set[int]], patience: float
+) -> ProcessGroup:
     """Try until a group is made; each further attempt has lost one more rank."""
     failure: DistError | None = None
+    lost: set[int] = set()
+
+    def missing() -> set[int]:
+        return gone() | lost
+
     for number in range(1, old.size + 1):
+        attempt = Attempt(council, number, missing)
         try:
-            return _attempt(old, number, gone, patience)
+            return _attempt(old, attempt, patience)
         except (PeerLost, RendezvousError) as error:
             failure = error
+            lost |= attempt.lost
     message = f"those who are left of group {old.name!r} could not make another: {failure}"
     raise RendezvousError(message, group=old.name) from failure
 
 
-def _attempt(
-    old: ProcessGroup, number: int, gone: Callable[[], set[int]], patience: float
-) -> ProcessGroup:
+class Attempt:
+    """One attempt of the survivors, as one of them takes part in it."""
+
+    def __init__(self, council: Council, number: int, gone: Callable[[], set[int]]) -> None:
+        """`gone` says who is known not to come, and may learn of more."""
+        self.number = number
+        self.lost: set[int] = set()
+        self._council, self._gone = council, gone
+        self._ranks = range(len(council.members))
+
+    def agree(self, until: Deadline) -> list[int]:
+        """Return who goes on, the same list on every rank that asks; blocks until that is known.
+
+        Whoever has called by `until` is waited for no longer than that.
+        """
+        topic = f"members/{self.number}"
+        self._council.set(self._here(self._council.rank), "")
+        while not self._council.until(lambda: self._settled(topic), until.slice(_SLICE)):
+            if until.expired():
+                break
+        members = [r for r in self._ranks if self._has_come(r) and r not in self._gone()]
+        listed: list[int] = json.loads(self._decide(topic, members, members))["what"]
+        return listed
+
+    def confirm(self, members: Sequence[int], made: bool, until: Deadline) -> bool:
+        """Say whether all members have `made` the group; the same answer on all who ask.
+
+        Between hosts one may have all its connections when another can't get the last of its own.
+        Who went on then would never meet the others again. Blocks until all have asked, one has
+        failed, or a member has not asked by `until`. `lost` has, on all, who was to blame: another
+        attempt need not wait until everyone has heard of a death.
+        """
+        topic = f"outcome/{self.number}"
+        votes = [self._vote(rank) for rank in members]
+        self._council.set(self._vote(self._council.rank), _MADE if made else "")
+        while made and not self._council.until(
+            lambda: self._council.check(votes) or self._council.decided(topic) is not None,
+            until.slice(_SLICE),
+        ):
+            if until.expired() or self._gone().intersection(members):
+                break
+        lost = self._to_blame(members, until)
+        whole = self._council.check(votes) and {*self._council.multi_get(votes)} == {_MADE.encode()}
+        outcome = json.loads(self._decide(topic, members, None if whole else lost))["what"]
+        self.lost.update(outcome or ())
+        return outcome is None
+
+    def _to_blame(self, members: Sequence[int], until: Deadline) -> list[int]:
+        """Return the members that have gone, and those that have not asked in time."""
+        late = until.expired()
+        if late:  # so it is for the others, a little earlier or later
+            self._council.until(lambda: self._council.check([*map(self._vote, members)]), _MOMENT)
+        silent = {r for r in members if late and not self._council.check([self._vote(r)])}
+        return sorted(self._gone().intersection(members) | silent)
+
+    def _decide(self, topic: str, members: Sequence[int], what: object) -> str:
+        """Have everyone decide; who is not among `members` may be silent."""
+        without = [rank for rank in self._ranks if rank not in members]
+        return self._council.decide(topic, json.dumps({"what": what, "without": without}))
+
+    def _settled(self, topic: str) -> bool:
+        """Say whether there is nobody left to wait for."""
+        if self._council.decided(topic) is not None:
+            return True
+        return all(self._has_come(rank) for rank in self._ranks if rank not in self._gone())
+
+    def _here(self, rank: int) -> str:
+        return f"here/{self.number}/{rank}"
+
+    def _vote(self, rank: int) -> str:
+        return f"{_MADE}/{self.number}/{rank}"
+
+    def _has_come(self, rank: int) -> bool:
+        return self._council.check([self._here(rank)])
+
+
+def _attempt(old: ProcessGroup, attempt: Attempt, patience: float) -> ProcessGroup:
     """Agree and form; PeerLost or RendezvousError on all members if one of them has not."""
-    name = f"{old.name}/shrunk{number}"
-    store = prefix_store(name, old.store)
-    members = agree(store, old.size, old.rank, gone, Deadline.after(patience))
+    name = f"{old.name}/shrunk{attempt.number}"
+    members = attempt.agree(Deadline.after(patience))
     if old.rank not in members:
         raise Aborted(
             f"the other ranks of group {old.name!r} have gone on without rank {old.rank}: "
@@ -108,66 +213,11 @@ def _attempt(
     # Who had to be waited for has used up that deadline: forming has one of its own.
     until = Deadline.after(max(patience, PATIENCE))
     try:
-        new = old.successor(name, members, store, until)
+        new = old.successor(name, members, prefix_store(name, old.store), until)
     except BaseException:
-        confirm(store, members, gone, False, until)
+        attempt.confirm(members, False, until)
         raise
-    if not confirm(store, members, gone, True, until):
+    if not attempt.confirm(members, True, until):
         new.close()
         raise RendezvousError(f"not all of {members} have made the group {name!r}", group=name)
     return new
-
-
-def agree(
-    store: Store, size: int, rank: int, gone: Callable[[], set[int]], until: Deadline
-) -> list[int]:
-    """Return who goes on, the same list on every rank that asks; blocks until that is known.
-
-    `gone` says who is known not to come, and may learn of more. Whoever has called by `until` is
-    waited for no longer than that.
-    """
-    store.set(f"here/{rank}", "")
-    while not store.check([_MEMBERS]):
-        expected = [other for other in range(size) if other not in gone()]
-        if _all_here(store, expected, until.slice(_SLICE)):
-            _propose(store, expected)
-        elif until.expired():
-            _propose(store, [other for other in expected if store.check([f"here/{other}"])])
-    members: list[int] = json.loads(store.get(_MEMBERS))
-    return members
-
-
-def confirm(
-    store: Store, members: Sequence[int], gone: Callable[[], set[int]], made: bool, until: Deadline
-) -> bool:
-    """Say whether all members have `made` the group; the same answer on all who ask.
-
-    Between hosts one may have all its connections when another can't get the last of its own. Who
-    went on then would never meet the others again. Blocks until all have asked, one has failed, or
-    a member has not asked by `until`.
-    """
-    if not made:
-        store.compare_set(_OUTCOME, "", "failed")
-    elif store.add("made", 1) == len(members):
-        store.compare_set(_OUTCOME, "", "made")
-    while not _there(store, [_OUTCOME], _SLICE):
-        if until.expired() or gone().intersection(members):
-            store.compare_set(_OUTCOME, "", "failed")
-    return store.get(_OUTCOME) == b"made"
-
-
-def _all_here(store: Store, ranks: Sequence[int], limit: float) -> bool:
-    return _there(store, [f"here/{rank}" for rank in ranks], limit)
-
-
-def _there(store: Store, keys: Sequence[str], limit: float) -> bool:
-    try:
-        store.wait(keys, limit)
-    except StoreTimeout:
-        # A store that is farther away than `limit` has had no time to say so.
-        return store.check(keys)
-    return True
-
-
-def _propose(store: Store, members: Sequence[int]) -> None:
-    store.compare_set(_MEMBERS, "", json.dumps(members))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from circles import Circle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Job
@@ -19,55 +20,52 @@ from jobs import Job
 import nc10d as dist
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, DistError
-from nc10d.shrink import agree, confirm
-from nc10d.store import HashStore
+from nc10d.shrink import Attempt
 from nc10d.testing import run_local, run_ranks
 
 # ---- who is left ---------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
-@given(size=st.integers(1, 6), data=st.data())
+@settings(deadline=None, max_examples=30)
+@given(size=st.integers(2, 5), data=st.data())
 def test_all_who_call_get_one_list_and_nobody_dead_is_on_it(size: int, data: st.DataObject) -> None:
     ranks = st.sampled_from(range(size))
     dead = data.draw(st.sets(ranks, max_size=size - 1))
     alive = [rank for rank in range(size) if rank not in dead]
-    knowing = data.draw(st.permutations(alive))  # who learns first of the deaths
-    store, known = HashStore(), {rank: set[int]() for rank in alive}
-
-    def ask(rank: int) -> list[int]:
-        return agree(store, size, rank, lambda: known[rank], Deadline.after(30.0))
-
-    with ThreadPoolExecutor(size) as pool:
-        answers = [pool.submit(ask, rank) for rank in alive]
-        for rank in knowing:
-            known[rank] = dead
+    with Circle(size) as circle, ThreadPoolExecutor(size) as pool:
+        answers = [pool.submit(circle.attempt(r).agree, Deadline.after(30.0)) for r in alive]
+        for rank in dead:
+            circle.seats[rank].die()
         assert [answer.result(30) for answer in answers] == [alive] * len(alive)
 
 
 def test_who_does_not_call_in_time_is_left_out_and_told_so_later() -> None:
-    store = HashStore()
-    patience = Deadline.after(0.1)
-    assert agree(store, 3, 0, lambda: {1}, patience) == [0]
-    assert agree(store, 3, 2, lambda: {1}, Deadline.after(30.0)) == [0]
+    with Circle(3) as circle:
+        circle.seats[1].die()
+        assert circle.attempt(0).agree(Deadline.after(0.1)) == [0]
+        assert circle.attempt(2).agree(Deadline.after(30.0)) == [0]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
-    fates=st.lists(st.sampled_from(["made", "failed", "dead", "stopped"]), min_size=1, max_size=6)
+    fates=st.lists(st.sampled_from(["made", "failed", "dead", "silent"]), min_size=2, max_size=5)
 )
 def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> None:
-    store, members = HashStore(), [*range(len(fates))]
-    dead = {rank for rank, fate in enumerate(fates) if fate == "dead"}
-    asking = [rank for rank in members if fates[rank] in ("made", "failed")]
-    until = Deadline.after(0.05 if "stopped" in fates else 30.0)
+    members = [*range(len(fates))]
+    until = Deadline.after(0.05 if "silent" in fates else 30.0)
 
-    def ask(rank: int) -> bool:
-        return confirm(store, members, lambda: dead, fates[rank] == "made", until)
+    def ask(attempt: Attempt, made: bool) -> tuple[bool, set[int]]:
+        return attempt.confirm(members, made, until), attempt.lost
 
-    with ThreadPoolExecutor(len(fates)) as pool:
-        answers = [pool.submit(ask, rank) for rank in asking]
-        assert [one.result(30) for one in answers] == [set(fates) == {"made"}] * len(asking)
+    with Circle(len(fates)) as circle, ThreadPoolExecutor(len(fates)) as pool:
+        for rank, fate in enumerate(fates):
+            if fate == "dead":
+                circle.seats[rank].die()
+        asking = [rank for rank in members if fates[rank] in ("made", "failed")]
+        answers = [pool.submit(ask, circle.attempt(r), fates[r] == "made") for r in asking]
+        told = [one.result(30) for one in answers]
+        assert [made for made, _ in told] == [set(fates) == {"made"}] * len(asking)
+        assert all(lost == told[0][1] for _, lost in told), "all blame the same ranks"
 
 
 # ---- the group -----------------------------------------------------------------------------------
@@ -299,7 +297,7 @@ hear()
 """
 
 
-@pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.confirm"])
+@pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.Attempt.confirm"])
 def test_a_rank_that_stops_meanwhile_is_not_waited_for_longer_than_asked(moment: str) -> None:
     """Before the group forms, and when it has: also then, nobody goes on with who is stopped."""
     with Job(STOPS.replace("MOMENT", moment), 3) as ranks:

@@ -46,8 +46,8 @@ def test_a_seed_plays_the_same_every_time(seed: int) -> None:
     [
         "missing wake-up",
         "skipped HMAC of frames",
-        "list of survivors overwritten",
-        "dropped cause",
+        "own list of survivors",
+        "one judge tells its verdict",
         "bucket launched twice",
     ],
 )

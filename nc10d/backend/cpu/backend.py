@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,15 @@ from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
 from nc10d.backend.cpu.channel import Channel, Shared
-from nc10d.backend.cpu.forming import Founding, check_alive, check_parent, form, withdraw
+from nc10d.backend.cpu.council import Council
+from nc10d.backend.cpu.forming import (
+    Founding,
+    check_alive,
+    check_parent,
+    form,
+    form_again,
+    withdraw,
+)
 from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.launching import Launching
@@ -32,6 +41,7 @@ from nc10d.backend.cpu.outside import Outside, reach
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Post
 from nc10d.backend.cpu.reasons import message_in_words
+from nc10d.backend.cpu.wires import Board
 from nc10d.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.store.base import Store
@@ -59,9 +69,12 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
 
 def _made(founding: Founding) -> CpuBackend:
-    areas = form(founding)
+    return _joined(founding, form(founding), founding.store)
+
+
+def _joined(founding: Founding, areas: Areas, board: Board) -> CpuBackend:
     try:
-        outside = reach(founding, areas)
+        outside = reach(founding, areas, board)
     except BaseException:
         withdraw(areas)
         raise
@@ -93,7 +106,10 @@ class CpuBackend(Launching):
         self.plans = Plans(self.layout)
         self.batches = Batches()
         self._address = self.channel.address
-        self.health = Health(group_name, self.areas, self.channel, self.links, outside)
+        self.council = Council(group_name, members, rank, host.peers.control, _gone_of(self))
+        self.health = Health(
+            group_name, self.areas, self.channel, self.links, outside, self.council
+        )
         self.ending = threading.RLock()
         self._watched: set[Work] = set()
         host.join(self)
@@ -194,9 +210,7 @@ class CpuBackend(Launching):
         """Return the ranks that have died, have left, or can't be reached any more."""
         found = set()
         for rank, member in enumerate(self.members):
-            lost = self.host.lost([member]) is not None
-            if self.host.abroad is not None:
-                lost = lost or self.host.abroad.control.lost(member) is not None
+            lost = self.host.lost([member]) is not None or self.council.lost(rank) is not None
             if lost or (rank != self.rank and self.health.has_left(rank)):
                 found.add(rank)
         return found
@@ -204,14 +218,18 @@ class CpuBackend(Launching):
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
     ) -> CpuBackend:
-        """Make the backend of those of my ranks that are left; `split`, of a failed group."""
+        """Make the backend of those of my ranks that are left, which all do so at once.
+
+        As `split`, but of a failed group and without the store: they tell each other.
+        """
         members = [self.members[rank] for rank in ranks]
 
         def check() -> None:
             check_alive(self.host, name, members)
 
         rank = list(ranks).index(self.rank)
-        return _made(Founding(self.host, name, members, rank, store, deadline, check))
+        founding = Founding(self.host, name, members, rank, store, deadline, check)
+        return _joined(founding, form_again(founding, self.council), self.council)
 
     def close(self) -> None:
         """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
@@ -220,6 +238,7 @@ class CpuBackend(Launching):
         self.notify()
         for channel in (self.channel, *self.links.channels()):
             self.host.retire(channel)
+        self.council.leave(() if self.outside is None else self.outside.hosts.away(self.rank))
         if self.outside is not None:
             self.outside.close()
         withdraw(self.areas, self.links.memory())
@@ -236,3 +255,14 @@ class CpuBackend(Launching):
         health = getattr(self, "health", None)
         if health is not None and not health.closed and os.getpid() == self.host.pid:
             self.close()
+
+
+def _gone_of(backend: CpuBackend) -> Callable[[], set[int]]:
+    """Return its `gone`, which does not keep it: a group that is dropped ends at once."""
+    reference = weakref.ref(backend)
+
+    def gone() -> set[int]:
+        backend = reference()
+        return set() if backend is None else backend.gone()
+
+    return gone

@@ -1,9 +1,10 @@
-"""Control lines: one quiet connection to every rank of another host, for as long as the job lasts.
+"""Control lines: one quiet connection to every other rank, for as long as the job lasts.
 
-Its end is the evidence that a rank has gone: the kernel closes it with the process, and keepalive
-probes find out within seconds that a host has vanished; a stopped process still answers them.
-Besides, ranks tell each other here why a group has failed, and that they have left one. Messages
-are JSON behind their length. One thread reads (the host's control thread); any thread may send.
+Between hosts its end is the evidence that a rank has gone: the kernel closes it with the process,
+and keepalive probes find out within seconds that a host has vanished; a stopped process still
+answers them. Besides, the ranks of a group agree here on why it has failed and on who goes on, and
+tell each other that they have left it. Messages are JSON behind their length. One thread reads (the
+host's control thread); any thread may send.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _OPTIONS = {
 _LENGTH = struct.Struct("<I")
 _MOST = 1 << 16
 _BROKEN = "it does not keep to the protocol"
-_NEEDS: dict[str, tuple[str, type]] = {
-    "report": ("error", str),
-    "cause": ("error", str),
-    "left": ("rank", int),
+_NEEDS: dict[str, dict[str, type]] = {
+    "say": {"topic": str, "step": int, "value": str},
+    "part": {"topic": str, "value": str},
+    "left": {},
 }
 
 Message = dict[str, Any]
@@ -50,15 +51,15 @@ class Line:
         self._out: deque[bytes] = deque()
         self._in = bytearray()
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OPTIONS.items():
+        for option, value in _OPTIONS.items() if wire.family != socket.AF_UNIX else ():
             wire.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def send(self, message: Message) -> None:
-        """Send a message, or keep what does not go until `flush`; never blocks."""
-        data = json.dumps(message).encode()
+    def send(self, data: bytes) -> bool:
+        """Send what was `framed`, or keep what does not go until `flush`; say whether it went."""
         with self._lock:
-            self._out.append(_LENGTH.pack(len(data)) + data)
+            self._out.append(data)
         self.flush()
+        return not self._out or self.over is not None
 
     def flush(self) -> None:
         """Send what was kept, as far as it goes."""
@@ -111,6 +112,12 @@ class Line:
             yield message
 
 
+def framed(message: Message) -> bytes:
+    """Return a message as it travels."""
+    data = json.dumps(message).encode()
+    return _LENGTH.pack(len(data)) + data
+
+
 def _checked(data: bytes) -> Message | None:
     """Return a message that has what its kind needs, or None."""
     try:
@@ -120,7 +127,9 @@ def _checked(data: bytes) -> Message | None:
     if not isinstance(message, dict) or not isinstance(message.get("group"), str):
         return None
     needs = _NEEDS.get(str(message.get("kind")))
-    return message if needs and isinstance(message.get(needs[0]), needs[1]) else None
+    if needs is None or not all(isinstance(message.get(n), kind) for n, kind in needs.items()):
+        return None
+    return message
 
 
 class Control:
@@ -131,21 +140,26 @@ class Control:
         wires: Mapping[int, socket.socket],
         on_message: Callable[[int, Message], None],
         on_end: Callable[[int, str], None],
+        wake: Callable[[], object] = lambda: None,
     ) -> None:
+        """`wake` has the thread that polls call `register` again."""
         self.lines = {number: Line(number, wire) for number, wire in wires.items()}
         self._by_fd = {line.wire.fileno(): line for line in self.lines.values()}
+        self._ended: dict[int, str] = {}
         self._on_message = on_message
         self._on_end = on_end
+        self.wake = wake
 
     def lost(self, number: int) -> str | None:
-        """Return why a rank of another host can't be reached any more, or None."""
-        line = self.lines.get(number)
-        return None if line is None else line.over
+        """Return why the line to a rank has ended, or None; all that came before has been told."""
+        return self._ended.get(number)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
-        """Send a message to some ranks of other hosts; who has gone gets none."""
-        for number in numbers:
-            self.lines[number].send(message)
+        """Send a message to some ranks; who has gone gets none."""
+        data = framed(message)
+        went = [self.lines[number].send(data) for number in numbers]
+        if not all(went):
+            self.wake()
 
     def register(self, poller: select.poll) -> None:
         """Have a poller watch all lines that are not over."""
@@ -165,6 +179,7 @@ class Control:
             poller.modify(fd, line.events())
         else:
             poller.unregister(fd)
+            self._ended[line.number] = line.over
             self._on_end(line.number, line.over)
         return True
 
@@ -176,3 +191,4 @@ class Control:
                     line.wire.shutdown(socket.SHUT_RDWR)
             line.wire.close()
             line.over = line.over or "this rank has closed it"
+            self._ended.setdefault(line.number, line.over)

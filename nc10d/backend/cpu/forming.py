@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from nc10d import errors
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas, area_bytes
-from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.native import layout as at
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreTimeout
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
+    from nc10d.backend.cpu.wires import Board
     from nc10d.store.base import Store
 
 # How long a wait goes on before it looks whether the others can still come.
@@ -62,11 +63,8 @@ def form(founding: Founding) -> Areas:
     A DistError, the same on every rank, says why the group was not formed: RendezvousError who
     did not come before the deadline, PeerLost who never will.
     """
-    host, members, store = founding.host, founding.members, founding.store
-    half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
-    offset = host.allocate(area_bytes(len(members), half))
-    host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
-    host.arena.mapping.words(offset + at.AREA_READS, 1)[0] = host.reads(members)
+    host, store = founding.host, founding.store
+    offset, half = _lay_out(founding)
     failure: BaseException | None = None
     try:
         verdict = _meet(founding, offset, half)
@@ -83,6 +81,41 @@ def form(founding: Founding) -> Areas:
         withdraw(areas)
         raise interrupted
     return areas
+
+
+def form_again(founding: Founding, board: Board) -> Areas:
+    """Make this rank's area of a group of survivors, who all tell each other where theirs lie.
+
+    As `form`, but it may succeed on some members only: whoever asks sees to it that then nobody
+    uses the group. PeerLost or RendezvousError of this rank's own if it can't be formed here.
+    """
+    host, size = founding.host, len(founding.members)
+    offset, half = _lay_out(founding)
+    keys = [f"area/{founding.name}/{rank}" for rank in range(size)]
+    board.set(keys[founding.rank], f"{offset} {half}")
+    try:
+        while not _there(board, keys, founding.deadline.slice(_SLICE)):
+            founding.check()
+            if founding.deadline.expired():
+                raise _absent(founding, [r for r in range(size) if not board.check([keys[r]])])
+    except BaseException:
+        # Who knows where it lies may still write there, until it has left or died.
+        others = [host.near[m] for m in founding.members if m in host.near and m != host.number]
+        host.abandon([offset], host.arena.mapping.base + offset + at.AREA_LEFT, mask(others))
+        raise
+    places = [text.split() for text in board.multi_get(keys)]
+    offsets, halves = zip(*(map(int, place) for place in places), strict=True)
+    return _areas(founding, offsets, min(halves))
+
+
+def _lay_out(founding: Founding) -> tuple[int, int]:
+    """Allocate this rank's area; return where it is, and the bytes of a board's half."""
+    host, members = founding.host, founding.members
+    half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
+    offset = host.allocate(area_bytes(len(members), half))
+    host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
+    host.arena.mapping.words(offset + at.AREA_READS, 1)[0] = host.reads(members)
+    return offset, half
 
 
 def _areas(founding: Founding, offsets: Sequence[int], half: int) -> Areas:
@@ -111,7 +144,7 @@ def check_alive(host: Host, name: str, members: Sequence[int]) -> None:
         )
         raise PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, group=name)
     for rank, member in enumerate(members):
-        reason = None if host.abroad is None else host.abroad.control.lost(member)
+        reason = host.peers.unreachable(member)
         if reason is not None:
             card = host.cards[member]
             message = (
@@ -143,22 +176,25 @@ def _meet(founding: Founding, offset: int, half: int) -> bytes:
         offsets, halves = zip(*(map(int, place) for place in places), strict=True)
         formed = json.dumps({"offsets": offsets, "half": min(halves)})
         return store.compare_set(_VERDICT, "", formed)
-    while not _decided(store, founding.deadline.slice(_SLICE)):
+    while not _there(store, [_VERDICT], founding.deadline.slice(_SLICE)):
         founding.check()
         if founding.deadline.expired():
-            absent = [r for r in range(size) if not store.check([f"area/{r}"])]
-            who, name = causes.listing([founding.who(r) for r in absent]), founding.name
-            message = f"{who} did not join the group {name!r} in time"
-            raise RendezvousError(message, rank=absent[0] if absent else None, group=name)
+            raise _absent(founding, [r for r in range(size) if not store.check([f"area/{r}"])])
     return store.get(_VERDICT)
 
 
-def _decided(store: Store, timeout: float) -> bool:
+def _absent(founding: Founding, ranks: Sequence[int]) -> RendezvousError:
+    who, name = causes.listing([founding.who(r) for r in ranks]), founding.name
+    message = f"{who} did not join the group {name!r} in time"
+    return RendezvousError(message, rank=ranks[0] if ranks else None, group=name)
+
+
+def _there(board: Board, keys: Sequence[str], timeout: float) -> bool:
     try:
-        store.wait([_VERDICT], max(timeout, 0.001))
+        board.wait(keys, max(timeout, 0.001))
     except StoreTimeout:
         # A store that is farther away than the slice has had no time to say so.
-        return store.check([_VERDICT])
+        return board.check(keys)
     return True
 
 

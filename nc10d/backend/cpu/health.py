@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel
+from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.links import Links
 from nc10d.backend.cpu.mates import Card, Mate
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside
 from nc10d.backend.cpu.reasons import Reasons, named
+from nc10d.backend.cpu.verdict import Verdict
 from nc10d.deadline import Deadline
 from nc10d.errors import (
     DistError,
@@ -42,11 +44,14 @@ class Health:
         areas: Areas,
         channel: Channel,
         links: Links,
-        outside: Outside | None = None,
+        outside: Outside | None,
+        council: Council,
     ) -> None:
         self._name = name
         self._areas = areas
         self._outside = outside
+        self._council = council
+        self._verdict = None if outside is None else Verdict(council, areas)
         self._channel = channel
         self._links = links
         self._reasons = Reasons(name, areas, channel, links, outside)
@@ -122,8 +127,7 @@ class Health:
     def has_left(self, rank: int) -> bool:
         """Say whether a rank has closed the group."""
         if self._away(rank):
-            assert self._outside is not None
-            return rank in self._outside.council.left
+            return rank in self._council.left
         return self._areas.state(self._areas.numbers.index(rank)) == at.CLOSED
 
     def _away(self, rank: int) -> bool:
@@ -146,9 +150,9 @@ class Health:
         op, seq, _ = self._reasons.mine(())
         error.op = error.op or op
         error.seq = seq if error.seq is None else error.seq
-        if self._outside is not None:
+        if self._verdict is not None:
             # Not under the lock: the answer comes through a thread that may want it.
-            self._outside.council.report(error, wait=not self._areas.host.in_control())
+            self._verdict.report(error, wait=not self._areas.host.in_control())
             self.failure()
             return
         # Once the group is closed, its memory may be another's.
@@ -169,8 +173,8 @@ class Health:
             self.closed = True
             # First of all: nobody may read arrays that their owners are about to get back.
             self._areas.show_closed()
-            if self._outside is not None:
-                self._outside.council.close()
+            if self._verdict is not None:
+                self._verdict.close()
             if self._failure is None:
                 self._stop()
                 message = f"group {self._name!r} has been closed on rank {self._areas.number}"
@@ -209,8 +213,6 @@ class Health:
 
     def on_lost(self, rank: int, card: Card, reason: str) -> None:
         """A rank of another host can't be reached any more."""
-        assert self._outside is not None
-        self._outside.council.notify()
         if not self.closed and not self.has_left(rank):
             self.abort(self._reasons.gone(rank, card, reason))
 
@@ -218,8 +220,12 @@ class Health:
         """A link has ended under a program: say what has become of the rank behind it."""
         assert self._outside is not None
         rank = self._reasons.number(channel.get(at.C_BLOCKED_ON))
-        council = self._outside.council
-        council.await_word(rank, LAST_WORD)
+        council, verdict = self._council, self._verdict
+        assert verdict is not None, "it has a link to another host"
+        council.until(
+            lambda: self.has_left(rank) or council.lost(rank) is not None or verdict.known(),
+            LAST_WORD,
+        )
         if self.failure() is not None:
             return
         if self.has_left(rank):

@@ -30,6 +30,7 @@ from nc10d.backend.cpu.log import Log
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.peers import Peers
 from nc10d.backend.cpu.reading import Probe, can_read
 from nc10d.deadline import Deadline
 
@@ -99,16 +100,19 @@ class Host:
         self._set(at.P_LOG, self.log.address)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
-        self.abroad = Abroad(self) if len(self.topology.hosts) > 1 else None
         self._control = threading.Thread(
             target=self._watch_peers, name="nc10d-control", daemon=True
         )
-        if self.abroad is not None:
-            try:
-                self.abroad.connect(store, deadline)
-            except BaseException:
-                self._close_descriptors()
-                raise
+        wires = {mate.number: mate.wire for mate in self.mates if mate.wire is not None}
+        self.abroad: Abroad | None = None
+        try:
+            if len(self.topology.hosts) > 1:
+                self.abroad = Abroad(self, store)
+                wires |= self.abroad.connect(store, deadline)
+        except BaseException:
+            self._close_descriptors()
+            raise
+        self.peers = Peers(self, wires)
         self._control.start()
         _hosts.add(self)
 
@@ -125,8 +129,7 @@ class Host:
         mate = self.lost(backend.members)
         if mate is not None:
             backend.health.on_death(mate)
-        if self.abroad is not None:
-            self.abroad.join(backend)
+        self.peers.join(backend)
 
     def leave(self, backend: CpuBackend) -> None:
         """Count a group out; the last one closes the host."""
@@ -274,12 +277,11 @@ class Host:
         by_fd = {mate.pidfd: mate for mate in self.mates if mate.pidfd >= 0}
         for fd in by_fd:
             poller.register(fd, select.POLLIN)
-        abroad = self.abroad
-        if abroad is not None:
-            abroad.control.register(poller)
+        self.peers.register(poller)
+        patience = None
         while not self._closing:
-            for fd, _ in poller.poll(None if abroad is None else abroad.overdue()):
-                if abroad is not None and abroad.control.ready(fd, poller):
+            for fd, _ in poller.poll(patience):
+                if self.peers.ready(fd, poller):
                     continue
                 if fd in by_fd:
                     poller.unregister(fd)
@@ -287,6 +289,7 @@ class Host:
                         self._dead |= mask([by_fd[fd].rank])
                     for group in self.live_groups():
                         group.health.on_death(by_fd[fd])
+            patience = self.peers.overdue()
 
     def close(self) -> None:
         """Stop and join the threads, then let go of memory and descriptors; idempotent."""
@@ -307,14 +310,15 @@ class Host:
                     thread.join(0.05)
         if self.abroad is not None:
             self.abroad.close()
+        self.peers.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
         with self._lock:
-            ends = [self._events, self._wake, *(mate.pidfd for mate in self.mates)]
+            ends = [self._events, self._wake]
             self._events = self._wake = -1
             for mate in self.mates:
-                mate.pidfd = -1
+                mate.close()
             for fd in ends:
                 if fd >= 0:
                     os.close(fd)
@@ -333,6 +337,7 @@ class Host:
             group.disown()
         if self.abroad is not None:
             self.abroad.disown()
+        self.peers.close(shared=True)
         self._close_descriptors()
 
     # -- looking ---------------------------------------------------------------------------

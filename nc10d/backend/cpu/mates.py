@@ -2,8 +2,9 @@
 
 Each rank listens on an abstract Unix socket (no file), tells its name through the store, and
 exchanges two descriptors with every other: its arena, and a pidfd of itself, which tells the
-kernel's word on its death. Who connects, and who answers, must run as the same user and know the
-secret that is in the store, and the job's token if it has one.
+kernel's word on its death. The connections stay, as control lines. Who connects, and who answers,
+must run as the same user and know the secret that is in the store, and the job's token if it has
+one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ class Mate:
     host: str
     mapping: Mapping
     pidfd: int
+    wire: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close the descriptors; idempotent."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+        if self.wire is not None:
+            self.wire.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +210,23 @@ def _exchange_all(
         waiting = {card.rank for card in near[near.index(mine) + 1 :]}
         while waiting:
             mate, link = _accept(listener, mine, cards, waiting, deadline)
-            with link:
-                _send(link, mine, cards[mate.number].secret, arena, pidfd)
             mates.append(mate)
+            _send(link, mine, cards[mate.number].secret, arena, pidfd)
             waiting.discard(mate.number)
         mates.extend(_receive(link, card, mine.secret, deadline) for card, link in calls)
     except BaseException as error:
         for mate in mates:
-            os.close(mate.pidfd)
+            mate.close()
+        for _, link in calls:
+            link.close()
         if not isinstance(error, OSError):
             raise
         raise RendezvousError(
             f"rank {mine.rank} could not reach its host mates: {error}"
         ) from error
-    finally:
-        for _, link in calls:
-            link.close()
+    for mate in mates:
+        assert mate.wire is not None, "who has introduced itself has done so there"
+        mate.wire.setblocking(False)
     return mates
 
 
@@ -274,7 +285,7 @@ def _introduce(
         for fd in fds:
             os.close(fd)
         return None
-    return _mate(cards[rank], fds)
+    return _mate(cards[rank], fds, link)
 
 
 def _silent(ranks: list[int]) -> RendezvousError:
@@ -291,7 +302,7 @@ def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == card.rank and secrets.compare_digest(shown, _shown(secret)):
-        return _mate(card, fds)
+        return _mate(card, fds, link)
     for fd in fds:
         os.close(fd)
     if not whole:
@@ -299,8 +310,8 @@ def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -
     raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
 
 
-def _mate(card: Card, fds: list[int]) -> Mate:
+def _mate(card: Card, fds: list[int], link: socket.socket) -> Mate:
     memory, pidfd = fds
     mapping = Mapping(memory)
     os.close(memory)
-    return Mate(0, card.rank, card.pid, card.host, mapping, pidfd)
+    return Mate(0, card.rank, card.pid, card.host, mapping, pidfd, link)

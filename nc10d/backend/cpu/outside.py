@@ -13,7 +13,6 @@ import numpy as np
 from nc10d.backend.cpu import wires as wiring
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.channel import Channel, Shared, Words
-from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.forming import Founding
     from nc10d.backend.cpu.host import Host
     from nc10d.backend.cpu.net import Streams
+    from nc10d.backend.cpu.wires import Board
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
 
@@ -29,15 +29,14 @@ COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
 class Outside:
     """Links of one rank of one group, by rank: one for collectives, one for messages."""
 
-    def __init__(self, host: Host, wires: wiring.Wires, council: Council, size: int) -> None:
-        self.hosts: Topology = council.hosts
-        self.council = council
-        assert host.abroad is not None, "ranks of several hosts have control lines"
+    def __init__(self, host: Host, wires: wiring.Wires, hosts: Topology) -> None:
+        self.hosts = hosts
+        assert host.abroad is not None, "there are several hosts"
         self._net = net = host.abroad.net
         self._wires = wires
         links = {rank: net.link(rank, pair[COLLECTIVES]) for rank, pair in wires.items()}
         self._messages = {rank: net.link(rank, pair[MESSAGES]) for rank, pair in wires.items()}
-        self.streams = net.streams(links, size)
+        self.streams = net.streams(links, hosts.size)
         self._message_streams: list[tuple[Streams, Words]] = []
 
     def has(self, rank: int) -> bool:
@@ -72,7 +71,6 @@ class Outside:
 
     def close(self) -> None:
         """Leave the other hosts; the channels have been stopped."""
-        self.council.leave()
         for pair in self._wires.values():
             for wire in pair:
                 with contextlib.suppress(OSError):
@@ -84,15 +82,14 @@ class Outside:
         wiring.close(self._wires)
 
 
-def reach(founding: Founding, areas: Areas) -> Outside | None:
+def reach(founding: Founding, areas: Areas, board: Board) -> Outside | None:
     """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
     host, name, members = founding.host, founding.name, founding.members
     hosts = host.topology.restricted(members)
     if len(hosts.hosts) == 1:
         return None
     rank, away = areas.number, hosts.away(areas.number)
-    deadline, check = founding.deadline, founding.check
-    wires = wiring.connect(founding.store, name, rank, away, PURPOSES, deadline, check)
-    assert host.abroad is not None, "ranks of several hosts have control lines"
-    council = Council(name, members, hosts, areas, host.abroad.control)
-    return Outside(host, wires, council, len(members))
+    assert host.abroad is not None, "there are several hosts"
+    place = wiring.Place(board, host.abroad.address, name, rank)
+    wires = wiring.connect(place, away, PURPOSES, founding.deadline, founding.check)
+    return Outside(host, wires, hosts)

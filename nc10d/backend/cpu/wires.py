@@ -1,8 +1,9 @@
 """How ranks of different hosts connect: once for a group, and then nobody listens any more.
 
-Each rank listens on a port of its own address and puts both into the store, with a secret. Of two
-ranks the higher one connects, once for each purpose. Both prove to each other (handshake.py) that
-they know the job's token, if it has one, and the secret of who is called, which is in the store.
+Each rank listens on a port of its own address and puts both up for the others, with a secret: in
+the store, or told over the control lines by those who go on after a death. Of two ranks the higher
+one connects, once for each purpose. Both prove to each other (handshake.py) that they know the
+job's token, if it has one, and the secret of who is called.
 """
 
 from __future__ import annotations
@@ -13,17 +14,13 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nc10d.auth import demand, job_token
 from nc10d.backend.cpu.greeting import Greeting
-from nc10d.backend.cpu.interfaces import own_address
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.handshake import Introduction, group_digest
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 _SLICE = 0.05
 # Strangers wait there too: they must not keep a rank from getting in.
@@ -31,6 +28,36 @@ _BACKLOG = 4096
 
 Wires = dict[int, list[socket.socket]]
 """For each rank of another host its sockets, one for each purpose."""
+
+
+class Board(Protocol):
+    """Where ranks read what others have put up: a store, or what a council has heard."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Put something up."""
+
+    def check(self, keys: Sequence[str], /) -> bool:
+        """Say whether all of these are there."""
+
+    def wait(self, keys: Sequence[str], timeout: float, /) -> None:
+        """Block until they are; StoreTimeout after `timeout` seconds."""
+
+    def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
+        """Return what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank meets the others of a group: a board, the address it listens on, its `rank`."""
+
+    board: Board
+    address: str
+    name: str
+    rank: int
+
+    def key(self, peer: int) -> str:
+        """Return the key of a rank's door."""
+        return f"door/{self.name}/{peer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +74,26 @@ class Door:
 
 
 def connect(
-    store: Store,
-    name: str,
-    rank: int,
+    place: Place,
     away: Sequence[int],
     purposes: int,
     deadline: Deadline,
     check: Callable[[], None],
 ) -> Wires:
-    """Connect to the ranks `away`, which do the same in the same store under the same name.
+    """Connect to the ranks `away`, which do the same on the same board under the same name.
 
     Blocks until all have. `check` is called meanwhile, and raises what makes waiting pointless.
     AuthError if the job has no token and this rank's address is not its machine's alone.
     """
-    address = own_address(store)
-    demand(address, f"the port of rank {rank}")
+    name, rank = place.name, place.rank
+    demand(place.address, f"the port of rank {rank}")
     every = [(peer, purpose) for peer in away for purpose in range(purposes)]
-    with _listener(address) as listener:
+    with _listener(place.address) as listener:
         address, port = listener.getsockname()[:2]
         mine = Door(address, port, os.urandom(32).hex())
         key = mine.key()
-        store.set(f"door/{name}/{rank}", json.dumps([mine.address, mine.port, mine.secret]))
-        doors = _doors(store, name, rank, away, deadline, check)
+        place.board.set(place.key(rank), json.dumps([mine.address, mine.port, mine.secret]))
+        doors = _doors(place, away, deadline, check)
         awaited = {one for one in every if one[0] > rank}
         greeting = Greeting(listener, key, rank, group_digest(name), awaited)
 
@@ -130,27 +155,22 @@ def _listener(address: str) -> socket.socket:
 
 
 def _doors(
-    store: Store,
-    name: str,
-    rank: int,
-    away: Sequence[int],
-    deadline: Deadline,
-    check: Callable[[], None],
+    place: Place, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Door]:
-    keys = [f"door/{name}/{peer}" for peer in away]
-    for _ in _slices(deadline, check, lambda: _absent(store, name, rank, away)):
+    keys = [place.key(peer) for peer in away]
+    for _ in _slices(deadline, check, lambda: _absent(place, away)):
         try:
-            store.wait(keys, _SLICE)
+            place.board.wait(keys, _SLICE)
             break
         except StoreTimeout:
             continue
-    raw = store.multi_get(keys)
+    raw = place.board.multi_get(keys)
     return {peer: Door(*json.loads(text)) for peer, text in zip(away, raw, strict=True)}
 
 
-def _absent(store: Store, name: str, rank: int, away: Sequence[int]) -> str:
-    missing = [peer for peer in away if not store.check([f"door/{name}/{peer}"])]
-    return f"rank {rank} waits for ranks {missing} of other hosts to join {name!r}"
+def _absent(place: Place, away: Sequence[int]) -> str:
+    missing = [peer for peer in away if not place.board.check([place.key(peer)])]
+    return f"rank {place.rank} waits for ranks {missing} of other hosts to join {place.name!r}"
 
 
 def _slices(

@@ -57,9 +57,10 @@ def hunt(bug: Bug, count: int, begin: int = 0) -> Failure | None:
 
 
 _STORE = ("storing",)
-_TABLE, _VALUES, _SHRINK = "store.table:Table", "store.values:Values", "shrink:"
+_TABLE, _VALUES, _ATTEMPT = "store.table:Table", "store.values:Values", "shrink:Attempt"
 _COUNCIL, _STEPS = "backend.cpu.council:Council", "backend.cpu.algorithms.all_reduce:"
-_MEETS = ("founding", "shrinking")
+_AGREEMENT = "backend.cpu.agreement:Agreement"
+_MEETS, _AGREES = ("founding",), ("judging", "shrinking")
 _ALIKE = "reducer.agreement:"
 _SHRINKS, _JUDGES, _REDUCES, _RUNS = ("shrinking",), ("judging",), ("buckets",), ("programs",)
 
@@ -103,27 +104,34 @@ BUGS: dict[str, Bug] = {
     "missing rank not named": Bug(
         "rendezvous:_who_is_missing", wrong.one_rank_less, ("gathering",)
     ),
-    "verdict not seen": Bug("backend.cpu.forming:_decided", wrong.unseen, ("founding",)),
-    "death not looked for": Bug("backend.cpu.forming:check_alive", wrong.nothing, ("founding",)),
-    "list of survivors overwritten": Bug(
-        f"{_SHRINK}_propose", wrong.instead(wrong.overwrite), _SHRINKS
+    "verdict not seen": Bug("backend.cpu.forming:_there", wrong.unseen, _MEETS),
+    "far store never answers": Bug(
+        "backend.cpu.forming:_there", wrong.instead(wrong.impatient), _MEETS
     ),
-    "group not confirmed": Bug(f"{_SHRINK}confirm", wrong.instead(wrong.unasked), _SHRINKS),
-    "confirmation waits for the dead": Bug(f"{_SHRINK}confirm", wrong.blind, _SHRINKS),
-    "survivors wait for the dead": Bug(f"{_SHRINK}agree", wrong.waits_for_the_dead, _SHRINKS),
-    "far store never answers": Bug(f"{_SHRINK}_there", wrong.instead(wrong.impatient), _SHRINKS),
-    "stale epoch": Bug(f"{_SHRINK}prefix_store", wrong.unnumbered, _SHRINKS),
-    "dropped cause": Bug(f"{_COUNCIL}.tell", wrong.nothing, _JUDGES),
+    "death not looked for": Bug("backend.cpu.forming:check_alive", wrong.nothing, ("founding",)),
+    "own list of survivors": Bug(f"{_ATTEMPT}._decide", wrong.instead(wrong.undecided), _SHRINKS),
+    "group not confirmed": Bug(f"{_ATTEMPT}.confirm", wrong.instead(wrong.unasked), _SHRINKS),
+    "confirmation waits for the dead": Bug(f"{_ATTEMPT}.confirm", wrong.blind, _SHRINKS),
+    "survivors wait for the dead": Bug(f"{_ATTEMPT}.agree", wrong.blind, _SHRINKS),
+    "nobody is to blame": Bug(f"{_ATTEMPT}._to_blame", lambda real: lambda *args: [], _SHRINKS),
+    "stale epoch": Bug(f"{_ATTEMPT}.__init__", wrong.unnumbered, _SHRINKS),
+    "one judge tells its verdict": Bug(
+        f"{_AGREEMENT}._adopt", wrong.instead(wrong.tells), ("judging",)
+    ),
+    "echo not sent": Bug(f"{_AGREEMENT}._adopt", wrong.instead(wrong.mute), _AGREES),
+    "later round not asked for": Bug(f"{_AGREEMENT}._ask", wrong.nothing, _AGREES),
+    "old round believed": Bug(f"{_AGREEMENT}._adopt", wrong.steps_back, _AGREES),
+    "dismissed before its last words": Bug(
+        f"{_COUNCIL}._ended", wrong.instead(lambda council, rank: rank in council._gone()), _AGREES
+    ),
     "lost abort": Bug("backend.cpu.causes:publish", wrong.instead(wrong.tells_itself), _JUDGES),
     "cause overwritten": Bug(
         "backend.cpu.causes:publish", wrong.instead(wrong.last_counts), _JUDGES
     ),
     "every host judges": Bug(
-        f"{_COUNCIL}._judges",
-        wrong.instead(lambda council: council.hosts.mates(council.number)),
-        _JUDGES,
+        "backend.cpu.verdict:Verdict.report", wrong.instead(wrong.own_verdict), _JUDGES
     ),
-    "stopped judge awaited": Bug(f"{_COUNCIL}.overdue", wrong.nothing, _JUDGES),
+    "silent ranks awaited": Bug(f"{_COUNCIL}.overdue", wrong.nothing, _JUDGES),
     "cut message forgotten": Bug("backend.cpu.control:Line.receive", wrong.forgets_parts, _JUDGES),
     "bucket launched twice": Bug("reducer.schedule:Schedule._advance", wrong.again, _REDUCES),
     "buckets leave when ready": Bug(

@@ -88,12 +88,16 @@ class Host:
         self.arena = Arena(deaths.memory[rank])
         self.mates = [SimpleNamespace(mapping=deaths.memory[number]) for number in range(size)]
         self.near = {number: number for number in range(size)}
-        self.abroad = None
+        self.number = rank
+        self.peers = SimpleNamespace(unreachable=lambda number: None)
 
     def allocate(self, nbytes: int) -> int:
         """Return where an area lies: elsewhere on each rank, so that a mix-up shows."""
         self.arena.given += 1
         return 8 * self._rank
+
+    def abandon(self, offsets: object, left_word: int, members: int) -> None:
+        """Keep memory until the others have left."""
 
     def reads(self, members: object) -> int:
         """Say whom this rank can read."""

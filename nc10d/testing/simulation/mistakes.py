@@ -7,13 +7,14 @@ a function that looks at nothing.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from nc10d.backend.cpu.agreement import DECIDED
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
-from nc10d.deadline import NEVER
 from nc10d.errors import StoreTimeout
 from nc10d.store import messages as m
 
@@ -143,12 +144,7 @@ def one_rank_less(real: Any) -> Any:
 
 def unseen(real: Any) -> Any:
     """Never see the verdict."""
-    return lambda store, timeout: real(store, timeout) and False
-
-
-def overwrite(store: Any, members: Any) -> None:
-    """Write the list of survivors whoever wrote one before."""
-    store.set("members", importlib.import_module("json").dumps(members))
+    return lambda store, keys, timeout: real(store, keys, timeout) and False
 
 
 def impatient(store: Any, keys: Any, limit: float) -> bool:
@@ -160,24 +156,63 @@ def impatient(store: Any, keys: Any, limit: float) -> bool:
     return True
 
 
-def unasked(store: Any, members: Any, gone: Any, made: bool, until: Any) -> bool:
+def undecided(attempt: Any, topic: str, members: Any, what: Any) -> str:
+    """Go by one's own opinion."""
+    return json.dumps({"what": what})
+
+
+def unasked(attempt: Any, members: Any, made: bool, until: Any) -> bool:
     """Ask nobody whether they have made the group."""
     return made
 
 
 def unnumbered(real: Any) -> Any:
     """Use the same keys for each attempt."""
-    return lambda name, store: real(name.rstrip("0123456789"), store)
+    return lambda attempt, council, number, gone: real(attempt, council, 1, gone)
 
 
 def blind(real: Any) -> Any:
-    """See no death while the outcome is awaited."""
-    return lambda store, members, gone, made, until: real(store, members, set, made, NEVER)
+    """See no death while the others are awaited."""
+
+    def ask(attempt: Any, *args: Any) -> Any:
+        seen, attempt._gone = attempt._gone, set
+        try:
+            return real(attempt, *args)
+        finally:
+            attempt._gone = seen
+
+    return ask
 
 
-def waits_for_the_dead(real: Any) -> Any:
-    """See no death while survivors are awaited."""
-    return lambda store, size, rank, gone, until: real(store, size, rank, set, until)
+def tells(agreement: Any, number: int, value: str) -> None:
+    """Let the first round's rank decide, and tell the others."""
+    if agreement._whose() == agreement._me:
+        agreement._send(agreement._others, DECIDED, value)
+    agreement._round, agreement._shown = number, True
+    agreement._decide(value)
+
+
+def mute(agreement: Any, number: int, value: str) -> None:
+    """Show nobody what another one has shown."""
+    if number > agreement._round or not agreement._shown:
+        agreement._round, agreement._value, agreement._shown = number, value, True
+        if agreement._whose() == agreement._me:
+            agreement._send(agreement._others, number, value)
+
+
+def steps_back(real: Any) -> Any:
+    """Keep one's own value in a new round."""
+
+    def adopt(agreement: Any, number: int, value: str) -> None:
+        real(agreement, number, agreement._value or value)
+
+    return adopt
+
+
+def own_verdict(verdict: Any, error: Any, *, wait: bool) -> None:
+    """Fail one's own host, and ask nobody."""
+    importlib.import_module("nc10d.backend.cpu.causes").publish(verdict._areas, error)
+    verdict._areas.host.ring(0)
 
 
 def tells_itself(areas: Any, error: Any) -> None:

@@ -1,7 +1,7 @@
 """Survivors agree on who goes on, while more of them die, stop, or learn of deaths late.
 
 Laws: all ranks that go on are in the same group; every survivor that kept up is in it; who has been
-left out is told; all of that within the patience for each death and a moment.
+left out is told; all of that within the patience for each death and a moment. No store is there.
 """
 
 from __future__ import annotations
@@ -11,77 +11,96 @@ from types import SimpleNamespace
 from typing import Any
 
 from nc10d import shrink
+from nc10d.backend.cpu import forming
+from nc10d.backend.cpu.algorithms.topology import grouped
+from nc10d.backend.cpu.native import layout as at
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError
+from nc10d.errors import Aborted, PeerLost, RendezvousError
 from nc10d.testing.simulation.clock import Simulation
+from nc10d.testing.simulation.company import Company, Member
 from nc10d.testing.simulation.laws import demand, ending, in_time, live, some, typed
-from nc10d.testing.simulation.meeting import Deaths, Host, form
+from nc10d.testing.simulation.meeting import Host, Mapping
 from nc10d.testing.simulation.network import Network, Weather
-from nc10d.testing.simulation.stores import Site, VirtualStore
 
 _LONG = 20.0
 _PROMPT = 4.0
+
+
+class Survivor:
+    """One rank of the group that shrinks."""
+
+    def __init__(self, member: Member, memory: list[Mapping]) -> None:
+        self.member, self.rank = member, member.rank
+        self.size = len(memory)
+        deaths: Any = SimpleNamespace(memory=memory, known=[member.known] * self.size)
+        self.host = Host(deaths, self.rank, self.size)
+
+    def go_on(self) -> Any:
+        """Shrink; return the new group's name and members."""
+        old: Any = SimpleNamespace(
+            name="old", store=None, size=self.size, rank=self.rank, successor=self._successor
+        )
+        council: Any = self.member.council
+        new: Any = shrink._made(old, council, self.member.gone, shrink.PATIENCE)
+        self.member.close()
+        return new.name, tuple(new.members)
+
+    def _successor(self, name: str, members: list[int], store: Any, until: Deadline) -> Any:
+        host: Any = self.host
+        founding = forming.Founding(
+            host, name, members, members.index(self.rank), store, until, partial(self._check, name)
+        )
+        areas = forming.form_again(founding, self.member.council)
+        expected = [8 * rank for rank in members]
+        demand(areas._offsets == expected, f"areas at {areas._offsets} are not those of {members}")
+        self._connect(members)
+        return SimpleNamespace(name=name, members=members, close=lambda: None)
+
+    def _check(self, name: str) -> None:
+        host: Any = self.host
+        forming.check_alive(host, name, range(self.size))
+
+    def _connect(self, members: list[int]) -> None:
+        """Stand for the links between hosts: who lacks that to a dead rank gives up."""
+        sim = self.member.company.sim
+        sim.sleep(sim.random.random() * 0.1)
+        lost = self.member.gone().intersection(members)
+        if lost:
+            raise PeerLost(f"ranks {sorted(lost)} are lost while links are made")
 
 
 def shrinking(sim: Simulation) -> None:
     """A group shrinks."""
     random = sim.random
     net = Network(sim, Weather.any(random))
-    site, size = Site(net), random.randint(3, 6)
-    deaths = Deaths(sim, net, size)
-
-    def go_on(rank: int) -> Any:
-        store = VirtualStore(site, f"rank {rank}", 30.0)
-
-        def successor(name: str, members: list[int], below: Any, until: Deadline) -> Any:
-            host = Host(deaths, rank, size)
-            form(host, name, members, members.index(rank), below, until.remaining())
-            _connect(sim, deaths, rank, members)
-            return SimpleNamespace(name=name, members=members, close=lambda: None)
-
-        old = SimpleNamespace(name="old", store=store, size=size, rank=rank, successor=successor)
-        known = deaths.known[rank]
-        new: Any = shrink._made(old, lambda: set(known), shrink.PATIENCE)  # type: ignore[arg-type]
-        return new.name, tuple(new.members)
-
-    for rank in range(size):
-        delay = random.random() * 0.2
-        deaths.actors.append(sim.start(f"rank {rank}", partial(go_on, rank), delay))
+    size = random.randint(3, 6)
+    hosts = sorted(random.choice("ab") for _ in range(size))
+    company = Company(sim, net, grouped(hosts))
+    memory = [Mapping(2 * at.AREA_LINKS + 4096) for _ in range(size)]
+    for member in company.members:
+        body = Survivor(member, memory).go_on
+        sim.start(f"rank {member.rank}", body, random.random() * 0.2)
     victims = some(random, size, size - 2) or [random.randrange(size)]
-    sim.after(0.0, lambda: deaths.kill(victims[0]))
+    sim.after(0.0, lambda: company.kill(victims[0]))
     for victim in victims[1:]:
-        sim.after(random.random() * 0.6, partial(deaths.kill, victim))
+        sim.after(random.random() * 0.6, partial(company.kill, victim))
     stopped = random.randrange(size) if random.random() < 0.25 else -1
     if stopped >= 0:
-        sim.after(random.random() * 0.3, lambda: deaths.pause(stopped, _LONG))
-    begin, fails = sim.now, random.random() < 0.1
-    if fails:
-        site.fail(random.random() * 0.3)
-        sim.end += 200.0
+        sim.after(random.random() * 0.3, lambda: company.pause(stopped, _LONG))
+    begin = sim.now
     sim.run()
-    if fails:
-        typed(deaths.actors, StoreError, RendezvousError, Aborted, PeerLost)
-        return
     if stopped < 0:
         slow = 2 if net.weather.lost else 1
-        in_time(deaths.actors, begin + slow * _PROMPT)
-    _judge(deaths, stopped)
+        in_time(sim.actors, begin + slow * _PROMPT)
+    _judge(sim, stopped)
 
 
-def _connect(sim: Simulation, deaths: Deaths, rank: int, members: list[int]) -> None:
-    """Stand for the links between hosts: who lacks that to a dead rank gives up."""
-    sim.sleep(sim.random.random() * 0.1)
-    lost = deaths.known[rank].intersection(members)
-    if lost:
-        raise PeerLost(f"ranks {sorted(lost)} are lost while links are made")
-
-
-def _judge(deaths: Deaths, stopped: int) -> None:
-    typed(deaths.actors, Aborted, PeerLost, RendezvousError)
-    went_on = {actor.result for actor in live(deaths.actors) if actor.result is not None}
+def _judge(sim: Simulation, stopped: int) -> None:
+    typed(sim.actors, Aborted, PeerLost, RendezvousError)
+    went_on = {actor.result for actor in live(sim.actors) if actor.result is not None}
     demand(len(went_on) <= 1, f"survivors go on in different groups: {sorted(went_on)}")
     members = next(iter(went_on))[1] if went_on else ()
-    for rank, actor in enumerate(deaths.actors):
+    for rank, actor in enumerate(sim.actors):
         if actor.dead:
             continue
         if actor.error is None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu import causes
-from nc10d.backend.cpu.control import Control, Line
+from nc10d.backend.cpu.control import Control, Line, framed
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -33,15 +33,12 @@ def ends() -> Iterator[Pair]:
         yield one, other
 
 
-def framed(message: object) -> bytes:
-    data = json.dumps(message).encode()
-    return struct.pack("<I", len(data)) + data
-
-
-LAST = {"kind": "left", "group": "world", "rank": 7}
+LAST = {"kind": "left", "group": "world"}
+SAYS = {"group": st.text(), "topic": st.text(), "value": st.text()}
 MESSAGES = st.one_of(
-    st.fixed_dictionaries({"kind": st.just("left"), "group": st.text(), "rank": st.integers()}),
-    st.fixed_dictionaries({"kind": st.just("cause"), "group": st.text(), "error": st.text()}),
+    st.fixed_dictionaries({"kind": st.just("left"), "group": st.text()}),
+    st.fixed_dictionaries({"kind": st.just("part"), **SAYS}),
+    st.fixed_dictionaries({"kind": st.just("say"), "step": st.integers(), **SAYS}),
 )
 JSON = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries(st.text(), st.text())
 FIELDS = st.sampled_from(["kind", "group"])
@@ -73,7 +70,7 @@ def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
     one, other = ends
     line = Line(1, one)
     for number in range(2000):
-        line.send({**LAST, "rank": number, "text": "x" * 4000})
+        line.send(framed({**LAST, "number": number, "text": "x" * 4000}))
     other.setblocking(False)
     far = Line(0, other)
     got = []
@@ -81,7 +78,7 @@ def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
         select.select([other], [], [], 5.0)
         got += far.receive()
         line.flush()
-    assert [message["rank"] for message in got] == list(range(2000))
+    assert [message["number"] for message in got] == list(range(2000))
 
 
 def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> None:

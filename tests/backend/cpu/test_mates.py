@@ -45,8 +45,7 @@ def nothing_stays_open() -> Iterator[None]:
 
 def part(mates: list[Mate]) -> None:
     for mate in mates:
-        if mate.pidfd >= 0:
-            os.close(mate.pidfd)
+        mate.close()
 
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:

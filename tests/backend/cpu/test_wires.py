@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 
 from nc10d.backend.cpu import interfaces, wires
-from nc10d.backend.cpu.wires import Wires, connect
+from nc10d.backend.cpu.wires import Place, Wires, connect
 from nc10d.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
 from nc10d.handshake import PROOF_BYTES, STRANGER_SECONDS, Caller, Introduction, group_digest
@@ -25,9 +25,13 @@ def nothing() -> None:
     pass
 
 
+def place(store: HashStore, rank: int) -> Place:
+    return Place(store, interfaces.own_address(store), "world", rank)
+
+
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires:
     away = [r for r in range(size) if r != rank]
-    return connect(store, "world", rank, away, 2, Deadline.after(timeout), nothing)
+    return connect(place(store, rank), away, 2, Deadline.after(timeout), nothing)
 
 
 def close(*made: Wires) -> None:
@@ -171,7 +175,7 @@ def test_waiting_ends_when_it_has_become_pointless() -> None:
         raise PeerLost("rank 1 is gone")
 
     with pytest.raises(PeerLost):
-        connect(HashStore(), "world", 0, [1], 2, Deadline.after(30.0), check)
+        connect(place(HashStore(), 0), [1], 2, Deadline.after(30.0), check)
 
 
 def test_an_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
