@@ -26,8 +26,7 @@ PATIENCE = 5.0
 So long, at least, they also wait for the members on their list to make the group: that takes time
 even where nobody is waited for.
 """
-_SLICE, _MOMENT = 0.02, 0.5
-_MADE = "made"
+_SLICE, _MOMENT = 0.02, 2.0
 
 
 class Council(Protocol):
@@ -157,26 +156,37 @@ class Attempt:
         """
         topic = f"outcome/{self.number}"
         votes = [self._vote(rank) for rank in members]
-        self._council.set(self._vote(self._council.rank), _MADE if made else "")
+        mine = None if made else sorted(self._gone().intersection(members))
+        self._council.set(self._vote(self._council.rank), json.dumps(mine))
         while made and not self._council.until(
             lambda: self._council.check(votes) or self._council.decided(topic) is not None,
             until.slice(_SLICE),
         ):
             if until.expired() or self._gone().intersection(members):
                 break
-        lost = self._to_blame(members, until)
-        whole = self._council.check(votes) and {*self._council.multi_get(votes)} == {_MADE.encode()}
-        outcome = json.loads(self._decide(topic, members, None if whole else lost))["what"]
+        whole = all(vote is None for vote in self._votes(members).values())
+        lost = None if whole else self._to_blame(members, until)
+        outcome = json.loads(self._decide(topic, members, lost))["what"]
         self.lost.update(outcome or ())
         return outcome is None
 
+    def _votes(self, members: Sequence[int]) -> dict[int, list[int] | None]:
+        """Return whom each member blames; None if it has made the group, [] if it has not said."""
+        keys = {rank: self._vote(rank) for rank in members}
+        there = {rank: key for rank, key in keys.items() if self._council.check([key])}
+        votes = map(json.loads, self._council.multi_get([*there.values()]))
+        return {rank: [] for rank in members} | dict(zip(there, votes, strict=True))
+
     def _to_blame(self, members: Sequence[int], until: Deadline) -> list[int]:
-        """Return the members that have gone, and those that have not asked in time."""
+        """Return the members that have gone, as anybody says, and who has not asked in time."""
         late = until.expired()
         if late:  # so it is for the others, a little earlier or later
             self._council.until(lambda: self._council.check([*map(self._vote, members)]), _MOMENT)
         silent = {r for r in members if late and not self._council.check([self._vote(r)])}
-        return sorted(self._gone().intersection(members) | silent)
+        gone = self._gone().intersection(members)
+        return sorted(
+            gone.union(silent, *(blamed or () for blamed in self._votes(members).values()))
+        )
 
     def _decide(self, topic: str, members: Sequence[int], what: object) -> str:
         """Have everyone decide; who is not among `members` may be silent."""
@@ -193,7 +203,7 @@ class Attempt:
         return f"here/{self.number}/{rank}"
 
     def _vote(self, rank: int) -> str:
-        return f"{_MADE}/{self.number}/{rank}"
+        return f"made/{self.number}/{rank}"
 
     def _has_come(self, rank: int) -> bool:
         return self._council.check([self._here(rank)])

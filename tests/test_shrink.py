@@ -228,6 +228,49 @@ def test_it_takes_less_than_a_second(survived: list[Any]) -> None:
     assert min(took) < 1.0
 
 
+STORELESS = """
+port = PORT
+os.environ["NC10D_HOST_ID"] = NAMES[rank]
+group = join(60.0)
+group.barrier()
+say("ready")
+try:
+    while True:
+        dist.all_reduce(np.ones(10))
+except dist.PeerLost as error:
+    say("lost", error.rank)
+hear()
+new = dist.shrink_group()
+x = np.ones(3)
+dist.all_reduce(x)
+say("goes on with", new.size, x[0])
+hear()
+"""
+
+
+@pytest.mark.parametrize("names", ["aaaa", "aabb", "abca"])
+def test_neither_the_store_nor_its_host_is_needed(names: str) -> None:
+    """Rank 0 is killed, and the store's server with it, as where their host is lost."""
+    command = [sys.executable, "-m", "nc10d.store", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().split(":")[-1])
+        code = STORELESS.replace("NAMES", repr(names)).replace("PORT", str(port))
+        with Job(code, 4) as ranks:
+            for rank in ranks:
+                assert rank.line() == "ready"
+            server.kill()
+            ranks[0].kill(signal.SIGKILL)
+            for rank in ranks[1:]:
+                assert rank.line() == "lost 0"
+            for rank in ranks[1:]:
+                rank.tell("go on")
+            for rank in ranks[1:]:
+                assert rank.line() == "goes on with 3 3.0"
+                rank.tell("end")
+            assert [rank.ended() for rank in ranks[1:]] == [0, 0, 0]
+
+
 STOPPED = """
 from nc10d.errors import DistError
 

@@ -52,7 +52,7 @@ def test_a_seed_plays_the_same_every_time(seed: int) -> None:
     ],
 )
 def test_a_bug_is_found_and_its_seed_finds_it_again(name: str) -> None:
-    found = hunt(BUGS[name], 3000)
+    found = hunt(BUGS[name], 12_000)
     assert found is not None, f"nothing found {name!r}"
     assert str(found.seed) in str(found)
     with BUGS[name].present(), pytest.raises(simulation.Failure, match=str(found.seed)):

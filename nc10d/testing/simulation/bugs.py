@@ -113,13 +113,11 @@ BUGS: dict[str, Bug] = {
     "group not confirmed": Bug(f"{_ATTEMPT}.confirm", wrong.instead(wrong.unasked), _SHRINKS),
     "confirmation waits for the dead": Bug(f"{_ATTEMPT}.confirm", wrong.blind, _SHRINKS),
     "survivors wait for the dead": Bug(f"{_ATTEMPT}.agree", wrong.blind, _SHRINKS),
-    "nobody is to blame": Bug(f"{_ATTEMPT}._to_blame", lambda real: lambda *args: [], _SHRINKS),
     "stale epoch": Bug(f"{_ATTEMPT}.__init__", wrong.unnumbered, _SHRINKS),
     "one judge tells its verdict": Bug(
         f"{_AGREEMENT}._adopt", wrong.instead(wrong.tells), ("judging",)
     ),
     "echo not sent": Bug(f"{_AGREEMENT}._adopt", wrong.instead(wrong.mute), _AGREES),
-    "later round not asked for": Bug(f"{_AGREEMENT}._ask", wrong.nothing, _AGREES),
     "old round believed": Bug(f"{_AGREEMENT}._adopt", wrong.steps_back, _AGREES),
     "dismissed before its last words": Bug(
         f"{_COUNCIL}._ended", wrong.instead(lambda council, rank: rank in council._gone()), _AGREES

@@ -90,6 +90,7 @@ class Host:
         self.near = {number: number for number in range(size)}
         self.number = rank
         self.peers = SimpleNamespace(unreachable=lambda number: None)
+        self.cards = [SimpleNamespace(pid=number, host="host") for number in range(size)]
 
     def allocate(self, nbytes: int) -> int:
         """Return where an area lies: elsewhere on each rank, so that a mix-up shows."""

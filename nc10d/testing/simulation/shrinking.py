@@ -34,6 +34,7 @@ class Survivor:
         self.size = len(memory)
         deaths: Any = SimpleNamespace(memory=memory, known=[member.known] * self.size)
         self.host = Host(deaths, self.rank, self.size)
+        self.host.peers = SimpleNamespace(unreachable=member.control.lost)
 
     def go_on(self) -> Any:
         """Shrink; return the new group's name and members."""
@@ -47,18 +48,14 @@ class Survivor:
 
     def _successor(self, name: str, members: list[int], store: Any, until: Deadline) -> Any:
         host: Any = self.host
-        founding = forming.Founding(
-            host, name, members, members.index(self.rank), store, until, partial(self._check, name)
-        )
+        check = partial(forming.check_alive, host, name, members)
+        rank = members.index(self.rank)
+        founding = forming.Founding(host, name, members, rank, store, until, check)
         areas = forming.form_again(founding, self.member.council)
         expected = [8 * rank for rank in members]
         demand(areas._offsets == expected, f"areas at {areas._offsets} are not those of {members}")
         self._connect(members)
         return SimpleNamespace(name=name, members=members, close=lambda: None)
-
-    def _check(self, name: str) -> None:
-        host: Any = self.host
-        forming.check_alive(host, name, range(self.size))
 
     def _connect(self, members: list[int]) -> None:
         """Stand for the links between hosts: who lacks that to a dead rank gives up."""
