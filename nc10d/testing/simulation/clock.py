@@ -35,13 +35,20 @@ class Signal:
     """Something that ranks wait for."""
 
     def __init__(self) -> None:
-        self.waiting: list[Actor] = []
+        self.waiting: list[tuple[Actor, Callable[[], bool]]] = []
 
     def notify(self) -> None:
-        """Wake who waits; everyone looks for themselves whether it is for them."""
+        """Wake who waits for something that is there now: to change threads costs the most."""
         waiting, self.waiting = self.waiting, []
-        for actor in waiting:
-            actor.wake()
+        for actor, ready in waiting:
+            if ready():
+                actor.wake()
+            else:
+                self.waiting.append((actor, ready))
+
+
+def _always() -> bool:
+    return True
 
 
 class Actor:
@@ -72,6 +79,7 @@ class Actor:
         except BaseException as error:  # noqa: BLE001  (what a rank ends with is judged later)
             self.error = error
         self.done, self.ended_at = True, self.sim.now
+        self.sim.unfinished -= 1
         if not self.dead:
             self.sim.note(f"{self.name} ends: {self.error or self.result!r}")
         self._back.release()
@@ -122,6 +130,7 @@ class Simulation:
         self.now = _BEGIN
         self.end = _BEGIN + bound
         self.over = False
+        self.unfinished = 0
         self.trace: list[str] = []
         self.actors: list[Actor] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -140,14 +149,20 @@ class Simulation:
         """Add a rank that begins after a while."""
         actor = Actor(self, name, body)
         self.actors.append(actor)
+        self.unfinished += 1
         self.after(delay, actor._resumption())
         return actor
 
-    def wait(self, signal: Signal, until: float) -> None:
-        """In a rank: wait for a signal, or until then; it may also come back for nothing."""
-        actor: Actor = _here.actor
-        signal.waiting.append(actor)
-        actor.block(until)
+    def wait(self, signal: Signal, until: float, ready: Callable[[], bool] = _always) -> None:
+        """In a rank: wait for a signal, or until then; it may also come back for nothing.
+
+        A signal is not for this rank unless `ready()`, which any thread may ask.
+        """
+        waiting = (_here.actor, ready)
+        signal.waiting.append(waiting)
+        waiting[0].block(until)
+        if waiting in signal.waiting:
+            signal.waiting.remove(waiting)
 
     def sleep(self, seconds: float) -> None:
         """In a rank: let virtual time go by."""
@@ -170,7 +185,7 @@ class Simulation:
         """Run until all ranks have ended; Silence if that does not happen."""
         _here.sim = self
         try:
-            while any(not actor.done for actor in self.actors):
+            while self.unfinished:
                 self._next()
         finally:
             for actor in self.actors:
@@ -181,14 +196,17 @@ class Simulation:
             _here.sim = None
 
     def _next(self) -> None:
-        waiting = [actor.name for actor in self.actors if not actor.done]
         if not self._due:
-            raise Silence(f"{waiting} wait, and nothing will ever come")
+            raise Silence(f"{self._waiting()} wait, and nothing will ever come")
         due, _, act = heapq.heappop(self._due)
         if due > self.end:
-            raise Silence(f"{waiting} still wait after {self.end - _BEGIN:g} virtual seconds")
+            bound = f"{self.end - _BEGIN:g} virtual seconds"
+            raise Silence(f"{self._waiting()} still wait after {bound}")
         self.now, self._looks = due, 0
         act()
+
+    def _waiting(self) -> list[str]:
+        return [actor.name for actor in self.actors if not actor.done]
 
 
 class VirtualClock:
@@ -229,7 +247,7 @@ class Condition:
         sim: Simulation = _here.sim
         until = sim.now + timeout
         while not ready() and sim.now < until:
-            sim.wait(self._signal, until)
+            sim.wait(self._signal, until, ready)
         return ready()
 
 

@@ -7,6 +7,7 @@ ways, each in its own time: lines end behind what was sent on them, and the kern
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,13 +40,14 @@ class Member:
         self.wires: dict[int, Any] = {}
         self.known: set[int] = set()
         self.closed = False
+        self._minding = math.inf
         self.on_loss: Callable[[int], None] = lambda number: None
         self.control: Control
         self.council: Council
 
     def open(self) -> None:
         """Make the product's objects; all wires are there."""
-        self.control = Control(self.wires, self._on_message, self._on_end, self._wake)
+        self.control = Control(self.wires, self._on_message, self._on_end, self.mind)
         members = list(range(self.company.hosts.size))
         self.council = Council("group", members, self.rank, self.control, self.gone)
         for number, wire in self.wires.items():
@@ -63,19 +65,25 @@ class Member:
         self.council.leave(self.company.hosts.away(self.rank))
         self.closed = True
 
-    def mind(self) -> None:
-        """Look whether anybody is overdue, and come back when it is time, unless stopped."""
+    def mind(self, delay: float = _SOON) -> None:
+        """Look soon whether anybody is overdue, and again when it is time."""
+        due = self.company.sim.now + delay
+        if due < self._minding:
+            self._minding = due
+            self.company.sim.after(delay, partial(self._mind, due))
+
+    def _mind(self, due: float) -> None:
+        if due != self._minding:  # it is looked at earlier
+            return
+        self._minding = math.inf
         actor = self.company.sim.actors[self.rank]
         late = actor.paused_until - self.company.sim.now
         if late > 0:  # what has come meanwhile is heard before
-            self.company.sim.after(late + 3 * _SOON, self.mind)
+            self.mind(late + 3 * _SOON)
         elif not actor.dead and not self.closed:
             left = self.council.overdue()
             if left is not None:
-                self.company.sim.after(left, self.mind)
-
-    def _wake(self) -> None:
-        self.company.sim.after(_SOON, self.mind)
+                self.mind(left)
 
     def _attend(self, number: int) -> None:
         actor, end = self.company.sim.actors[self.rank], self.wires[number]
@@ -86,7 +94,7 @@ class Member:
             self.company.sim.after(late + _SOON, partial(self._attend, number))
         else:
             self.control.ready(end.fileno(), Poller())  # type: ignore[arg-type]
-            self.company.sim.after(_SOON, self.mind)
+            self.mind()
 
     def _on_message(self, number: int, message: Message) -> None:
         if not self.closed:

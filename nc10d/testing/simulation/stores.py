@@ -202,7 +202,7 @@ class VirtualLink(Link):
         while not ready():
             if sim.now >= self.deadline:
                 raise TimeoutError
-            sim.wait(end.changed, self.deadline)
+            sim.wait(end.changed, self.deadline, ready)
 
 
 class VirtualSealedLink(SealedLink, VirtualLink):
