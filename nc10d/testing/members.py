@@ -150,7 +150,7 @@ def _end_with_owner() -> None:
         owner.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="nc10d-watch", daemon=True).start()
 
 
 def _process_main(

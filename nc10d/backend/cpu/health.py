@@ -24,6 +24,7 @@ from nc10d.backend.cpu.reasons import Reasons, named
 from nc10d.backend.cpu.verdict import Verdict
 from nc10d.deadline import Deadline
 from nc10d.errors import (
+    CollectiveMismatch,
     DistError,
     ForkedGroupError,
     GroupClosed,
@@ -58,6 +59,7 @@ class Health:
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
+        self._circle: DistError | None = None
         self.on_failure: Callable[[DistError], object] | None = None
 
     # -- asking ----------------------------------------------------------------------------
@@ -84,6 +86,11 @@ class Health:
         if failure is not None:
             raise fresh(failure) from None  # it was never raised here: once is enough
 
+    def stuck(self, channel: Channel, verdict: str) -> None:
+        """Have the next `look` fail the group: a circle of ranks waits in a channel of it."""
+        rank = self._blocked_on(channel)
+        self._circle = CollectiveMismatch(verdict, rank=rank, cause="a circle of waits")
+
     def trouble(self, channel: Channel, deadline: Deadline) -> bool:
         """Say whether there is a reason to stop waiting; changes nothing."""
         if self._failure is not None or causes.read(self._areas) is not None:
@@ -100,6 +107,8 @@ class Health:
         failure = self.failure()
         if failure is not None:
             return failure
+        if self._circle is not None:
+            return self._fail(self._circle)
         deserter = self._deserter(channel)
         if deserter is not None:
             return self._fail(self._reasons.left(deserter, ops, channel))

@@ -23,9 +23,10 @@ import numpy as np
 from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.abroad import Abroad
 from nc10d.backend.cpu.algorithms.topology import grouped
-from nc10d.backend.cpu.arena import PAGE, Arena
+from nc10d.backend.cpu.arena import Arena
 from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
+from nc10d.backend.cpu.deadlocks import Deadlocks
 from nc10d.backend.cpu.log import Log
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
@@ -61,7 +62,7 @@ class Host:
         self.pid = os.getpid()
         self.arena = Arena()
         try:
-            bell = self.arena.allocate(PAGE)
+            bell = self.arena.allocate(at.FIRST_PAGES)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
             self._probe = Probe(self.arena)
             self.mates, self.cards = meeting.gather(
@@ -100,6 +101,7 @@ class Host:
         self._set(at.P_LOG, self.log.address)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
+        self.deadlocks = Deadlocks(self)
         self._control = threading.Thread(
             target=self._watch_peers, name="nc10d-control", daemon=True
         )
@@ -235,6 +237,10 @@ class Host:
                     thread = threading.Thread(target=self._notify, name="nc10d-notify", daemon=True)
                     self._notifier = thread
                     thread.start()
+
+    def notifies(self) -> bool:
+        """Say whether there is a notifier: callbacks may call what no other thread does."""
+        return self._notifier is not None
 
     def poke_notifier(self) -> bool:
         """Have the notifier look at all watched works; False if there is none any more."""

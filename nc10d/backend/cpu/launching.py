@@ -28,7 +28,7 @@ from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.strided import straighten
-from nc10d.backend.cpu.waits import SLICE, Waits
+from nc10d.backend.cpu.waits import LOOK, SLICE, Waits
 from nc10d.backend.cpu.works import CpuWork, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
@@ -220,8 +220,13 @@ class Launching(Waits):
     def _go_on(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program that this thread has begun to its end, a slice at a time."""
         deadline = Deadline.after(max(0.0, timeout - SLICE))
-        while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
-            answer = engine.drive(channel.address, max(1, int(deadline.slice(SLICE) * 1e9)))
+        try:
+            while answer == at.BLOCKED and not self.health.trouble(channel, deadline):
+                if self.is_stuck(channel):
+                    break
+                answer = engine.drive(channel.address, max(1, int(deadline.slice(LOOK) * 1e9)))
+        finally:
+            self.host.deadlocks.over()
         if answer == at.DONE:
             return
         # Whoever learns of a failure stops the channels: this thread must have left before.

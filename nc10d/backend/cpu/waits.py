@@ -1,7 +1,7 @@
 """Waiting for a group's submissions, and what a wait does besides: it helps, and it looks.
 
-Every wait goes in slices of 50 ms at most. Between two of them it takes messages aside that nobody
-has asked for, and looks whether the group still works and whether time is over.
+Every wait goes in slices of 50 ms at most, most of 25. Between two of them it takes messages aside
+that nobody has asked for, and looks whether the group still works and whether time is over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.health import Health
 from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.links import Links
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.post import Post
@@ -27,6 +28,8 @@ from nc10d.work import Work
 
 SLICE_NS = engine.SLICE_NS
 SLICE = SLICE_NS / 1e9
+LOOK = SLICE / 2
+"""Seconds between two looks of a thread that waits, after the first slice."""
 
 
 class Waits:
@@ -34,6 +37,8 @@ class Waits:
 
     host: Host
     areas: Areas
+    links: Links
+    group_name: str
     rank: int
     health: Health
     post: Post
@@ -74,18 +79,30 @@ class Waits:
 
         `limit` is the operation's own deadline: when it passes, the group fails.
         """
-        while True:
-            slice_ns = max(1, int(until.slice(SLICE) * 1e9))
-            answer = engine.wait(channel.address, submission.address, slice_ns)
-            if answer == at.FINISHED:
-                return None
-            if answer == at.UNMATCHED:
-                self.post.absorb(channel)
-            elif answer < 0 and answer != at.ABORTED:
-                self.health.engine_failed(channel, answer)
-            failure = self.health.look(ops, channel, limit)
-            if failure is not None or until.expired():
-                return failure
+        try:
+            while True:
+                slice_ns = max(1, int(until.slice(LOOK) * 1e9))
+                answer = engine.wait(channel.address, submission.address, slice_ns)
+                if answer == at.FINISHED:
+                    return None
+                if answer == at.UNMATCHED:
+                    self.post.absorb(channel)
+                elif answer < 0 and answer != at.ABORTED:
+                    self.health.engine_failed(channel, answer)
+                elif answer == 0 and until.at >= limit.at:
+                    self.is_stuck(channel, submission)
+                failure = self.health.look(ops, channel, limit)
+                if failure is not None or until.expired():
+                    return failure
+        finally:
+            self.host.deadlocks.over()
+
+    def is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
+        """Say whether what this thread waits for in a channel never comes: see deadlocks.py."""
+        verdict = self.host.deadlocks.stuck(self, channel, submission)
+        if verdict is not None:
+            self.health.stuck(channel, verdict)
+        return verdict is not None
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt ends it for the whole group."""

@@ -30,6 +30,12 @@ AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link t
 
 OPEN, CLOSED = 1, 2
 
+# -- the first pages of an arena: the doorbell, then the rank's noticeboard ----------------------
+BOARD_VERSION, BOARD_VERDICT = 64, 128
+BOARD_VERDICT_TEXT, BOARD_VERDICT_BYTES = 256, 3840
+BOARD_NOTICE, BOARD_NOTICE_BYTES = 4096, 12288
+FIRST_PAGES = BOARD_NOTICE + BOARD_NOTICE_BYTES
+
 # -- a link (one direction between two ranks), in the sender's arena ----------------------------
 # Line 0 is the sender's counter with the message header, line 1 the receiver's counter.
 LINK_SENT = 0
