@@ -74,7 +74,7 @@ class Costs:
         where = self._nothing.address
         vars(programs)["address"] = lambda _: where
         self._site._library.address = lambda _: where
-        self._site._recipes._known.clear()
+        self._site._maker._known._known.clear()
 
     def settle(self) -> None:
         """Let what was launched be looked after."""

@@ -63,6 +63,12 @@ def _destroy(device: int, made: Any) -> None:
     call("cuCtxPopCurrent")
 
 
+def is_captured(stream: int) -> bool:
+    """Say whether what is queued on a stream becomes part of a graph."""
+    status: Any = call("cuStreamIsCapturing", stream)
+    return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
 def stream_handle(stream: Any) -> int:
     """Return the handle of anybody's stream; TypeError for what is none.
 

@@ -4,7 +4,8 @@ A Call is a function's name and its arguments without the last two, communicator
 all of NCCL's operations end with. Operations that NCCL lacks are several calls, which belong
 into one group. Which ones must not depend on what a single rank knows: every rank must come to the
 same calls. So lists of arrays are always one call per rank, even where they lie side by side; and
-a gather is always messages, since only its root knows whether it has a list.
+gathers and scatters are always messages: ncclGather and ncclScatter need parts of one size, and no
+rank knows that of the others'.
 """
 
 from __future__ import annotations

@@ -182,6 +182,19 @@ def a_block_with_another_array_in_its_middle_is_another(group: ProcessGroup) -> 
     assert [value(x) for x in middles] == [group.size**3] * 2
 
 
+def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
+    """In a block, behind one another: what rank 1 has gathered it scatters."""
+    root, mine = group.rank == 1, full(group, float(group.rank + 1), 10 * group.rank + 3)
+    parts = [full(group, -1.0, 10 * rank + 3) for rank in range(group.size)] if root else None
+    for _ in range(2):
+        with group.coalescing_manager():
+            group.gather(mine, parts, dst=1)
+            group.all_reduce(mine[:3])
+            group.scatter(mine, parts, src=1)
+        assert value(mine) == group.rank + 1
+        assert not root or [value(x) for x in parts or ()] == [1.0, 2.0]
+
+
 class Moving:
     """An array of somebody's whose memory changes under the same object."""
 

@@ -1,0 +1,158 @@
+"""From operations to a recipe: known ones are found, new ones checked, planned and laid out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nc10d.access import first_array
+from nc10d.backend.nccl import alike, datatypes
+from nc10d.backend.nccl.calls import Call, Place, calls_of
+from nc10d.backend.nccl.lanes import Lane, Lanes, Who
+from nc10d.backend.nccl.library import Library
+from nc10d.backend.nccl.options import NcclOptions
+from nc10d.backend.nccl.programs import (
+    Body,
+    Events,
+    Placed,
+    Program,
+    Rows,
+    grouped,
+    in_groups,
+)
+from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
+from nc10d.cuda.driver import call, driver
+from nc10d.cuda.events import EventPool
+from nc10d.cuda.memory import device_of, to_device
+from nc10d.cuda.streams import Stream
+from nc10d.deadline import Deadline
+from nc10d.dtypes import DType
+from nc10d.ops import OP_NAMES, AllReduces, Kept, Op
+from nc10d.validate import validate
+
+
+class Maker:
+    """Makes what a group launches on one device; used under the lock of the launches."""
+
+    def __init__(
+        self, who: Who, library: Library, options: NcclOptions, pool: EventPool, lanes: Lanes
+    ) -> None:
+        self.device = pool.device
+        self._who = who
+        self._library = library
+        self._timing = options.timing
+        self._pool = pool
+        self._lanes = lanes
+        self._known = Recipes()
+        self._before = pool.take()
+        self._joint = Stream(self.device, options.high_priority)
+        self._scratch = to_device(np.ones(1, np.int32), self.device)
+        self._fp8 = _reduces_fp8(library, self.device)
+
+    def recipe(self, ops: Sequence[Op], timeout: float) -> Recipe:
+        """Return how to run a launch: as it was run before if it is a known one.
+
+        ValueError and TypeError for what NCCL can't do.
+        """
+        key = None if self._timing else key_of(ops)
+        recipe = self._known.find(key, ops) or self._alike(ops, key)
+        if recipe is None:
+            recipe = self._new(ops, key, Deadline.after(timeout))
+        if type(ops) is Kept and key is not None and recipe.program is not None:
+            ops.known = recipe
+        return recipe
+
+    def _alike(self, ops: Sequence[Op], key: Key | None) -> Recipe | None:
+        """Make the recipe of a block of all_reduces that are right; None for any other launch."""
+        main = self._lanes.find("all")
+        if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
+            return None
+        ends = self._library.address("ncclAllReduce"), main.handle, main.stream
+        rows = alike.rows_of(ops, self.device, self._fp8, ends)
+        if rows is None:
+            return None
+        recipe = Recipe((main,), ops)
+        recipe.program = self._laid_out(recipe.lanes, self._before, lambda table: table.block(rows))
+        self._known.keep(key, ops, recipe)
+        return recipe
+
+    def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> Recipe:
+        """Check what a caller can get wrong, and make the recipe of a launch."""
+        for op in ops:
+            validate(op, self._who.rank, self._who.size)
+            if getattr(op, "peer", 0) is None:
+                raise ValueError("recv: nccl must know from whom: src can't be None")
+            self._check_device(op)
+        calls = self._calls(ops, lambda *_: 0)
+        lanes: dict[Lane, None] = {self._lanes.of(op, deadline): None for op in ops}
+        recipe = Recipe(tuple(lanes), ops)
+        if all(lane.comm is not None for lane in lanes):
+            if any(map(_is_scaled, ops)):
+                calls = self._calls(ops, self._scaled)
+            recipe.program = self._planned(ops, recipe.lanes, deadline, self._before, calls)
+            self._known.keep(key, ops, recipe)
+        return recipe
+
+    def _check_device(self, op: Op) -> None:
+        array = first_array((op,))
+        device = self.device if array is None else device_of(array)
+        if device != self.device:
+            where = f"group {self._who.group!r} is on cuda:{self.device}"
+            raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
+
+    def _calls(
+        self, ops: Sequence[Op], scaled: Callable[[float, int, DType], int]
+    ) -> list[list[Call]]:
+        who, scratch = self._who, self._scratch.address
+        place = Place(who.rank, who.size, self._library.has, scaled, scratch, self._fp8)
+        return [calls_of(op, place) for op in ops]
+
+    def program(
+        self, ops: Sequence[Op], lanes: tuple[Lane, ...], deadline: Deadline, before: int
+    ) -> Program:
+        """Lay out a launch that was checked before its lanes were formed.
+
+        The event `before` has been recorded already.
+        """
+        return self._planned(ops, lanes, deadline, before, self._calls(ops, self._scaled))
+
+    def _planned(
+        self,
+        ops: Sequence[Op],
+        lanes: tuple[Lane, ...],
+        deadline: Deadline,
+        before: int,
+        calls: Sequence[list[Call]],
+    ) -> Program:
+        ways = [self._lanes.of(op, deadline) for op in ops]
+        groups = [
+            [Placed(ways[at], one, at) for at in group for one in calls[at]]
+            for group in in_groups(ops)
+        ]
+        return self._laid_out(lanes, before, grouped([one for one in groups if one], lanes))
+
+    def _laid_out(self, lanes: tuple[Lane, ...], before: int, body: Body) -> Program:
+        begun = self._pool.take(timing=True) if self._timing else 0
+        events = Events(before, begun, self._joint.handle if len(lanes) > 1 else 0)
+        return Program(lanes, events, body, Rows(self._library))
+
+    def _scaled(self, factor: float, datatype: int, dtype: DType) -> int:
+        """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
+        main = self._lanes.find("all")
+        assert main is not None
+        assert main.comm is not None, "only what runs on a formed lane is scaled"
+        value = np.array(factor).astype(dtype.numpy)
+        scalar = ctypes.create_string_buffer(value.tobytes())
+        return main.comm.premul_sum(factor, datatype, scalar)
+
+
+def _is_scaled(op: Op) -> bool:
+    return getattr(getattr(op, "op", None), "factor", None) is not None
+
+
+def _reduces_fp8(library: Library, device: int) -> bool:
+    attribute = driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    capability = int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device)))
+    return library.version >= datatypes.FP8_SINCE and capability >= datatypes.FP8_CAPABILITY
