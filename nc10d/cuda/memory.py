@@ -70,6 +70,12 @@ class DeviceArray:
         address = self.address + first * prod(inner) * self.dtype.itemsize
         return DeviceArray(address, shape, self.dtype, self.device, self.owner)
 
+    def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
+        """Return an array of another shape, with as many elements, on the same memory."""
+        if prod(shape) != prod(self.shape):
+            raise ValueError(f"{prod(self.shape)} elements can't have the shape {shape}")
+        return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
+
     def fill_from(self, x: HostArray) -> None:
         """Copy a host array of the same shape and dtype here; blocks until it is here."""
         if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):

@@ -14,8 +14,9 @@ from zlib import crc32
 import numpy as np
 
 from nc10d.buffer import as_buffer
-from nc10d.ops import MIN
+from nc10d.ops import MIN, Array
 from nc10d.reducer.plan import Spec
+from nc10d.reducer.settings import Settings
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 _SIDES = 16
 _TEXT = 256
 """Bytes that one side of a difference may take in an error."""
+
+
+def verify_alike(
+    group: ProcessGroup, params: Sequence[Array], specs: Sequence[Spec], settings: Settings
+) -> None:
+    """Raise the ValueError that names the first difference in parameters or options."""
+    verify_parameters(group, specs, settings.names, [memory_order(x) for x in params])
+    verify_numbers(group, settings.numbers())
 
 
 def verify_parameters(

@@ -49,7 +49,7 @@ class Logger:
         """Look at the pass that has just ended, if it is one of those."""
         if reducer.passes > FIRST and reducer.passes % self._rate:
             return
-        durations, moments = reducer.times.durations(), reducer.times.moments()
+        durations, moments = reducer.durations(), reducer.times.moments()
         self._looked += 1
         self._sums.update(durations)
         unused = [

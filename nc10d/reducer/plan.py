@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
+from nc10d.buffer import Buffer, as_buffer
 from nc10d.dtypes import DType, dtype_of
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -54,7 +54,16 @@ def spec_of(x: Any) -> Spec:
     if isinstance(x, tuple):
         return _spec(*x)
     buffer = as_buffer(x)
-    return Spec(tuple(buffer.shape), buffer.dtype, buffer.device)
+    return Spec(tuple(buffer.shape), buffer.dtype, _device(x, buffer))
+
+
+def _device(x: Any, buffer: Buffer) -> str:
+    """Return what tells a device from the others of its kind: "cpu", "cuda:1"."""
+    if buffer.device != "cuda":
+        return buffer.device
+    from nc10d.cuda.memory import device_of
+
+    return f"cuda:{device_of(x)}"
 
 
 def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:

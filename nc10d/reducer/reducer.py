@@ -19,18 +19,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nc10d.ops import Array
-from nc10d.reducer.agreement import (
-    agree_on_order,
-    memory_order,
-    verify_numbers,
-    verify_parameters,
-)
+from nc10d.reducer.agreement import agree_on_order, verify_alike
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocate
 from nc10d.reducer.gradients import SparseGradient, assign, check
@@ -41,11 +35,12 @@ from nc10d.reducer.plan import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     Plan,
+    Spec,
     arrival_order,
     spec_of,
 )
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
-from nc10d.reducer.timing import PassTimes
+from nc10d.reducer.timing import Moment, PassTimes, Recorder, Stopwatch
 from nc10d.reducer.usage import Usage
 from nc10d.work import Work
 
@@ -91,7 +86,7 @@ class Reducer:
         self.group = group
         self._params = list(params)
         self.specs = [spec_of(x) for x in self._params]
-        self.settings = chosen = Settings(
+        self.settings = Settings(
             checked_names(names, len(self._params)),
             cap_bytes,
             first_bytes,
@@ -104,20 +99,17 @@ class Reducer:
         self._lock = threading.RLock()
         self._usage = Usage(len(self._params))
         self._mean = Mean(group.size)
+        self._watch = Stopwatch(len(self._params), _device_timer(self._params, self.specs))
         self._pass: BackwardPass | None = None
-        self._forward = 0
         self._learnt: list[int] | None = None
         self._logger: weakref.ref[Logger] | None = None
         self.arrived: list[int] | None = None
         self.rebuilt = False
         self.passes = 0
-        self.times = PassTimes.of_none(len(self._params))
-        self._used = [True] * len(self._params)
-        verify_parameters(group, self.specs, chosen.names, list(map(memory_order, self._params)))
-        verify_numbers(group, chosen.numbers())
+        verify_alike(group, self._params, self.specs, self.settings)
         group.reducers += 1
         self._layouts = Layouts(
-            self._params, self.specs, chosen, allocate, group, self._mean, group.reducers
+            self._params, self.specs, self.settings, allocate, group, self._mean, group.reducers
         )
         self._layout = self._layouts.make()
         self._storage = self._layout.storage
@@ -159,7 +151,7 @@ class Reducer:
 
     def prepare_for_forward(self) -> None:
         """Take note that a forward pass begins: for the times of the next pass alone."""
-        self._forward = perf_counter_ns()
+        self._watch.record(Moment.FORWARD_START)
 
     def set_forward_pass_work_handle(self, work: Work, use_static_world_size: bool = False) -> None:
         """Divide the sums of the next pass by what `work` counts: ranks that still have a batch.
@@ -184,6 +176,7 @@ class Reducer:
 
     def _begin(self, marks: Sequence[int] | None) -> None:
         schedule, delay = self._layout.schedule, self.settings.delay
+        self._watch.record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(self._storage, schedule, marks, self._leave, delay=delay)
             self._pass.start()
@@ -207,6 +200,8 @@ class Reducer:
                 self._pass.ready(param, gradient)
 
     def _leave(self, index: int) -> None:
+        if index == 0:
+            self._watch.record(Moment.COMM_START)
         hook, state = self._hook or (self._mean, None)
         self._storage.buckets[index].leave(hook, self.group if state is None else state)
         if self.settings.find_unused and index == len(self._storage.buckets) - 1:
@@ -224,22 +219,20 @@ class Reducer:
             current, self._pass = self._pass, None
         if current is None:
             raise RuntimeError("finish: no pass has begun")
+        self._watch.record(Moment.BACKWARD_END)
         try:
             current.end()
             if self.settings.find_unused:
-                self._used = self._usage.settle()
-                current.restore(self._used)
+                current.restore(self._usage.settle())
         finally:
             self._mean.reset()
+        self._watch.record(Moment.COMM_END)
         self._learn(current)
 
     def _learn(self, ended: BackwardPass) -> None:
         if self.arrived is None:
             self.arrived, self._learnt = ended.arrived, ended.counts()
-        self.times = PassTimes(
-            self._forward, ended.began, ended.times, ended.left, perf_counter_ns()
-        )
-        self._forward = 0
+        self._watch.ended(ended.began, ended.times, ended.left)
         self.passes += 1
         logger = self._logger and self._logger()
         if logger:
@@ -286,7 +279,21 @@ class Reducer:
 
         All are, without `find_unused_parameters`.
         """
-        return list(self._used)
+        return list(self._usage.used)
+
+    @property
+    def times(self) -> PassTimes:
+        """When the parts of the last pass that was finished happened, as the host saw it."""
+        return self._watch.last
+
+    def durations(self) -> dict[str, int]:
+        """Return how long the parts of the last pass took, in ns, by c10d's names.
+
+        Where all parameters are on one CUDA device, it is that which has measured (its current
+        stream, by events); then this blocks until it is through with the pass, and is of use until
+        the next one begins.
+        """
+        return self._watch.durations()
 
     def get_backward_stats(self) -> list[int]:
         """Return when each gradient of the last pass was ready, in ns since the pass began."""
@@ -295,3 +302,13 @@ class Reducer:
     def _refuse_running(self, what: str) -> None:
         if self._pass is not None:
             raise RuntimeError(f"{what}: the last pass has not been finished; call finish() first")
+
+
+def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> Recorder | None:
+    """Return what measures on the device, if all parameters are on one that can."""
+    devices = {spec.device for spec in specs}
+    if len(devices) != 1 or not devices.pop().startswith("cuda"):
+        return None
+    from nc10d.reducer.device_timing import DeviceTimer
+
+    return DeviceTimer(params[0])

@@ -21,9 +21,13 @@ Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Usage:
-    """One flag for each of `count` parameters; marks add up until ranks have agreed."""
+    """One flag for each of `count` parameters; marks add up until ranks have agreed.
+
+    `used` is what they have agreed on last: all of them, before the first time.
+    """
 
     def __init__(self, count: int) -> None:
+        self.used = [True] * count
         self._mine = bytearray(count)
         self._ours: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
@@ -48,4 +52,5 @@ class Usage:
             raise RuntimeError("no exchange of used parameters is under way: call agree() first")
         work, self._work = self._work, None
         work.wait()
-        return [bool(flag) for flag in self._ours]
+        self.used = [bool(flag) for flag in self._ours]
+        return self.used
