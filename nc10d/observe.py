@@ -73,7 +73,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank knows of one group; `last` has every rank's number as seen from here."""
+    """What one rank knows of one group; `last` has every rank's number as seen from here.
+
+    It was `written` at a time of day in s, when the clock of its entries stood at `clock` ns.
+    """
 
     group: str
     rank: int
@@ -88,6 +91,11 @@ class Dump:
     entries: list[Entry] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
+    clock: int = 0
+
+    def day(self, moment: int) -> float:
+        """Return the time of day, in ns, of a moment of this rank's entries."""
+        return self.written * 1e9 - (self.clock - moment)
 
     @property
     def calls(self) -> list[Entry]:
@@ -152,6 +160,7 @@ class FlightRecorder:
             host=socket.gethostname(),
             pid=os.getpid(),
             written=time.time(),
+            clock=time.monotonic_ns(),
             why=why if error is None else f"{type(error).__name__}: {error}",
             failed=None if error is None else error.rank,
             waits_for=backend.waits_for(),
@@ -178,6 +187,8 @@ _attended: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 def attend(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
     """Have a group write dumps, if the environment says where; see the module."""
     folder = environment.get(FOLDER)
+    if environment.get(SIGNAL) and not folder:
+        _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
     if not folder or "cpu" not in group.config.devices:
         return
     backend = group.backend("cpu")

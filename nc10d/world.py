@@ -73,7 +73,7 @@ class World:
     def keep(self, group: ProcessGroup) -> ProcessGroup:
         """Register a group that is complete."""
         self.groups[group.name] = group
-        if os.environ.get("NC10D_DUMP_DIR"):
+        if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
             from nc10d.observe import attend
 
             attend(group)

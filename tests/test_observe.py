@@ -221,6 +221,6 @@ def test_a_dump_survives_its_file() -> None:
     entries = [Entry(4, "barrier", STARTED, 17), sent]
     traffic = [Traffic("to", 2, 5, True)]
     last = {0: 4, 1: 4, 2: 3}
-    dump = Dump("a", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, traffic, last)
+    dump = Dump("a", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, traffic, last, 9)
     assert Dump.from_json(dump.to_json()) == dump
     assert json.loads(dump.to_json())["format"] == observe.FORMAT

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="DIR", type=Path)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="draw a table of all calls")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="draw what all ranks did when")
     parser.add_argument(
         "--torch", type=Path, metavar="OUT", help="write files for torch's flight-recorder analyser"
     )

@@ -59,31 +59,45 @@ def record(dumps: Sequence[Dump]) -> dict[str, Any]:
 
 
 def _completed(dump: Dump) -> int:
-    return max((entry.seq for entry in dump.entries if entry.state == "completed"), default=0)
+    return max((entry.seq for entry in dump.calls if entry.state == "completed"), default=0)
 
 
 def _entry(dump: Dump, entry: Entry) -> dict[str, Any]:
     inputs, outputs, dtype = _sizes(dump, entry)
+    begun = int(dump.day(entry.begun)) if entry.begun else 0
     return {
-        "frames": [],
+        "frames": _frames(entry.site),
         "pg_id": 0,
         "process_group": (dump.group, dump.group),
-        "collective_seq_id": entry.seq,
-        "p2p_seq_id": 0,
+        "collective_seq_id": 0 if entry.message else entry.seq,
+        "p2p_seq_id": entry.seq if entry.message else 0,
         "op_id": entry.seq,
-        "profiling_name": f"gloo:{_NAMES.get(entry.op, entry.op)}",
-        "time_created_ns": entry.begun,
+        "profiling_name": f"gloo:{_name(dump, entry)}",
+        "time_created_ns": begun,
         "input_sizes": inputs,
         "output_sizes": outputs,
         "input_dtypes": [dtype] if dtype else [],
         "output_dtypes": [dtype] if dtype else [],
         "state": entry.state,
-        "time_discovered_started_ns": entry.begun or None,
-        "time_discovered_completed_ns": None,
+        "time_discovered_started_ns": begun or None,
+        "time_discovered_completed_ns": int(dump.day(entry.ended)) if entry.ended else None,
         "retired": entry.state == "completed",
         "timeout_ms": 0,
-        "is_p2p": False,
+        "is_p2p": entry.message,
     }
+
+
+def _name(dump: Dump, entry: Entry) -> str:
+    """Return what torch calls an operation; a message has its ranks in the name."""
+    peer = re.search(r"(?:dst|src)=(\d+)", entry.call) if entry.message else None
+    if peer is None:
+        return _NAMES.get(entry.op, entry.op)
+    return f"{entry.op} {dump.rank}{'->' if entry.op == 'send' else '<-'}{peer[1]}"
+
+
+def _frames(site: str) -> list[dict[str, Any]]:
+    file, _, line = site.rpartition(":")
+    return [{"name": "", "filename": file, "line": int(line)}] if line.isdigit() else []
 
 
 def _sizes(dump: Dump, entry: Entry) -> tuple[list[list[int]], list[list[int]], str]:
