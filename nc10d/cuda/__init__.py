@@ -21,13 +21,14 @@ from nc10d.cuda.driver import (
     ordinal,
     synchronize,
 )
-from nc10d.cuda.memory import DeviceArray, empty, to_device, to_host
+from nc10d.cuda.memory import DeviceArray, copy_to, empty, to_device, to_host, zeros
 from nc10d.cuda.streams import Stream, stream, stream_handle, stream_of
 
 __all__ = [
     "DeviceArray",
     "Stream",
     "available",
+    "copy_to",
     "current_device",
     "device_count",
     "empty",
@@ -39,4 +40,5 @@ __all__ = [
     "synchronize",
     "to_device",
     "to_host",
+    "zeros",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer, register
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
-from nc10d.cuda.streams import LEGACY, register_stream
+from nc10d.cuda.streams import LEGACY, follow, register_stream, stream_of
 from nc10d.dtypes import DType, dtype_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
@@ -76,6 +76,21 @@ class DeviceArray:
             raise ValueError(f"{prod(self.shape)} elements can't have the shape {shape}")
         return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
 
+    def __setitem__(self, index: Any, source: Any) -> None:
+        """Queue: write all elements (`x[...] = y`) of a device array of as many, or zeros (0)."""
+        if index is not Ellipsis:
+            raise IndexError(f"write to all of it: x[...] or x[3:5][...], not x[{index!r}]")
+        if isinstance(source, (int, float)):
+            fill(self, source)
+        else:
+            copy_to(self, source)
+
+    def copy(self) -> DeviceArray:
+        """Return a copy, which is queued."""
+        twin = empty(self.shape, self.dtype, self.device)
+        copy_to(twin, self)
+        return twin
+
     def fill_from(self, x: HostArray) -> None:
         """Copy a host array of the same shape and dtype here; blocks until it is here."""
         if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):
@@ -110,6 +125,40 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = N
         address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), LEGACY))
         call("cuStreamSynchronize", LEGACY)  # other streams may use it at once
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
+
+
+def zeros(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
+    """Return an array of zeros on a device (without one, on the current); see `empty`."""
+    made = empty(shape, dtype, device)
+    fill(made, 0)
+    return made
+
+
+def fill(x: DeviceArray, value: float) -> None:
+    """Queue: set all elements to 0; any other value is copied from the host, which waits."""
+    if value:
+        x.fill_from(np.full(x.shape, value, x.dtype.numpy))
+    elif x.nbytes:
+        with on_device(x.device):
+            call("cuMemsetD8Async", x.address, 0, x.nbytes, stream_of(x))
+
+
+def copy_to(target: Any, source: Any) -> None:
+    """Queue: write the elements of a device array to another, whoever's they are.
+
+    It comes behind what is queued on both arrays' current streams, and runs on the target's.
+    ValueError unless both are contiguous, of one dtype and of as many elements.
+    """
+    to, of = as_buffer(target), as_buffer(source)
+    alike = (to.count, to.dtype, to.device, of.device) == (of.count, of.dtype, "cuda", "cuda")
+    if not (alike and to.writable and to.contiguous and of.contiguous):
+        told = [f"{x.count} of {x.dtype.label} on {x.device}" for x in (to, of)]
+        raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(told)}")
+    if to.count:
+        with on_device(device_of(target)):
+            stream = stream_of(target)
+            follow(stream, stream_of(source))
+            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, stream)
 
 
 class _Allocation:

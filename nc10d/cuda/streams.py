@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nc10d.cuda.driver import call, context, current_device, driver, on_device
+from nc10d.cuda.events import event_pool
 
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""
@@ -61,6 +62,16 @@ def _destroy(device: int, made: Any) -> None:
     call("cuCtxPushCurrent", context(device))
     call("cuStreamDestroy", made)
     call("cuCtxPopCurrent")
+
+
+def follow(stream: int, earlier: int) -> None:
+    """Let a stream of the current device go on behind what is queued on another one now."""
+    if stream != earlier:
+        pool = event_pool(current_device())
+        event = pool.take()
+        call("cuEventRecord", event, earlier)
+        call("cuStreamWaitEvent", stream, event, 0)
+        pool.give(event)  # the wait is for what was recorded when it was queued
 
 
 def is_captured(stream: int) -> bool:

@@ -7,10 +7,13 @@ then `settle`; nobody writes to them in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from nc10d import cuda
+from nc10d.cuda.memory import device_of
 from nc10d.ops import Array
 from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
 from nc10d.reducer.mean import Mean
@@ -94,7 +97,14 @@ class Storage:
         self.buckets: list[Bucket | SparseBucket] = [
             SparseBucket(bucket, group, mean)
             if bucket.sparse
-            else Bucket(index, bucket, parameters, index == last, _maker(allocate, bucket), purpose)
+            else Bucket(
+                index,
+                bucket,
+                parameters,
+                index == last,
+                _maker(allocate, bucket, parameters[bucket.params[0]]),
+                purpose,
+            )
             for index, (bucket, purpose) in enumerate(zip(plan.buckets, purposes, strict=True))
         ]
         views: dict[int, Any] = {}
@@ -108,7 +118,12 @@ class Storage:
             bucket.zero()
 
 
-def _maker(allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan) -> Allocate:
+def _maker(
+    allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan, sample: Array
+) -> Allocate:
+    """Return what makes a bucket's memory: on its device, where nothing else is said."""
+    if allocate is np.zeros and bucket.device == "cuda":
+        return partial(cuda.zeros, device=None if isinstance(sample, tuple) else device_of(sample))
     if not isinstance(allocate, Mapping):
         return allocate
     found = allocate.get(bucket.device)

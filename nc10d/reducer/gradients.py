@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
+from nc10d.buffer import as_buffer, device_type
+from nc10d.cuda.memory import copy_to
 from nc10d.dtypes import DType
 from nc10d.ops import Array
 from nc10d.reducer.plan import Spec
@@ -46,6 +47,8 @@ def assign(target: Any, source: Any) -> None:
     """Let `target` have the values of `source`, which is of the same kind."""
     if isinstance(target, SparseGradient):
         target.indices, target.values = source.indices, source.values
+    elif type(target) is not np.ndarray and device_type(target) == "cuda":
+        copy_to(target, source)
     else:
         target[...] = source
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nc10d.access import first_array
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl import causes
+from nc10d.backend.nccl.communicator import Communicator
 from nc10d.backend.nccl.lanes import Who
 from nc10d.backend.nccl.library import RESULT, library
 from nc10d.backend.nccl.options import NcclOptions, read_options
@@ -79,6 +80,20 @@ class NcclBackend:
         """Take a device and form the communicator; blocks until all ranks have, or raises."""
         site = self._on(device)
         site.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
+
+    def communicator(self, deadline: Deadline) -> Communicator:
+        """Return the group's communicator; all ranks call, and it blocks until they have met."""
+        self.bind(self._on(current_device()).device, deadline)
+        assert self._site is not None
+        main = self._site.lanes.find("all")
+        assert main is not None
+        assert main.comm is not None, "a barrier has run on it"
+        return main.comm
+
+    @property
+    def device(self) -> int:
+        """The number of the group's device; the current one, if it has none yet."""
+        return current_device() if self._site is None else self._site.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Queue `ops` on the device; see Backend.

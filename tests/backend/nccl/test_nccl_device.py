@@ -25,6 +25,7 @@ LAWS = [
     on.a_block_means_its_calls_in_order,
     on.messages_and_collectives_of_a_block_keep_their_order,
     on.gathers_and_scatters_may_be_ragged,
+    on.a_reducer_averages_gradients_on_devices,
     on.the_same_arrays_again_are_the_same_call,
     on.a_block_with_another_array_in_its_middle_is_another,
     on.an_array_that_has_moved_is_looked_up_again,
