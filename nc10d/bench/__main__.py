@@ -11,7 +11,6 @@ from nc10d.run.quiet import quietly
 
 TABLES = {
     "--compare": "compare",
-    "--coalesced": "coalesced",
     "--coalescing": "coalescing",
     "--ddp": "ddp",
     "--flatten": "flatten",

@@ -1,9 +1,11 @@
-"""One library's ways to reduce many arrays, on each rank of a job.
+"""One library's side of `--coalescing`: its ways to reduce 64 arrays, on each rank of a job.
 
 `python -m nc10d.bench.batches LIBRARY JOBS BUDGET OUT`: JOBS is a JSON list of bytes an array; rank
-0 writes a JSON list of [way, nbytes, seconds, wrong] to OUT. A way is bound to its arrays once, and
-what is timed is all of its Python: the block or the loop, and the copies into a flat buffer and
-back where it makes them.
+0 writes a JSON list of [way, nbytes, wall, cpu, issue, wrong] to OUT, in seconds. `wall` is from
+the first call to the end of the wait, on the slowest rank; `cpu` what all threads of a process
+spent, on average over the ranks; `issue` until the last call has returned, before any wait. A way
+is bound to its arrays once, and what is timed is all of its Python: the block or the loop, and the
+copies into a flat array and back where it makes them.
 """
 
 from __future__ import annotations
@@ -13,163 +15,220 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nc10d.bench.libraries import LIBRARIES, Array, Call, Library
-from nc10d.bench.peers import barrier_of, pattern, slowest, timed
+from nc10d.bench.libraries import LIBRARIES, Array, Library
+from nc10d.bench.peers import barrier_of, pattern, slowest
 
+Wait = Callable[[], object]
+Issue = Callable[[], Wait]
+Way = Callable[[Any, Sequence[Any]], Issue]
+Cost = tuple[float, float, float]
+"""Wall, CPU and issue, in seconds."""
 COUNT = 64
-FRESH = 15
-"""How often a block of arrays that were never seen before is timed."""
-Way = Callable[[Any, Sequence[Array]], Call]
+MOST = 200
+PERIOD = 7
+"""After so many ranks `pattern` is the same again."""
 
 
-def one_by_one(library: Any, arrays: Sequence[Array]) -> Call:
-    """Call after call."""
-    return in_order([library.calls(x, x)["all_reduce"] for x in arrays])
+def one_by_one(library: Any, arrays: Sequence[Any]) -> Issue:
+    """Call after call, each asynchronous; then wait for each."""
+
+    def issue() -> Wait:
+        works = [library.dist.all_reduce(x, async_op=True) for x in arrays]
+        return lambda: [work.wait() for work in works]
+
+    return issue
 
 
-def in_order(calls: Sequence[Call]) -> Call:
-    """Return a call that makes these."""
+def blocking(library: Any, arrays: Sequence[Array]) -> Issue:
+    """Call after call, each of which waits."""
+    calls = [library.calls(x, x)["all_reduce"] for x in arrays]
 
-    def run() -> None:
+    def issue() -> Wait:
         for call in calls:
             call()
+        return _nothing
 
-    return run
+    return issue
 
 
-def block(library: Any, arrays: Sequence[Any]) -> Call:
+def plan(library: Any, arrays: Sequence[Array]) -> Issue:
+    """A block that was kept; its making reduces the arrays, too."""
+    with library.dist.coalescing_manager() as batch:
+        for x in arrays:
+            library.dist.all_reduce(x)
+    launch = batch.plan().launch
+
+    def issue() -> Wait:
+        launch()
+        return _nothing
+
+    return issue
+
+
+def _nothing() -> None:
+    """Wait for what is over."""
+
+
+def block(library: Any, arrays: Sequence[Any]) -> Issue:
     """One coalescing block: nc10d's, or torch's with tensors."""
     dist = library.dist
     manager = getattr(dist, "coalescing_manager", None) or dist._coalescing_manager
 
-    def run() -> None:
-        with manager():
+    def issue() -> Wait:
+        with manager(async_ops=True) as batch:
             for x in arrays:
                 dist.all_reduce(x)
+        wait: Wait = batch.wait
+        return wait
 
-    return run
-
-
-def plan(library: Any, arrays: Sequence[Array]) -> Call:
-    """A block that was kept."""
-    with library.dist.coalescing_manager() as batch:
-        for x in arrays:
-            library.dist.all_reduce(x)
-    launch: Call = batch.plan().launch
-    return launch
+    return issue
 
 
-def all_at_once(library: Any, arrays: Sequence[Any]) -> Call:
-    """Every call asynchronous, then wait for each: c10d's calls."""
+def flattened(library: Any, arrays: Sequence[Array]) -> Issue:
+    """One flat array, with the copies into it and back: by nc10d's packing."""
+    from nc10d.reducer.packing import Packer
 
-    def run() -> None:
-        for work in [library.dist.all_reduce(x, async_op=True) for x in arrays]:
+    flat = np.empty(sum(x.size for x in arrays), np.float32)
+    packer = Packer(arrays, flat, np.cumsum([0, *(x.size for x in arrays[:-1])]).tolist())
+
+    def issue() -> Wait:
+        packer.pack()
+        work = library.dist.all_reduce(flat, async_op=True)
+
+        def wait() -> None:
             work.wait()
+            packer.unpack()
 
-    return run
+        return wait
+
+    return issue
 
 
-def mpi_all_at_once(library: Any, arrays: Sequence[Array]) -> Call:
-    """Every call nonblocking, then wait for all."""
+def torch_flattened(library: Any, tensors: Sequence[Any]) -> Issue:
+    """One flat tensor, with the copies into it and back: by torch's calls for lists."""
+    torch, flat = library.torch, library.torch.empty(sum(x.numel() for x in tensors))
+    parts = list(flat.split([x.numel() for x in tensors]))
+
+    def issue() -> Wait:
+        torch._foreach_copy_(parts, tensors)
+        work = library.dist.all_reduce(flat, async_op=True)
+        return lambda: (work.wait(), torch._foreach_copy_(tensors, parts))
+
+    return issue
+
+
+def mpi_one_by_one(library: Any, arrays: Sequence[Array]) -> Issue:
+    """Call after call, each nonblocking; then wait for all."""
     mpi, comm = library.mpi, library.comm
-    starts = [partial(comm.Iallreduce, mpi.IN_PLACE, [x, mpi.FLOAT]) for x in arrays]
 
-    def run() -> None:
-        mpi.Request.Waitall([start() for start in starts])
+    def issue() -> Wait:
+        requests = [comm.Iallreduce(mpi.IN_PLACE, [x, mpi.FLOAT]) for x in arrays]
+        return lambda: mpi.Request.Waitall(requests)
 
-    return run
-
-
-def flat(library: Any, arrays: Sequence[Array]) -> Call:
-    """Copy into one flat buffer, reduce it, copy back: by NumPy."""
-    whole = np.empty(sum(x.size for x in arrays), np.float32)
-    parts = np.split(whole, len(arrays))
-    reduce = library.calls(whole, whole)["all_reduce"]
-
-    def run() -> None:
-        np.concatenate(arrays, out=whole)
-        reduce()
-        for x, part in zip(arrays, parts, strict=True):
-            np.copyto(x, part)
-
-    return run
+    return issue
 
 
-def torch_flat(library: Any, tensors: Sequence[Any]) -> Call:
-    """Copy into one flat tensor, reduce it, copy back: by torch's calls for lists."""
-    torch, dist = library.torch, library.dist
-    whole = torch.empty(sum(x.numel() for x in tensors))
-    parts = list(whole.split([x.numel() for x in tensors]))
+def mpi_flattened(library: Any, arrays: Sequence[Array]) -> Issue:
+    """One flat array, with the copies into it and back: by NumPy."""
+    mpi, comm = library.mpi, library.comm
+    flat = np.empty(sum(x.size for x in arrays), np.float32)
+    parts = np.split(flat, len(arrays))
 
-    def run() -> None:
-        torch.cat(tensors, out=whole)
-        dist.all_reduce(whole)
-        torch._foreach_copy_(tensors, parts)
+    def issue() -> Wait:
+        np.concatenate(arrays, out=flat)
+        request = comm.Iallreduce(mpi.IN_PLACE, [flat, mpi.FLOAT])
+        return lambda: (request.Wait(), list(map(np.copyto, arrays, parts)))
 
-    return run
+    return issue
 
 
 def on_tensors(way: Way) -> Way:
-    """Return a way that is given tensors, made once."""
+    """Return a way that is given tensors over the arrays' memory."""
     return lambda library, arrays: way(library, library.tensors(arrays))
 
 
+BLOCK, FRESH, PLAN = "block", "block, new arrays", "plan"
+ONE_BY_ONE, BLOCKING, FLAT = "one by one", "one by one, blocking", "flattened"
+NAMES = [BLOCK, FRESH, PLAN, ONE_BY_ONE, BLOCKING, FLAT]
+"""The ways that a library may have. FRESH is BLOCK of arrays that were never seen before."""
 MPI_WAYS: dict[str, Way] = {
-    "one by one": one_by_one,
-    "nonblocking": mpi_all_at_once,
-    "flat, copied": flat,
+    ONE_BY_ONE: mpi_one_by_one,
+    BLOCKING: blocking,
+    FLAT: mpi_flattened,
 }
 WAYS: dict[str, dict[str, Way]] = {
-    "nc10d": {"block, new arrays": block, "block, again": block, "plan": plan},
+    "nc10d": {
+        BLOCK: block,
+        FRESH: block,
+        PLAN: plan,
+        ONE_BY_ONE: one_by_one,
+        BLOCKING: blocking,
+        FLAT: flattened,
+    },
     "gloo": {
-        "one by one": one_by_one,
-        "nonblocking": on_tensors(all_at_once),
-        "manager": on_tensors(block),
-        "flat, copied": on_tensors(torch_flat),
+        BLOCK: on_tensors(block),
+        ONE_BY_ONE: on_tensors(one_by_one),
+        BLOCKING: blocking,
+        FLAT: on_tensors(torch_flattened),
     },
     "mpich": MPI_WAYS,
     "openmpi": MPI_WAYS,
 }
 
 
-def fresh_arrays(library: Library, nbytes: int) -> list[Array]:
-    """Return new arrays with what this rank contributes."""
-    return [pattern(library.rank + i, nbytes // 4) for i in range(COUNT)]
-
-
 def mistakes(library: Library, way: Way, nbytes: int) -> int:
     """Run a way once; return how many elements came out wrong."""
-    arrays = fresh_arrays(library, nbytes)
-    call = way(library, arrays)
+    kinds = [pattern(kind, nbytes // 4) for kind in range(PERIOD)]  # all that there are
+    arrays = [kinds[(library.rank + i) % PERIOD].copy() for i in range(COUNT)]
+    issue = way(library, arrays)
     for i, x in enumerate(arrays):  # a plan's making has reduced them once
-        x[:] = pattern(library.rank + i, x.size)
-    call()
-    total = [sum(pattern(r + i, nbytes // 4) for r in range(library.size)) for i in range(COUNT)]
-    return sum(int(np.count_nonzero(x != want)) for x, want in zip(arrays, total, strict=True))
+        x[:] = kinds[(library.rank + i) % PERIOD]
+    issue()()
+    wrong = 0
+    for i, x in enumerate(arrays):
+        for rank in range(library.size):
+            x -= kinds[(rank + i) % PERIOD]
+        wrong += int(np.count_nonzero(x))
+    return wrong
 
 
-def measure(library: Library, name: str, way: Way, nbytes: int, budget: float) -> float:
-    """Return the seconds that a way takes for all arrays, on the slowest rank."""
-    if name == "block, new arrays":
-        return slowest(library, statistics.median(_fresh(library, way, nbytes)))
-    return timed(library, way(library, fresh_arrays(library, nbytes)), budget)
+def cost(library: Library, way: Way, nbytes: int, budget: float, fresh: bool = False) -> Cost:
+    """Return what a way costs: the median over its repeats, and over ranks as the head says.
+
+    `fresh` gives every repeat arrays of its own.
+    """
+
+    def bound() -> Issue:
+        return way(library, [np.zeros(nbytes // 4, np.float32) for _ in range(COUNT)])
+
+    same = bound()
+    probe = slowest(library, once(library, same)[0])
+    calls = int(min(MOST, max(3, budget / probe)))
+    repeats = (once(library, bound() if fresh else same) for _ in range(calls))
+    wall, cpu, issued = zip(*repeats, strict=True)
+    total = np.array([statistics.fmean(cpu)], np.float32)
+    library.calls(total, total)["all_reduce"]()
+    mean = float(total[0]) / library.size
+    return (
+        slowest(library, statistics.median(wall)),
+        mean,
+        slowest(library, statistics.median(issued)),
+    )
 
 
-def _fresh(library: Library, way: Way, nbytes: int) -> list[float]:
-    return [_once(library, way(library, fresh_arrays(library, nbytes))) for _ in range(FRESH)]
-
-
-def _once(library: Library, call: Call) -> float:
+def once(library: Library, issue: Issue) -> Cost:
+    """Return what one repeat cost this rank."""
     barrier_of(library)()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    start, spent = time.perf_counter(), time.process_time()
+    wait = issue()
+    issued = time.perf_counter()
+    wait()
+    return time.perf_counter() - start, time.process_time() - spent, issued - start
 
 
 def main() -> None:
@@ -180,8 +239,8 @@ def main() -> None:
     for nbytes in json.loads(jobs):
         for title, way in WAYS[name].items():
             wrong = slowest(library, mistakes(library, way, nbytes))
-            seconds = measure(library, title, way, nbytes, float(budget))
-            rows.append([title, nbytes, seconds, int(wrong)])
+            costs = cost(library, way, nbytes, float(budget), title == FRESH)
+            rows.append([title, nbytes, *costs, int(wrong)])
     if library.rank == 0:
         Path(out).write_text(json.dumps(rows))
     library.close()

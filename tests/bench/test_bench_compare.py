@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.bench import coalesced, compare, plots, starters
-from nc10d.bench.verdicts import Estimate
+from nc10d.bench import compare, plots, starters
 
 CELLS: list[compare.Cell] = [("all_reduce", 1 << 20), ("broadcast", 1024), ("barrier", 0)]
 SAMPLES: compare.Samples = {
@@ -135,17 +134,3 @@ def test_the_comparison_runs(tmp_path: Path) -> None:
     samples, ranks, loads = compare.load(out)
     assert (ranks, len(loads)) == (2, 1)
     assert {name: len(rows) for name, rows in samples.items()} == {"nc10d": 2, "mpich": 2}
-
-
-def test_a_way_is_held_against_the_best_way_of_any_peer() -> None:
-    ways = {("nc10d", "plan"): 2.0, ("gloo", "flat"): 6.0, ("mpich", "flat"): 3.0}
-    found = {
-        (way, nbytes): Estimate(us * 1e-6, 1e-6, 9e-6)
-        for nbytes in coalesced.SIZES
-        for way, us in ways.items()
-    }
-    head, _, ours, gloo, mpich = coalesced.table(found)
-    assert head.startswith("| library | way | 64 × 1 KiB, µs | best peer/this | 64 × 128 KiB")
-    assert ours == "| nc10d | plan" + 2 * " | 2.00 (1.00–9.00) | 1.50" + " |"
-    assert gloo.endswith("| 0.50 |")
-    assert mpich.endswith("| 1.00 |")

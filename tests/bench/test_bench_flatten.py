@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nc10d.bench import coalescing, flatten, issuing
+from nc10d.bench import batches, coalescing, flatten
 from nc10d.bench.libraries import Nc10d
 from nc10d.bench.verdicts import estimate
 from nc10d.testing import Ranks
@@ -47,21 +47,21 @@ def test_lines_tell_times_and_shares_of_memcpy() -> None:
     assert lines[2].split()[-2:] == ["1.00", "0.50"]
 
 
-def measured(group: object) -> dict[str, tuple[int, issuing.Cost]]:
+def measured(group: object) -> dict[str, tuple[int, batches.Cost]]:
     import nc10d as dist
 
     library = Nc10d.__new__(Nc10d)
     library.dist, library.rank, library.size = dist, dist.get_rank(), dist.get_world_size()
     return {
-        name: (issuing.mistakes(library, way, 64), issuing.cost(library, way, 64, 0.001))
-        for name, way in issuing.WAYS["nc10d"].items()
+        name: (batches.mistakes(library, way, 64), batches.cost(library, way, 64, 0.001))
+        for name, way in batches.WAYS["nc10d"].items()
     }
 
 
 def test_our_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
     with Ranks(2) as ranks:
         for found in ranks.run(measured):
-            assert set(found) == set(coalescing.WAYS)
+            assert set(found) == set(batches.NAMES)
             for wrong, (wall, cpu, issue) in found.values():
                 assert wrong == 0
                 assert wall >= issue > 0
@@ -73,19 +73,28 @@ def test_a_table_has_a_row_for_each_measure_and_tells_the_best_peer() -> None:
     found = {
         (library, way, 1024, measure): estimate([seconds])
         for library, seconds in costs.items()
-        for way in coalescing.WAYS
+        for way in batches.NAMES
         for measure in coalescing.MEASURES
-        if (library, way) != ("mpich", "coalesced")
+        if (library, way) != ("mpich", batches.BLOCK)
     }
     rows = coalescing.table(found)
-    assert len(rows) == 2 + 9
+    assert len(rows) == 2 + 3 * (len(batches.NAMES) + 1)
     assert rows[2].split(" | ")[-2:] == ["–", "4.00 |"]
     assert rows[-1].endswith("| 3.00 |")
+    assert [row.split(" | ")[1] for row in rows[-3:]] == [coalescing.QUICKEST] * 3
+
+
+def test_what_counts_is_the_quickest_way_of_each_library() -> None:
+    wall = {("nc10d", "plan"): 2e-6, ("gloo", "block"): 9e-6, ("gloo", "flattened"): 3e-6}
+    found = {(*key, 1024, "wall"): estimate([seconds]) for key, seconds in wall.items()}
+    last = coalescing.table(found)[-1].split(" | ")
+    assert [word.split()[0] for word in last[3:5]] == ["2.00", "3.00"]
+    assert last[5] == "1.50 |"
 
 
 def test_a_wrong_element_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [["coalesced", 64, 1e-6, 1e-6, 1e-6, 3]]
+    rows = [["block", 64, 1e-6, 1e-6, 1e-6, 3]]
     monkeypatch.setattr(coalescing, "run_job", lambda *_: rows)
     options = SimpleNamespace(rounds=1, libraries=["gloo"], ranks=2, budget=1, limit=1, sizes=[64])
-    with pytest.raises(RuntimeError, match="gloo, coalesced: 3 wrong elements of 64 bytes"):
+    with pytest.raises(RuntimeError, match="gloo, block: 3 wrong elements of 64 bytes"):
         coalescing.collect(options)  # type: ignore[arg-type]
