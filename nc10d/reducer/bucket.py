@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nc10d import cuda
-from nc10d.cuda.memory import device_of
 from nc10d.ops import Array
 from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
 from nc10d.reducer.mean import Mean
@@ -97,14 +96,7 @@ class Storage:
         self.buckets: list[Bucket | SparseBucket] = [
             SparseBucket(bucket, group, mean)
             if bucket.sparse
-            else Bucket(
-                index,
-                bucket,
-                parameters,
-                index == last,
-                _maker(allocate, bucket, parameters[bucket.params[0]]),
-                purpose,
-            )
+            else Bucket(index, bucket, parameters, index == last, _maker(allocate, bucket), purpose)
             for index, (bucket, purpose) in enumerate(zip(plan.buckets, purposes, strict=True))
         ]
         views: dict[int, Any] = {}
@@ -118,12 +110,10 @@ class Storage:
             bucket.zero()
 
 
-def _maker(
-    allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan, sample: Array
-) -> Allocate:
+def _maker(allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan) -> Allocate:
     """Return what makes a bucket's memory: on its device, where nothing else is said."""
-    if allocate is np.zeros and bucket.device == "cuda":
-        return partial(cuda.zeros, device=None if isinstance(sample, tuple) else device_of(sample))
+    if allocate is np.zeros and bucket.device.startswith("cuda"):
+        return partial(cuda.zeros, device=bucket.device)
     if not isinstance(allocate, Mapping):
         return allocate
     found = allocate.get(bucket.device)
