@@ -1,50 +1,30 @@
 """`python -m nc10d.debug.faults`: what goes wrong, and what ranks are told: nc10d beside gloo.
 
-Each row is a scenario that both libraries play: a rank is killed, a rank is stopped, ranks make
-calls that don't fit together, Ctrl-C comes in a blocking call. A cell says how late ranks were
-told, and how much. Lateness is in ms, median and most, beyond the kill, the timeout or the signal.
+Each row is a scenario that both libraries play: here those in which calls fail; those in which
+groups and processes end are in `endings`, those of stores and strangers in `doors`. A cell says how
+late ranks were told, and how much. Lateness is in ms, median and most, beyond the kill, the timeout
+or the signal; where something is ended, it is how long that took.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+from nc10d.debug import doors, endings
+from nc10d.debug.cells import LIMIT, TIMEOUT, Cell, Scenario, numbers, shorten, told
 from nc10d.debug.kills import play, rounds
 from nc10d.debug.libraries import LIBRARIES, Library
 from nc10d.debug.stage import Report, Stage
 
-TIMEOUT = 1.0
-LIMIT = 20.0
 _BASE = "all_reduce"
-_numbers = itertools.count(1_000_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What one library did in one scenario: how late, in seconds, and a few words."""
-
-    late: tuple[float, ...]
-    words: str
-
-    def __str__(self) -> str:
-        if not self.late:
-            return self.words
-        middle, most = statistics.median(self.late), max(self.late)
-        return f"{1e3 * middle:.0f} / {1e3 * most:.0f} ms, {self.words}"
-
-
-Scenario = Callable[[Library, int], Cell]
 
 
 def killed(library: Library, count: int) -> Cell:
@@ -66,7 +46,7 @@ def stopped(library: Library, count: int) -> Cell:
     """Stop a rank of three (SIGSTOP); the others' calls have a timeout."""
     late, named, reports = [], 0, 0
     for _ in range(count):
-        played = Stage(3).play(partial(_stand_still, library, next(_numbers)), 2, LIMIT)
+        played = Stage(3).play(partial(_stand_still, library, next(numbers)), 2, LIMIT)
         late += [report["late"] for report in played.reports]
         named += sum(report["failed"] == 2 for report in played.reports)
         reports += 2
@@ -78,40 +58,16 @@ def _stand_still(library: Library, number: int, stage: Stage, rank: int) -> Repo
     library.call(0, 1)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
-    _shorten(library)
+    shorten(library)
     began = time.monotonic()
-    return _told(library, partial(library.call, 0, 1), began + TIMEOUT)
-
-
-def _shorten(library: Library) -> None:
-    """Give the group the timeout of the scenario: to join may take longer."""
-    if library.name == "nc10d":
-        import nc10d
-
-        nc10d.world.get_default_group().timeout = TIMEOUT
-        return
-    from datetime import timedelta
-
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _set_pg_timeout
-
-    _set_pg_timeout(timedelta(seconds=TIMEOUT), dist.group.WORLD)
-
-
-def _told(library: Library, call: Callable[[], object], due: float) -> Report:
-    """Return what a call ended with, and how long after it was due."""
-    try:
-        call()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (it is what is looked at)
-        return {"late": time.monotonic() - due, **library.told(error)}
-    return {"late": time.monotonic() - due, "kind": "nothing", "message": "", "failed": None}
+    return told(library, partial(library.call, 0, 1), began + TIMEOUT)
 
 
 def interrupted(library: Library, count: int) -> Cell:
     """Press Ctrl-C while a rank waits for another one."""
     late, told = [], Counter[str]()
     for _ in range(count):
-        played = Stage(2).play(partial(_press, library, next(_numbers)), 1, LIMIT)
+        played = Stage(2).play(partial(_press, library, next(numbers)), 1, LIMIT)
         late += [report["late"] for report in played.reports]
         told.update(report["kind"] for report in played.reports)
     return Cell(tuple(late), ", ".join(f"{kind} {number}x" for kind, number in told.items()))
@@ -123,10 +79,10 @@ def _press(library: Library, number: int, stage: Stage, rank: int) -> Report | N
     if rank == 1:
         signal.pause()
         return None
-    _shorten(library)
+    shorten(library)
     sent = time.monotonic() + 0.2
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    return _told(library, partial(library.call, 0, 1), sent)
+    return told(library, partial(library.call, 0, 1), sent)
 
 
 def mismatched(library: Library, count: int) -> Cell:
@@ -135,7 +91,7 @@ def mismatched(library: Library, count: int) -> Cell:
     late: list[float] = []
     for mine, theirs in _pairs():
         for _ in range(count):
-            part = partial(_disagree, library, next(_numbers), mine, theirs)
+            part = partial(_disagree, library, next(numbers), mine, theirs)
             played = Stage(2).play(part, 2, LIMIT)
             outcomes[_judged(played.codes, played.reports)] += 1
             late += [report["late"] for report in played.reports]
@@ -159,9 +115,9 @@ def _disagree(
 ) -> Report:
     library.join(number, rank, stage.size, LIMIT)
     library.call(0, 1)
-    _shorten(library)
+    shorten(library)
     call = library.calls()[mine if rank == 0 else theirs]
-    return _told(library, call, time.monotonic())
+    return told(library, call, time.monotonic())
 
 
 def _judged(codes: Sequence[int], reports: Sequence[Report]) -> str:
@@ -184,6 +140,13 @@ ROWS: dict[str, tuple[Scenario, int]] = {
     f"SIGSTOP, timeout {TIMEOUT:g} s": (stopped, 3),
     "Ctrl-C in a call": (interrupted, 5),
     "16 kinds of mismatched calls": (mismatched, 1),
+    f"a store absent, mute, frozen, dead; timeout {TIMEOUT:g} s": (doors.unanswered, 1),
+    "destroy and exit with a call in flight": (endings.left, 3),
+    "a call in a forked child": (endings.forked, 1),
+    "init and destroy": (endings.cycles, 20),
+    "kill -9 of all ranks": (endings.all_killed, 3),
+    "strangers at the store, with a token": (doors.flooded, 200),
+    "random and changed frames": (doors.mutated, 20_000),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 COLLECTIVES = 4
+_TOKEN = b"t" * 32
 
 
 class Library(Protocol):
@@ -29,8 +30,23 @@ class Library(Protocol):
     def told(self, error: BaseException) -> dict[str, Any]:
         """Return what an error says, by attribute."""
 
+    def begin(self) -> None:
+        """Begin an operation that waits for the others."""
+
     def leave(self) -> None:
-        """Destroy the group."""
+        """Destroy the group, unless that may wait for ever."""
+
+    def end(self) -> None:
+        """Destroy the group in any case."""
+
+    def serve(self, *, guarded: bool = False) -> tuple[object, int]:
+        """Serve a store in this process; return what keeps it, and its port.
+
+        `guarded`: in the library's best way to keep strangers out.
+        """
+
+    def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
+        """Return a client of a store on this host; it has `get` and `add`."""
 
 
 class Nc10d:
@@ -104,11 +120,36 @@ class Nc10d:
         fields["failed"] = fields.pop("rank", None)
         return {"kind": type(error).__name__, "message": str(error), **fields}
 
+    def begin(self) -> None:
+        """Begin an operation that waits for the others."""
+        import numpy as np
+
+        import nc10d as dist
+
+        dist.all_reduce(np.ones(1000), async_op=True)
+
     def leave(self) -> None:
         """Destroy the group."""
         import nc10d as dist
 
         dist.destroy_process_group()
+
+    end = leave
+
+    def serve(self, *, guarded: bool = False) -> tuple[object, int]:
+        """Serve a store in this process; return what keeps it, and its port."""
+        from nc10d.store import TCPStore
+
+        token = _TOKEN if guarded else None
+        store = TCPStore("127.0.0.1", 0, is_master=True, server="thread", token=token)
+        return store, store.port
+
+    def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
+        """Return a client of a store on this host."""
+        from nc10d.store import TCPStore
+
+        token = _TOKEN if guarded else None
+        return TCPStore("127.0.0.1", port, timeout=timeout, token=token)
 
 
 class Gloo:
@@ -131,8 +172,7 @@ class Gloo:
 
         import torch.distributed as dist
 
-        # Where it aborts, it says so on the terminal.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _hush()  # where it aborts, it says so on the terminal
         method = f"file://{self._folder.name}/{number}"
         dist.init_process_group("gloo", method, timedelta(seconds=timeout), size, rank)
 
@@ -180,6 +220,43 @@ class Gloo:
 
     def leave(self) -> None:
         """Do nothing: a group of gloo that has failed may wait for ever in its end."""
+
+    def begin(self) -> None:
+        """Begin an operation that waits for the others."""
+        import torch
+        import torch.distributed as dist
+
+        self._begun = dist.all_reduce(torch.ones(1000), async_op=True)
+
+    def end(self) -> None:
+        """Destroy the group."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    def serve(self, *, guarded: bool = False) -> tuple[object, int]:
+        """Serve a store in this process; it knows no tokens."""
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        return store, store.port
+
+    def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
+        """Return a client of a store on this host."""
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        _hush()  # it says on the terminal what it does not get
+        limit = timedelta(seconds=timeout)
+        return dist.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
+
+
+def _hush() -> None:
+    """Let this process say nothing on the terminal any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 LIBRARIES: dict[str, type[Library]] = {"nc10d": Nc10d, "gloo": Gloo}

@@ -129,6 +129,8 @@ class End:
             self._over = self._over or True
         else:
             self._inbox += data
+            if size > len(data):
+                sender._tell()  # the piece before has left, and its room came with this one
         self._tell()
 
     def end(self, error: OSError) -> None:
