@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Program, Step, user
 from nc10d.ops import SUM
@@ -46,7 +46,7 @@ class Collective:
     def program(self, rank: int) -> Program:
         """Return the program that choose.py picks for a rank."""
         at = self.layout
-        mine = Layout(at.size, rank, at.half, at.small, at.hosts, at.direct, at.by_kernel)
+        mine = Layout(at.size, rank, at.half, at.small, at.hosts, at.direct)
         steps, users = MAKERS[self.op](mine, self.nbytes)
         return Program(Call(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
 
@@ -56,7 +56,7 @@ def layout_of(hosts: Topology, half: int = HALF) -> Layout:
     size = hosts.size
     small = 65536 if size <= 2 else 16384
     several = hosts if len(hosts.hosts) > 1 else None
-    return Layout(size, 0, half, small, several, DIRECT, BY_KERNEL)
+    return Layout(size, 0, half, small, several, DIRECT)
 
 
 def spread(ranks: int, mates: int = MATES) -> Topology:

@@ -55,6 +55,7 @@ BY_KIND = {
     Kind.TAKE: TAKE,
     Kind.ENTER: ASIDE,
     Kind.EXPOSE: ASIDE,
+    Kind.RECALL: ASIDE,
     Kind.SHOW: ASIDE,
     Kind.CHECK: ASIDE,
 }

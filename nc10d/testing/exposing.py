@@ -1,12 +1,14 @@
 """What the simulator makes of steps that read other ranks' arrays where they lie, and of gates.
 
 An exposed array is watched from `expose` to the program's end: its owner's accesses are held
-against its peers', and the end counts as a write, because the caller may do anything then.
+against its peers', and the end counts as a write, because the caller may do anything then. So does
+`recall`, which ends what peers may write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,7 @@ def withdraw(me: Rank) -> None:
         if region is not None:
             region.touch(0, region.data.size, me.rank, me.clock, write=True)
             me.exposed[half] = None
+    assert me.lent == 0, "a program ends with what it has lent"
 
 
 def _address(array: Bytes) -> int:
@@ -49,6 +52,17 @@ def _expose(me: Rank, step: Step) -> bool:
     if me.rank in me.world.unreadable:
         me.flags[half] = me.flags[half] or bool(step.tick)
         me.exposed[half] = None
+    elif me.rank not in me.world.keeping:
+        me.lent = step.nbytes
+    return True
+
+
+def _recall(me: Rank, step: Step) -> bool:
+    del step
+    region = me.exposed[me.round & 1]
+    assert region is not None
+    region.touch(0, me.lent, me.rank, me.clock, write=True)
+    me.lent = 0
     return True
 
 
@@ -63,9 +77,11 @@ def _exposed(me: Rank, step: Step, peer: int) -> Region:
 
 def _fetch(me: Rank, step: Step) -> bool:
     region, low = _exposed(me, step, step.peer), int(step.arg)
-    dst = me.view(step.dst, step.nbytes, write=True)
-    region.touch(low, low + step.nbytes, me.rank, me.clock, write=False)
-    dst[:] = region.data[low : low + step.nbytes]
+    there = min(step.nbytes, max(0, me.lent - low))
+    low, nbytes = low + there, step.nbytes - there
+    dst = me.view(replace(step.dst, offset=step.dst.offset + there), nbytes, write=True)
+    region.touch(low, low + nbytes, me.rank, me.clock, write=False)
+    dst[:] = region.data[low : low + nbytes]
     return True
 
 
@@ -86,6 +102,12 @@ def _fold(me: Rank, step: Step) -> bool:
     if step.last is not None:
         folded = mapped(step.last, folded, step.arg)
     me.view(step.dst, nbytes, write=True)[:] = folded
+    for rank in range(me.world.size):
+        given = min(nbytes, me.world.ranks[rank].lent - low, step.tick - low)
+        if rank != me.rank and given > 0:
+            region = _exposed(me, step, rank)
+            region.touch(low, low + given, me.rank, me.clock, write=True)
+            region.data[low : low + given] = folded[:given]
     return True
 
 
@@ -93,6 +115,7 @@ def _divert(me: Rank, step: Step) -> bool:
     if not me.everyone_reached(me.seq + step.tick):
         return False
     if me.compare(me.others):
+        me.lent = 0
         me.pc += step.skip
     return True
 
@@ -129,4 +152,5 @@ HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
     Kind.PICK: _pick,
     Kind.GATE: _gate,
     Kind.OPEN: _open,
+    Kind.RECALL: _recall,
 }

@@ -44,6 +44,7 @@ class Rank:
         # Of each half: whether this rank wants the other way, and what it has exposed.
         self.flags = [False, False]
         self.exposed: list[Region | None] = [None, None]
+        self.lent = 0
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0
@@ -273,12 +274,20 @@ HANDLERS: dict[Kind, Handler] = {
 class World:
     """All ranks of one group, with boards of `half` bytes.
 
-    What the ranks in `unreadable` expose, nobody can read.
+    What the ranks in `unreadable` expose, nobody can read; what those in `keeping` do, they don't
+    lend.
     """
 
-    def __init__(self, size: int, half: int, unreadable: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        size: int,
+        half: int,
+        unreadable: Iterable[int] = (),
+        keeping: Iterable[int] = (),
+    ) -> None:
         self.size = size
         self.unreadable = frozenset(unreadable)
+        self.keeping = frozenset(keeping)
         self.half = half
         self._counters = 0
         self.ranks: list[Rank] = []

@@ -2,11 +2,15 @@
 
 It has no name in any file system, so nothing is left when every process has died. What is handed
 out is really allocated first: a full memory file system is an error here, not a SIGBUS later.
+
+What other processes may write can be taken back from them: its pages are replaced by private ones,
+at the same address and with the same contents. Whatever is written to the old ones goes nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -21,7 +25,17 @@ PAGE = 4096
 SPAN = 1 << 34
 """Address space of an arena; only what is handed out takes memory."""
 
+PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
+MOVE_HERE = 0x01 | 0x02  # of mremap(2): to the address given, whatever is there
+FAILED = ctypes.c_void_p(-1).value
+
 Bytes = npt.NDArray[np.uint8]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 class Mapping:
@@ -31,6 +45,10 @@ class Mapping:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED)
         self.data: Bytes = np.frombuffer(self._map, np.uint8)
         self.base: int = self.data.ctypes.data
+
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Drop this process's pages of a piece."""
+        self._map.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def words(self, offset: int, count: int) -> npt.NDArray[np.int64]:
         """Return `count` int64 from `offset` on."""
@@ -47,6 +65,7 @@ class Arena:
         self.mapping = Mapping(self.fd)
         self._lock = threading.Lock()
         self._holes: list[tuple[int, int]] = [(0, span)]
+        self._floor = 0
         self._given: dict[int, int] = {}
         # Loans end in the garbage collector, which may run anywhere: even where the lock is held.
         self.returned: deque[int] = deque()
@@ -77,6 +96,30 @@ class Arena:
         with self._lock:
             self._give(offset, self._given.pop(offset))
 
+    def retire(self) -> int:
+        """Hand out nothing any more that lies before here; return where that is.
+
+        What has been handed out may be used on. It goes back to the system when it is freed.
+        """
+        with self._lock:
+            self._floor = max((o + n for o, n in self._given.items()), default=self._floor)
+            self._holes = [(o, n) for o, n in self._holes if o >= self._floor]
+            return self._floor
+
+    def take_back(self, offset: int, nbytes: int) -> None:
+        """Make whole pages private, with what they hold: nobody else can write there any more.
+
+        They must be `retire`d. MemoryError if there is no memory for the copy.
+        """
+        place = self.mapping.base + offset
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        fresh = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if fresh == FAILED:
+            raise MemoryError(f"no {nbytes} bytes to take an array back from late peers")
+        ctypes.memmove(fresh, place, nbytes)
+        if _libc.mremap(fresh, nbytes, nbytes, MOVE_HERE, place) == FAILED:
+            raise MemoryError(f"mremap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
+
     def used(self) -> int:
         """Return the bytes handed out."""
         with self._lock:
@@ -98,6 +141,10 @@ class Arena:
         raise MemoryError(f"the arena has no {need} bytes in one piece left")
 
     def _give(self, offset: int, size: int) -> None:
+        if offset < self._floor:
+            _libc.fallocate(self.fd, PUNCH_HOLE, offset, size)
+            self.mapping.discard(offset, size)
+            return
         merged: list[tuple[int, int]] = []
         for hole in sorted([*self._holes, (offset, size)]):
             if merged and merged[-1][0] + merged[-1][1] == hole[0]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT, Layout
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
 from nc10d.backend.cpu.channel import Channel, Shared
@@ -99,7 +99,7 @@ class CpuBackend(Launching):
         self.size = len(members)
         hosts = None if outside is None else outside.hosts
         small = 65536 if self.size <= 2 else 16384
-        self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT, BY_KERNEL)
+        self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT)
         self.channel = host.channel(self._shared())
         self.links = Links(self.areas, outside)
         self.post = Post(self)

@@ -7,7 +7,7 @@ to is shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -56,9 +56,16 @@ class Channel:
     """One FIFO of programs; `address` is its block, for the engine."""
 
     def __init__(
-        self, shared: Shared, process: int, bell_bit: int, waiting: Waiting, label: int = 0
+        self,
+        shared: Shared,
+        process: int,
+        bell_bit: int,
+        waiting: Waiting,
+        label: int,
+        take_back: Callable[[int, int], None],
     ) -> None:
         self.shared = shared
+        self._take_back = take_back
         self.label = label
         """Whose entries in the process's log are this channel's."""
         self.size = shared.size
@@ -182,12 +189,15 @@ class Channel:
         self.flying.pop(submission.address, None)
 
     def stop(self) -> None:
-        """Stop for good: nothing touches users' arrays once this has returned."""
+        """Stop for good: nothing touches users' arrays once this has returned, no peer either."""
         while engine.break_channel(self.address) == at.BUSY:
             if self.broken:
                 return
         self.broken = True
         self.flying.clear()
+        lent = self.get(at.C_LENT_BYTES)
+        if lent:
+            self._take_back(self.get(at.C_LENT), lent)
 
     def held(self) -> bool:
         """Say whether this thread is in the middle of a program that it runs itself."""

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -186,7 +187,8 @@ class Host:
     def channel(self, shared: Shared) -> Channel:
         """Make a channel and show it to the worker."""
         label = next(self._labels)
-        channel = Channel(shared, self.process, mask([self.rank]), self.waiting, label)
+        bit, back = mask([self.rank]), partial(_take_back, self.arena, self._process)
+        channel = Channel(shared, self.process, bit, self.waiting, label, back)
         with self._lock:
             index = heapq.heappop(self._spare) if self._spare else len(self._channels)
             if index >= MAX_CHANNELS:
@@ -387,3 +389,9 @@ def deadline_ns(timeout: float) -> int:
     if timeout > CENTURY:
         return 0
     return time.monotonic_ns() + int(timeout * 1e9)
+
+
+def _take_back(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
+    """Let no other process write into a piece of my arena any more."""
+    process[at.P_FLOOR // 8] = arena.retire()  # that piece is shown to nobody from here on
+    arena.take_back(offset, nbytes)

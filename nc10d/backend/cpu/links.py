@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import message
-from nc10d.backend.cpu.algorithms.layout import BY_KERNEL, DIRECT
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel, Shared, Submission
 from nc10d.backend.cpu.linking import Linked
@@ -30,6 +29,8 @@ from nc10d.backend.cpu.sites import text_in
 from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024
+DIRECT = HALF + 1
+"""Bytes from which a message is read where it lies: what half a board does not hold."""
 LINK_BYTES = at.LINK_BOARD + 2 * HALF
 # The word in the sender's area: the offset of the link, plus whose arena it is in.
 BY_SENDER, BY_RECEIVER = 1, 2
@@ -228,7 +229,7 @@ def _message(
     if away:
         yield from (message.send_away if sending else message.recv_away)(nbytes)
     elif sending:
-        yield from message.send(HALF, nbytes, DIRECT, BY_KERNEL)
+        yield from message.send(HALF, nbytes, DIRECT)
     else:
         yield from message.recv(HALF, nbytes, DIRECT)
     if folded and not sending:

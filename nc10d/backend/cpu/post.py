@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nc10d.backend.cpu.algorithms.layout import DIRECT
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.gates import FREE, Passage
 from nc10d.backend.cpu.host import mask
@@ -56,7 +55,7 @@ class Post:
             away = _away(channel)
             linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
-            short = buffer.nbytes <= HALF < DIRECT and not away
+            short = buffer.nbytes <= HALF and not away
             lane = Lane(channel, model, inbox, short, not away, op.x.dtype)
             self.lanes.remember(op, lane)
 

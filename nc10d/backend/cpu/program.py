@@ -48,6 +48,7 @@ class Kind(enum.IntEnum):
     FOLD = 22
     JUMP = 23
     PICK = 24
+    RECALL = 25
     PAIR = 38
     LOOP = 39
     FLOW = 40
@@ -226,13 +227,20 @@ def jump(steps: int) -> Step:
     return Step(Kind.JUMP, skip=steps)
 
 
-def expose(rank: int, src: At, readable: bool, flag: bool = True) -> Step:
+def expose(rank: int, src: At, readable: bool, flag: bool = True, lent: int = 0) -> Step:
     """Let peers read an array of mine where it lies, until they say that they have.
 
     Goes before signal(1). `readable` says whether the kernel may be asked to copy it, if it is not
     registered and the group can do that. An array that can't be read sets my `flag` (`divert`).
+    The first `lent` bytes, if it is registered and begins a page, peers may also write, until
+    `recall`.
     """
-    return Step(Kind.EXPOSE, tick=int(flag), dst=board(rank), src=src, arg=int(readable))
+    return Step(Kind.EXPOSE, lent, int(flag), board(rank), src, arg=int(readable))
+
+
+def recall() -> Step:
+    """Peers have written all of what I have lent them: it is mine again."""
+    return Step(Kind.RECALL)
 
 
 def pick(rank: int, steps: int) -> Step:
@@ -241,18 +249,23 @@ def pick(rank: int, steps: int) -> Step:
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
-    """dst := `nbytes` from `offset` on of the array that a peer has exposed."""
+    """dst := `nbytes` from `offset` on of the array that a peer has exposed.
+
+    What I have lent, the peer has put there already.
+    """
     return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
-def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine) -> Step:
+def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine, lent: int = 0) -> Step:
     """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
 
-    `own` is where mine are. dst may be the same place.
+    `own` is where mine are. dst may be the same place. Where peers have lent the first `lent`
+    bytes of their arrays, they get the result too.
     """
     return Step(
         Kind.FOLD,
         nbytes,
+        lent,
         dst=dst,
         src=board(0),
         own=own,

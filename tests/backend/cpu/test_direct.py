@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
@@ -23,13 +24,13 @@ from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans, _kernel_address
 from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board, user
 from nc10d.backend.cpu.requests import Request
-from nc10d.errors import Aborted
+from nc10d.errors import Aborted, DistError
 from nc10d.group import ProcessGroup
 from nc10d.ops import SUM
-from nc10d.testing import run_ranks
+from nc10d.testing import Ranks, run_ranks
 from nc10d.testing.simulator import World
 
-HALF, SMALL = 2048, 256
+HALF, SMALL, PAGE = 2048, 256, 128
 WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.DIVERT}
 
 
@@ -79,17 +80,23 @@ NAMES = sorted(MADE)
 
 
 def direct(size: int) -> list[Layout]:
-    return [replace(w, direct=512, by_kernel=0, window=512) for w in layouts(size, HALF, SMALL)]
+    world = layouts(size, HALF, SMALL)
+    return [replace(one, direct=512, window=512, page=PAGE) for one in world]
 
 
 def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:
-    """Run cases back to back and hold every array against what it must be."""
-    world = World(size, HALF, unreadable)
+    """Run cases back to back and hold every array against what it must be.
+
+    `seed` says in which order ranks go on, and which of them lend their arrays.
+    """
+    chance = random.Random(seed)
+    keeping = [rank for rank in range(size) if chance.randrange(2)]
+    world = World(size, HALF, unreadable, keeping)
     for case in cases:
         for rank in range(size):
             arrays = [a.view(np.uint8) for a in case.arrays[rank]]
             world.submit(rank, case.programs[rank], arrays)
-    world.run(random.Random(seed).randrange)
+    world.run(chance.randrange)
     for case in cases:
         for got, want in zip(case.arrays, case.expected, strict=True):
             for one, other in zip(got, want, strict=True):
@@ -164,7 +171,7 @@ def messages(counts: list[int]) -> list[Case]:
     for number, count in enumerate(counts):
         sent, n = np.arange(count) + 1000 * number, 8 * count
         programs = [
-            program("send", message.send(1024, n, 512, 0), 1),
+            program("send", message.send(1024, n, 512), 1),
             program("recv", message.recv(1024, n, 512), 1),
         ]
         arrays = [[sent.copy()], [np.full(count, -1)]]
@@ -221,6 +228,7 @@ def slow_reader(kind: str) -> Callable[[Plans, Request], Linked]:
 REST = Kernel("REST", "-")
 released = threading.Event()
 reading = threading.Event()
+left = threading.Event()
 
 
 @ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -255,16 +263,42 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         finally:
             released.set()
             other.join()
+        assert left.wait(30)
+        assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
     else:
         with pytest.raises(Aborted):
             run()
+        left.set()
 
 
 @pytest.mark.parametrize(("call", "kind"), [("broadcast", "FETCH"), ("all_reduce", "FOLD")])
 def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
     monkeypatch: pytest.MonkeyPatch, call: str, kind: str
 ) -> None:
-    released.clear()
-    reading.clear()
+    for event in (released, reading, left):
+        event.clear()
     monkeypatch.setattr(Plans, "linked", slow_reader(kind))
     run_ranks(partial(gives_up_while_read, call=call), 2)
+
+
+def fails_with_what_it_has_lent(group: ProcessGroup) -> None:
+    """Rank 1 never comes to the other group's call, which ends by its timeout."""
+    other = group.split_group([[0, 1]], timeout=timedelta(seconds=0.3))
+    assert other is not None
+    other.barrier()
+    x = nc10d.from_numpy(np.full(300_000, 1.0 + group.rank, np.float32), group)
+    group.barrier()
+    if group.rank == 0:
+        with pytest.raises(DistError):
+            other.all_reduce(x[1024:250_000])
+        assert (x == 1).all(), "nobody has come: it is as it was"
+        x[...] = 5
+    group.barrier()
+    for array in (x, nc10d.from_numpy(x, group)):
+        group.all_reduce(array)
+        assert (array == 7).all(), "what was taken back is an ordinary array, and new ones are lent"
+
+
+def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
+    with Ranks(2, "processes") as ranks:
+        ranks.run(fails_with_what_it_has_lent)

@@ -14,7 +14,7 @@ from numba import cfunc, types
 from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
-from nc10d.backend.cpu import forming
+from nc10d.backend.cpu import forming, host
 from nc10d.backend.cpu.channel import Waiting
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import layout as at
@@ -234,6 +234,7 @@ def world() -> Iterator[Ranks]:
         patch.setattr(Plans, "linked", linked)
         patch.setattr(forming, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
         patch.setattr(Plans, "remember", lambda *_: None)
+        patch.setattr(host, "can_read", lambda _: False)  # what is tampered with are the boards
         with Ranks(4) as ranks:
             yield ranks
 

@@ -1,11 +1,12 @@
-"""Large arrays read where they lie: every byte is copied once, and no rank copies for another.
+"""Large arrays read where they lie: every byte is copied once.
 
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
-all go the way over the boards.
+all go the way over the boards. An all_reduce writes into peers' arrays too, as far as these are
+lent (see native/direct.py).
 
-Registered memory is worth it at once. The kernel's help is for plain copies of many bytes: what is
-folded would be copied to a spare place first, and boards, which stay in a cache, are quicker.
+The kernel's help is for plain copies: what is folded would be copied to a spare place first, and
+boards, which stay in a cache, are quicker. Registered arrays are folded where they lie.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nc10d.backend.cpu.program import (
     fold_exposed,
     free,
     jump,
+    recall,
     signal,
     user,
     wait,
@@ -39,13 +41,20 @@ MOST_CHUNKS = 256
 
 
 def _either(
-    layout: Layout, mine: At, readable: bool, direct: Sequence[Step], boards: Sequence[Step]
+    layout: Layout,
+    mine: At,
+    direct: Sequence[Step],
+    boards: Sequence[Step],
+    *,
+    readable: bool = True,
+    lent: int = 0,
 ) -> list[Step]:
     """Expose an array; go `direct` if all ranks' can be read, else over the boards.
 
-    `readable` says whether the kernel may be asked for it.
+    `readable` says whether the kernel may be asked for it, `lent` how much of it peers write.
     """
-    return _ways([enter(), expose(layout.rank, mine, readable)], direct, boards)
+    exposed = expose(layout.rank, mine, readable, lent=lent)
+    return _ways([enter(), exposed], direct, boards)
 
 
 def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
@@ -64,10 +73,12 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
 def all_reduce(
     layout: Layout, nbytes: int, reduction: Reduction, boards: Sequence[Step]
 ) -> list[Step]:
-    """Each rank folds its chunk of user array 0; then everybody fetches the others' chunks.
+    """Each rank folds its chunk of user array 0 and puts the result into all arrays lent to it.
 
-    Window by window, so that what is fetched is still in a cache, of its owner or of all cores.
+    Who could not lend his fetches the others' chunks: window by window, so that they are still in a
+    cache, of their owner or of all cores.
     """
+    lent = nbytes // layout.page * layout.page
     windows = _windows(layout, nbytes)
     ready = range(2, 2 + len(windows))  # the tick that tells that my chunk of a window is folded
     fetches = [_fetches(layout, *window, tick) for window, tick in zip(windows, ready, strict=True)]
@@ -76,15 +87,15 @@ def all_reduce(
         low, length = _cut(layout, count, layout.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(fold_exposed(mine, mine, base + low, length, reduction.how))
+            steps.append(fold_exposed(mine, mine, base + low, length, reduction.how, lent))
         steps.append(signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
     for behind in fetches[-AHEAD:]:
         steps += behind
     done = ready.stop
-    steps += [signal(done), wait_all(done), end_round(done, done)]
-    return _either(layout, user(0), False, steps, boards)
+    steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
+    return _either(layout, user(0), steps, boards, readable=False, lent=lent)
 
 
 def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
@@ -121,7 +132,7 @@ def reduce_scatter(
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    return _either(layout, inps[0], False, steps, boards)
+    return _either(layout, inps[0], steps, boards, readable=False)
 
 
 def all_gather(
@@ -135,8 +146,7 @@ def all_gather(
     me = layout.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    readable = sum(sizes) >= layout.by_kernel
-    return _either(layout, mine, readable, [*steps, *_all_have_read()], boards)
+    return _either(layout, mine, [*steps, *_all_have_read()], boards)
 
 
 def all_to_all(
@@ -147,15 +157,13 @@ def all_to_all(
     place = At(inp.space, inp.index, inp.offset + me * nbytes)
     steps = [copy(recvs[me], place, nbytes)]
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    readable = layout.size * nbytes >= layout.by_kernel
-    return _either(layout, inp, readable, [*steps, *_all_have_read()], boards)
+    return _either(layout, inp, [*steps, *_all_have_read()], boards)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's."""
     if layout.rank == root:
-        readable = nbytes >= layout.by_kernel
-        return _either(layout, user(0), readable, _all_have_read(), boards)
+        return _either(layout, user(0), _all_have_read(), boards)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
 

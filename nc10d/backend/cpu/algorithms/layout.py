@@ -13,8 +13,10 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
 NEVER = 1 << 62
-DIRECT, BY_KERNEL = 256 * 1024, 8 * 1024 * 1024
-"""Bytes from which reading an array where it lies pays, if it is registered and if it is not."""
+DIRECT = 64 * 1024
+"""Bytes from which reading an array where it lies pays."""
+PAGE = 4096
+"""Bytes of a page: what peers may write is whole pages, which can be taken back from them."""
 WINDOW = 512 * 1024
 """Bytes of an array that are folded and fetched at a time: a core's own cache holds them."""
 
@@ -23,8 +25,8 @@ WINDOW = 512 * 1024
 class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
-    From `direct` bytes on, arrays are read where they lie; from `by_kernel` on even those that
-    only the kernel can copy from process to process. Such a reduction goes `window` by window.
+    From `direct` bytes on, arrays are read where they lie; such a reduction goes `window` by window
+    and lends whole pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -34,8 +36,8 @@ class Layout:
     small: int
     hosts: Topology | None = None
     direct: int = NEVER
-    by_kernel: int = NEVER
     window: int = WINDOW
+    page: int = PAGE
 
     @property
     def near(self) -> Layout:

@@ -27,10 +27,10 @@ from nc10d.backend.cpu.program import (
 SENDER, RECEIVER = 0, 1
 
 
-def send(half: int, nbytes: int, direct: int = NEVER, by_kernel: int = NEVER) -> list[Step]:
+def send(half: int, nbytes: int, direct: int = NEVER) -> list[Step]:
     """Put user array 0 through the link, half a board at a time; or let it be read, if large."""
     if nbytes >= direct:
-        offered = expose(SENDER, user(0), nbytes >= by_kernel, flag=False)
+        offered = expose(SENDER, user(0), True, flag=False)
         opening = [wait(RECEIVER, -1), header(), offered, signal(1)]
         return [*opening, *_ways([wait(RECEIVER, 1)], _puts(half, nbytes, 0), [])]
     opening = [wait(RECEIVER, -1), header()]

@@ -3,6 +3,10 @@
 A rank exposes an array by two words on its board: where it is, and how to get there. Registered
 memory lies in its arena, which every mate has mapped. Other memory the kernel copies from process
 to process (process_vm_readv, "CMA"); between ranks that are threads it can be read as it is.
+
+A registered array can also be lent: then peers write results there as well. C_LENT tells of what
+until all have; if it comes to nothing, what is lent has to be taken back (Arena.take_back) before
+the caller has the array again, because a peer that is only late may still write.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from nc10d.backend.cpu.native.layout import (
     C_AREA,
     C_BLOCKED_ON,
     C_FLAGS,
+    C_LENT,
+    C_LENT_BYTES,
+    C_PROCESS,
     C_RANK,
     C_REACH,
     C_ROUND,
@@ -34,6 +41,7 @@ from nc10d.backend.cpu.native.layout import (
     FLAG_BIT,
     FOLD_BLOCK,
     LINE_SLOTS,
+    P_FLOOR,
     R_ARENAS,
     R_CMA,
     R_ROW,
@@ -58,7 +66,8 @@ from nc10d.backend.cpu.native.operands import (
 )
 
 # How to get to exposed memory.
-NOT_AT_ALL, BY_ARENA, BY_KERNEL = 0, 1, 2
+NOT_AT_ALL, BY_ARENA, BY_KERNEL, LENT = 0, 1, 2, 3
+PAGE = 4096
 NEVER = 1 << 62
 
 
@@ -70,9 +79,13 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     board = nc10d_place(channel, users, step + DST, parity, segment)
     inside = address - load(reach + R_ARENAS + R_ROW * load(channel + C_RANK))
     how = NOT_AT_ALL
-    if 0 <= inside < load(reach + R_SPAN):
+    if load(load(channel + C_PROCESS) + P_FLOOR) <= inside < load(reach + R_SPAN):
         store(board, inside)
         how = BY_ARENA
+        if load(step + NBYTES) != 0 and inside % PAGE == 0:
+            store(channel + C_LENT, inside)
+            store(channel + C_LENT_BYTES, load(step + NBYTES))
+            how = LENT
     elif load(reach + R_CMA) != 0 and load(step + ARG) != 0:
         store(board, address)
         how = BY_KERNEL
@@ -90,7 +103,7 @@ def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nb
     """
     row = load(channel + C_REACH) + R_ARENAS + R_ROW * peer
     place = load(board) + offset
-    if load(board + 8) == BY_ARENA:
+    if load(board + 8) in (BY_ARENA, LENT):
         return load(row) + place
     pid = load(row + 8)
     if pid == 0:  # another thread of this process
@@ -117,16 +130,30 @@ def nc10d_hold(channel: int, step: int, segment: int, peer: int) -> int:
 
 @njit(nogil=True)
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Copy from a peer's exposed array."""
-    nbytes = load(step + NBYTES)
-    dst = nc10d_place(channel, users, step + DST, parity, segment)
+    """Copy from a peer's exposed array, but for what I have lent."""
+    offset, nbytes = load(step + ARG), load(step + NBYTES)
+    there = min(nbytes, max(0, load(channel + C_LENT_BYTES) - offset))
+    if there == nbytes:
+        return DONE
+    offset, nbytes = offset + there, nbytes - there
+    dst = nc10d_place(channel, users, step + DST, parity, segment) + there
     board = nc10d_place(channel, users, step + SRC, parity, segment)
-    found = nc10d_reach(channel, load(step + EXTRA), board, load(step + ARG), dst, nbytes)
+    found = nc10d_reach(channel, load(step + EXTRA), board, offset, dst, nbytes)
     if found == 0:
         return UNREADABLE
     if found != dst:
         move(dst, found, nbytes)
     return nc10d_hold(channel, step, segment, load(step + EXTRA))
+
+
+@njit(nogil=True)
+def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) -> None:
+    """Put a result into every array that a peer has lent."""
+    rows = load(channel + C_REACH) + R_ARENAS
+    for rank in range(load(channel + C_SIZE)):
+        board = load(boards + 8 * rank)
+        if rank != load(channel + C_RANK) and load(board + 8) == LENT:
+            move(load(rows + R_ROW * rank) + load(board) + offset, src, nbytes)
 
 
 @njit(nogil=True)
@@ -156,6 +183,9 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
             folded = target
         if last != 0:
             call_kernel(last, dst + done, dst + done, load(step + ARG), count)
+        lent = min(count, load(step + TICK) - offset - done)
+        if lent > 0:
+            nc10d_give(channel, boards, dst + done, offset + done, lent)
         done += count
     for rank in range(size):
         if rank != me and nc10d_hold(channel, step, segment, rank) != DONE:

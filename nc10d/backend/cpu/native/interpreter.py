@@ -80,7 +80,7 @@ from nc10d.backend.cpu.native.operands import (
     NO_OPERAND,
     OWN,
     PACK,
-    PICK,
+    RECALL,
     SRC,
     STEP,
     TICK,
@@ -274,7 +274,7 @@ def advance(channel: int) -> int:
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
             move(header, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
             nc10d_show_site(channel, load(channel + C_SELF) + LINK_SITES + SITE_BYTES * half)
-        elif kind == AGREE or PACK <= kind <= PICK:
+        elif kind == AGREE or PACK <= kind <= RECALL:
             store(channel + C_PC, step)
             store(channel + C_SEGMENT, segment)
             answer = call_engine(load(load(channel + C_RARE)), channel)

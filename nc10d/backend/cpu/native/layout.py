@@ -98,8 +98,10 @@ LINK_BOARD = 256
     C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
     C_STAMP,
     C_BEGUN,  # when the running message began
-) = range(0, 51 * 8, 8)
-C_OWN_USERS = 51 * 8  # four addresses of a program run in the caller
+    C_LENT,  # where in my arena peers write results just now, and how many bytes from there on
+    C_LENT_BYTES,
+) = range(0, 53 * 8, 8)
+C_OWN_USERS = 53 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
@@ -171,7 +173,8 @@ DESCRIPTOR_WORDS = 16
     P_ROUNDS,
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
-) = range(0, 15 * 8, 8)
+    P_FLOOR,  # what lies in my arena before it is no longer shared
+) = range(0, 16 * 8, 8)
 PROCESS_BYTES = 128
 
 # -- the log: an entry for each of the latest calls and messages; for a message, its header ------

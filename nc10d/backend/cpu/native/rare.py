@@ -20,6 +20,7 @@ from nc10d.backend.cpu.native.layout import (
     C_AWAITED,
     C_BLOCKED_ON,
     C_FLAGS,
+    C_LENT_BYTES,
     C_MESSAGE_BYTES,
     C_PARITY,
     C_PC,
@@ -52,6 +53,7 @@ from nc10d.backend.cpu.native.operands import (
     OWN,
     PACK,
     PICK,
+    RECALL,
     SRC,
     STEP,
     TICK,
@@ -148,6 +150,7 @@ def nc10d_divert(channel: int, step: int, segment: int) -> int:
     if flagged == MISMATCH:
         return MISMATCH
     if flagged == 1:
+        store(channel + C_LENT_BYTES, 0)  # the other way, nobody writes there
         store(channel + C_PC, step + STEP * load(step + EXTRA))
     return DONE
 
@@ -185,6 +188,8 @@ def _advance_rare(channel: int) -> int:
     elif kind == PICK:
         if load(nc10d_place(channel, users, step + SRC, parity, segment) + 8) == 0:
             store(channel + C_PC, step + STEP * load(step + EXTRA))
+    elif kind == RECALL:
+        store(channel + C_LENT_BYTES, 0)
     elif kind == OPEN:
         nc10d_post(channel, nc10d_place(channel, users, step + DST, parity, segment), 1)
     else:
