@@ -23,8 +23,8 @@ from nc10d.dtypes import DType
 from nc10d.kernels.blocks import THREADS, chunks_of, supports
 from nc10d.kernels.blocks_cuda import kernel_ptx
 from nc10d.ops import Array
+from nc10d.reducer.packing import Row, only_dtype, places_in
 
-Row = tuple[int, int, int]
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
 
 
@@ -40,25 +40,23 @@ class DevicePacker:
         self._keep = [flat, *arrays]
         self._flat = flat
         self._device = device_of(flat)
-        self._inner = _only_dtype(whole, parts)
+        self._inner = only_dtype(x.dtype for x in parts) or whole.dtype
         self._outer = whole.dtype
-        self._check(whole, parts, offsets)
-        places = [whole.address + offset * whole.dtype.itemsize for offset in offsets]
+        if not supports(self._inner, self._outer):
+            raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
+        self._check([whole, *parts])
+        places = places_in(whole, parts, offsets)
         there = [(to, x.address, x.nbytes) for to, x in zip(places, parts, strict=True)]
         size = whole.dtype.itemsize
         back = [(x.address, at, x.count * size) for at, x in zip(places, parts, strict=True)]
         self._there, self._back = _Tables(there, self._device), _Tables(back, self._device)
 
-    def _check(self, whole: Buffer, parts: Sequence[Buffer], offsets: Sequence[int]) -> None:
-        for x, array in zip([whole, *parts], self._keep, strict=True):
+    def _check(self, buffers: Sequence[Buffer]) -> None:
+        for x, array in zip(buffers, self._keep, strict=True):
             if x.device != "cuda" or device_of(array) != self._device:
                 raise TypeError(f"all arrays must be on cuda:{self._device}")
             if not x.contiguous or not x.writable:
                 raise ValueError(f"an array of shape {x.shape} is not contiguous and writable")
-        for x, offset in zip(parts, offsets, strict=True):
-            if not 0 <= offset <= whole.count - x.count:
-                end = offset + x.count
-                raise ValueError(f"elements {offset} to {end} are not all inside of {whole.count}")
 
     def pack(self, scale: float = 1.0) -> None:
         """Enqueue: write the arrays, times `scale`, to the flat one."""
@@ -86,18 +84,6 @@ class _Tables:
         self.blocks = len(chunks)
         self.rows: DeviceArray = to_device(np.array(rows, np.int64).reshape(-1, 3), device)
         self.chunks: DeviceArray = to_device(chunks, device)
-
-
-def _only_dtype(whole: Buffer, parts: Sequence[Buffer]) -> DType:
-    """Return the one dtype of all parts; TypeError unless it can be cast to that of the whole."""
-    found = {x.dtype for x in parts} or {whole.dtype}
-    if len(found) > 1:
-        names = ", ".join(sorted(dtype.label for dtype in found))
-        raise TypeError(f"arrays of one bucket must have one dtype, got {names}")
-    (dtype,) = found
-    if not supports(dtype, whole.dtype):
-        raise TypeError(f"arrays of {dtype.label} can't be cast to {whole.dtype.label}")
-    return dtype
 
 
 @functools.cache

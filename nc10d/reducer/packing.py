@@ -36,9 +36,9 @@ def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: fl
     differ and are not both floating, before anything is written.
     """
     whole, sources = _memory(flat, True), [_memory(x, False) for x in arrays]
-    places = _places(whole, sources, offsets)
+    places = places_in(whole, sources, offsets)
     rows = [(to, x.address, x.nbytes) for to, x in zip(places, sources, strict=True)]
-    _move(rows, _only([x.dtype for x in sources]), whole.dtype, scale)
+    _move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
 
 
 def unpack(
@@ -46,10 +46,10 @@ def unpack(
 ) -> None:
     """Write `flat * scale`, from element `offsets[i]` on, to `arrays[i]`; errors as for `pack`."""
     whole, targets = _memory(flat, False), [_memory(x, True) for x in arrays]
-    places = _places(whole, targets, offsets)
+    places = places_in(whole, targets, offsets)
     size = whole.dtype.itemsize
     rows = [(x.address, at, x.count * size) for at, x in zip(places, targets, strict=True)]
-    _move(rows, whole.dtype, _only([x.dtype for x in targets]), scale)
+    _move(rows, whole.dtype, only_dtype([x.dtype for x in targets]), scale)
 
 
 def cast(source: Array, target: Array, scale: float = 1.0) -> None:
@@ -67,8 +67,8 @@ def _memory(x: Array, written: bool) -> Buffer:
     return found
 
 
-def _places(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
-    """Return the address of each array's place in the flat one."""
+def places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
+    """Return the address of each array's place in the flat one; ValueError if it is not inside."""
     for x, offset in zip(arrays, offsets, strict=True):
         if not 0 <= offset <= whole.count - x.count:
             end = offset + x.count
@@ -76,8 +76,8 @@ def _places(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> 
     return [whole.address + offset * whole.dtype.itemsize for offset in offsets]
 
 
-def _only(dtypes: Iterable[DType]) -> DType | None:
-    """Return the one dtype of all arrays; None where there are none."""
+def only_dtype(dtypes: Iterable[DType]) -> DType | None:
+    """Return the one dtype of all arrays, None where there are none; TypeError for several."""
     found = set(dtypes)
     if len(found) > 1:
         names = ", ".join(sorted(dtype.label for dtype in found))
@@ -118,8 +118,8 @@ class Packer:
             raise TypeError("a Packer is for plain NumPy arrays")
         self._arrays, self._flat = list(arrays), flat
         whole, found = _memory(flat, True), [_memory(x, True) for x in arrays]
-        _places(whole, found, offsets)
-        self._dtypes = _only([x.dtype for x in found]), whole.dtype
+        places_in(whole, found, offsets)
+        self._dtypes = only_dtype([x.dtype for x in found]), whole.dtype
         self._nbytes = [x.nbytes for x in (flat, *arrays)]
         sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in found]
         self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
