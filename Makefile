@@ -11,7 +11,7 @@ CODE := nc10d tests examples tools
 
 # One job at a time: the stamps build on each other, and tests must not compete for cores.
 .NOTPARALLEL:
-.PHONY: demo demo-torch test test-long test-nccl nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch test test-long simulate test-nccl nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -47,6 +47,16 @@ test-long: warm
 	  "$$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" '$(ARGS)'; \
 	  $(BIN)/pytest -m long -vv --timeout 3600 --durations 10 $(ARGS); \
 	} 2>&1 | tee -a docs/logs/test-long-$$(date +%Y-%m-%d).log
+
+# A slice of the million schedules: `make simulate SEED=20000 COUNT=20000`; the next begins where it
+# ended. A day's slices share one log, which counts for one state of the code.
+SEED ?= 0
+COUNT ?= 20000
+simulate: .venv/test.stamp
+	@mkdir -p docs/logs
+	@{ echo "# $$(date -Is), $$(git describe --always --dirty), seeds $(SEED) to $$(($(SEED) + $(COUNT) - 1))"; \
+	  $(BIN)/python -m nc10d.testing.simulation $(SEED) --count $(COUNT); \
+	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own.
 test-nccl: .venv-gpu/test.stamp

@@ -19,16 +19,13 @@ from nc10d.backend.cpu.area import Areas, area_bytes
 from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.native import layout as at
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreTimeout
+from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
+from nc10d.store.verdict import SLICE, come, say, there
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
     from nc10d.backend.cpu.wires import Board
     from nc10d.store.base import Store
-
-# How long a wait goes on before it looks whether the others can still come.
-_SLICE = 0.05
-_VERDICT = "verdict"
 
 
 LARGE_HALF, SMALL_HALF = 256 * 1024, 32 * 1024
@@ -70,7 +67,7 @@ def form(founding: Founding) -> Areas:
         verdict = _meet(founding, offset, half)
     except BaseException as error:  # noqa: BLE001  (Ctrl-C too: the others must hear of it)
         # Should this fail as well, the area stays: others may count on it.
-        verdict, failure = store.compare_set(_VERDICT, "", _written(error, founding)), error
+        verdict, failure = say(store, _written(error, founding)), error
     interrupted = failure if not isinstance(failure, Exception) else None
     told = json.loads(verdict)
     if "offsets" not in told:
@@ -94,7 +91,7 @@ def form_again(founding: Founding, board: Board) -> Areas:
     keys = [f"area/{founding.name}/{rank}" for rank in range(size)]
     board.set(keys[founding.rank], f"{offset} {half}")
     try:
-        while not _there(board, keys, founding.deadline.slice(_SLICE)):
+        while not there(board, keys, founding.deadline.slice(SLICE)):
             founding.check()
             if founding.deadline.expired():
                 raise _absent(founding, [r for r in range(size) if not board.check([keys[r]])])
@@ -103,9 +100,7 @@ def form_again(founding: Founding, board: Board) -> Areas:
         others = [host.near[m] for m in founding.members if m in host.near and m != host.number]
         host.abandon([offset], host.arena.mapping.base + offset + at.AREA_LEFT, mask(others))
         raise
-    places = [text.split() for text in board.multi_get(keys)]
-    offsets, halves = zip(*(map(int, place) for place in places), strict=True)
-    return _areas(founding, offsets, min(halves))
+    return _areas(founding, *_places(board.multi_get(keys)))
 
 
 def _lay_out(founding: Founding) -> tuple[int, int]:
@@ -170,32 +165,29 @@ def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
 def _meet(founding: Founding, offset: int, half: int) -> bytes:
     """Say that this rank has come, and return the verdict; the smallest board counts."""
     store, size = founding.store, len(founding.members)
-    store.set(f"area/{founding.rank}", f"{offset} {half}")
-    if store.add("come", 1) == size:
-        places = [text.split() for text in store.multi_get([f"area/{r}" for r in range(size)])]
-        offsets, halves = zip(*(map(int, place) for place in places), strict=True)
-        formed = json.dumps({"offsets": offsets, "half": min(halves)})
-        return store.compare_set(_VERDICT, "", formed)
-    while not _there(store, [_VERDICT], founding.deadline.slice(_SLICE)):
-        founding.check()
-        if founding.deadline.expired():
-            raise _absent(founding, [r for r in range(size) if not store.check([f"area/{r}"])])
-    return store.get(_VERDICT)
+    keys = [f"area/{rank}" for rank in range(size)]
+    store.set(keys[founding.rank], f"{offset} {half}")
+
+    def conclude() -> str:
+        offsets, least = _places(store.multi_get(keys))
+        return json.dumps({"offsets": offsets, "half": least})
+
+    def give_up() -> str:
+        raise _absent(founding, [rank for rank in range(size) if not store.check([keys[rank]])])
+
+    return come(store, size, conclude, give_up, founding.deadline, founding.check)
+
+
+def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
+    """Return where areas lie, and the bytes of the smallest half."""
+    places = [text.split() for text in texts]
+    return [int(offset) for offset, _ in places], min(int(half) for _, half in places)
 
 
 def _absent(founding: Founding, ranks: Sequence[int]) -> RendezvousError:
     who, name = causes.listing([founding.who(r) for r in ranks]), founding.name
     message = f"{who} did not join the group {name!r} in time"
     return RendezvousError(message, rank=ranks[0] if ranks else None, group=name)
-
-
-def _there(board: Board, keys: Sequence[str], timeout: float) -> bool:
-    try:
-        board.wait(keys, max(timeout, 0.001))
-    except StoreTimeout:
-        # A store that is farther away than the slice has had no time to say so.
-        return board.check(keys)
-    return True
 
 
 def _who(members: Sequence[int], rank: int) -> str:

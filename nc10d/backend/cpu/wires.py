@@ -12,17 +12,17 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from nc10d.auth import demand, job_token
 from nc10d.backend.cpu.greeting import Greeting
 from nc10d.deadline import Deadline
-from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.errors import RendezvousError
 from nc10d.handshake import Introduction, group_digest
+from nc10d.store.verdict import SLICE, Waits, there
 
-_SLICE = 0.05
 # Strangers wait there too: they must not keep a rank from getting in.
 _BACKLOG = 4096
 
@@ -30,17 +30,11 @@ Wires = dict[int, list[socket.socket]]
 """For each rank of another host its sockets, one for each purpose."""
 
 
-class Board(Protocol):
+class Board(Waits, Protocol):
     """Where ranks read what others have put up: a store, or what a council has heard."""
 
     def set(self, key: str, value: str, /) -> None:
         """Put something up."""
-
-    def check(self, keys: Sequence[str], /) -> bool:
-        """Say whether all of these are there."""
-
-    def wait(self, keys: Sequence[str], timeout: float, /) -> None:
-        """Block until they are; StoreTimeout after `timeout` seconds."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
         """Return what is there."""
@@ -158,12 +152,10 @@ def _doors(
     place: Place, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Door]:
     keys = [place.key(peer) for peer in away]
-    for _ in _slices(deadline, check, lambda: _absent(place, away)):
-        try:
-            place.board.wait(keys, _SLICE)
-            break
-        except StoreTimeout:
-            continue
+    while not there(place.board, keys, SLICE):
+        check()
+        if deadline.expired():
+            raise RendezvousError(_absent(place, away))
     raw = place.board.multi_get(keys)
     return {peer: Door(*json.loads(text)) for peer, text in zip(away, raw, strict=True)}
 
@@ -171,17 +163,6 @@ def _doors(
 def _absent(place: Place, away: Sequence[int]) -> str:
     missing = [peer for peer in away if not place.board.check([place.key(peer)])]
     return f"rank {place.rank} waits for ranks {missing} of other hosts to join {place.name!r}"
-
-
-def _slices(
-    deadline: Deadline, check: Callable[[], None], late: Callable[[], str]
-) -> Iterator[None]:
-    """Go on until the deadline; then raise what `late` says."""
-    while True:
-        yield
-        check()
-        if deadline.expired():
-            raise RendezvousError(late())
 
 
 def _ready(wire: socket.socket) -> socket.socket:

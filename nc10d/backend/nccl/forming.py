@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from nc10d.backend.nccl.library import Library
 from nc10d.deadline import Deadline
-from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.errors import RendezvousError
+from nc10d.store.verdict import come
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-_SLICE = 0.05  # seconds from look to look whether waiting still has a point
-_GO = b"go"
+_GO = "go"
 
 
 def meet(
@@ -37,25 +37,12 @@ def meet(
     if rank == 0:
         store.set("id", library.unique_id())
     store.set(f"here/{rank}", "")
-    if store.add("come", 1) == size:
-        store.compare_set("verdict", "", _GO)
-    verdict = _verdict(store, what, size, deadline, check)
-    if verdict != _GO:
+
+    def give_up() -> str:
+        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        return f"{what}: ranks {missing} of {size} have not come in time"
+
+    verdict = come(store, size, lambda: _GO, give_up, deadline, check)
+    if verdict != _GO.encode():
         raise RendezvousError(verdict.decode(errors="replace"))
     return store.get("id")
-
-
-def _verdict(
-    store: Store, what: str, size: int, deadline: Deadline, check: Callable[[], None]
-) -> bytes:
-    """Wait for the word that holds for everybody, or say it."""
-    while not deadline.expired():
-        check()
-        try:
-            store.wait(["verdict"], deadline.slice(_SLICE))
-        except StoreTimeout:
-            continue
-        return store.get("verdict")
-    missing = [rank for rank in range(size) if not store.check([f"here/{rank}"])]
-    reason = f"{what}: ranks {missing} of {size} have not come in time"
-    return store.compare_set("verdict", "", reason)

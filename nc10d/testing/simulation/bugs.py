@@ -104,10 +104,8 @@ BUGS: dict[str, Bug] = {
     "missing rank not named": Bug(
         "rendezvous:_who_is_missing", wrong.one_rank_less, ("gathering",)
     ),
-    "verdict not seen": Bug("backend.cpu.forming:_there", wrong.unseen, _MEETS),
-    "far store never answers": Bug(
-        "backend.cpu.forming:_there", wrong.instead(wrong.impatient), _MEETS
-    ),
+    "verdict not seen": Bug("store.verdict:there", wrong.unseen, _MEETS),
+    "far store never answers": Bug("store.verdict:there", wrong.instead(wrong.impatient), _MEETS),
     "death not looked for": Bug("backend.cpu.forming:check_alive", wrong.nothing, ("founding",)),
     "own list of survivors": Bug(f"{_ATTEMPT}._decide", wrong.instead(wrong.undecided), _SHRINKS),
     "group not confirmed": Bug(f"{_ATTEMPT}.confirm", wrong.instead(wrong.unasked), _SHRINKS),
