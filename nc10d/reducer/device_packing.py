@@ -20,11 +20,15 @@ from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.memory import DeviceArray, device_of, to_device
 from nc10d.cuda.streams import stream_of
 from nc10d.dtypes import DType
+from nc10d.errors import CudaError
 from nc10d.kernels.blocks import THREADS, chunks_of, supports
 from nc10d.kernels.blocks_cuda import kernel_ptx
 from nc10d.ops import Array
 from nc10d.reducer.packing import Row, only_dtype, places_in
 
+_UNSUPPORTED_PTX = 222
+"""CUDA_ERROR_UNSUPPORTED_PTX_VERSION (cuda.h)."""
+_VERSIONS = [f"{major}.{minor}" for major in (9, 8, 7) for minor in range(9, -1, -1)]
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
 
 
@@ -93,8 +97,27 @@ def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert name, "NVVM made no kernel"
     with on_device(device):
-        module = call("cuModuleLoadData", ptx.encode() + b"\0")
-        return call("cuModuleGetFunction", module, name[1].encode())
+        return call("cuModuleGetFunction", _loaded(ptx), name[1].encode())
+
+
+def _loaded(ptx: str) -> Any:
+    """Return the driver's module. A compiler may be newer than the driver, and say so in the PTX.
+
+    What these kernels are made of has been in PTX for long, so an earlier version is said then.
+    """
+    found = re.search(r"\.version (\d\.\d)", ptx)
+    assert found, "PTX begins with its version (PTX ISA, .version)"
+    refused: CudaError | None = None
+    for version in [found[1], *(one for one in _VERSIONS if one < found[1])]:
+        text = ptx.replace(found[0], f".version {version}", 1)
+        try:
+            return call("cuModuleLoadData", text.encode() + b"\0")
+        except CudaError as error:
+            refused = refused or error
+            if error.code != _UNSUPPORTED_PTX:
+                break
+    assert refused is not None, "at least one version has been tried"
+    raise refused
 
 
 def _capability(device: int) -> tuple[int, int]:

@@ -109,8 +109,14 @@ def mistakes(cuda: Any, packer: Any) -> None:
     packer([], flat, []).pack()
 
 
-def test_arrays_are_packed_and_unpacked_by_one_launch_each(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", ["", "7.5"])
+def test_arrays_are_packed_and_unpacked_by_one_launch_each(
+    monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
+    """Also by a driver that knows no PTX as new as the compiler's."""
     found = build()
+    if driver:
+        monkeypatch.setenv("NC10D_EMULATED_PTX", driver)
     assert found is not None
     for name, value in found.environment().items():
         monkeypatch.setenv(name, value)

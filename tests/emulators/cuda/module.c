@@ -49,10 +49,19 @@ static struct twin *find(const char *name) {
   return NULL;
 }
 
+/* Whether an image is PTX of a later version than NC10D_EMULATED_PTX ("8.4"), if that is set. */
+static int newer_ptx(const char *image) {
+  const char *most = getenv("NC10D_EMULATED_PTX");
+  if (!most || !strchr("/.\n", *image)) return 0; /* other images are binary */
+  const char *found = strstr(image, ".version ");
+  return found && atof(found + strlen(".version ")) > atof(most);
+}
+
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options, void **values) {
   (void)count, (void)options, (void)values;
   NEED_CONTEXT();
   REQUIRE(module && image, CUDA_ERROR_INVALID_IMAGE);
+  REQUIRE(!newer_ptx(image), CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
   *module = calloc(1, sizeof **module);
   return CUDA_SUCCESS;
 }
