@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nc10d import cuda
+from nc10d import cuda, registered
 from nc10d.ops import Array
 from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
 from nc10d.reducer.mean import Mean
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
 """Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
+Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
+"""What makes memory: on all devices, by device, or what suits the group's backends."""
 
 
 class Bucket:
@@ -80,24 +82,27 @@ class Storage:
 
     `purposes` say what each bucket is, in the words that ranks compare. `allocate` makes memory on
     every device, or maps devices ("cpu", "cuda:0") to what makes it there; TypeError for a device
-    that is missing.
+    that is missing. Without it, memory is what other ranks can read on the CPU, and plain on GPUs.
     """
 
     def __init__(
         self,
         plan: Plan,
         parameters: Sequence[Array],
-        allocate: Allocate | Mapping[str, Allocate],
+        allocate: Allocation,
         purposes: Sequence[str],
         group: ProcessGroup,
         mean: Mean,
     ) -> None:
         last = len(plan.buckets) - 1
+        makers = [_maker(allocate, bucket.device, group) for bucket in plan.buckets]
         self.buckets: list[Bucket | SparseBucket] = [
             SparseBucket(bucket, group, mean)
             if bucket.sparse
-            else Bucket(index, bucket, parameters, index == last, _maker(allocate, bucket), purpose)
-            for index, (bucket, purpose) in enumerate(zip(plan.buckets, purposes, strict=True))
+            else Bucket(index, bucket, parameters, index == last, make, purpose)
+            for index, (bucket, purpose, make) in enumerate(
+                zip(plan.buckets, purposes, makers, strict=True)
+            )
         ]
         views: dict[int, Any] = {}
         for bucket in self.buckets:
@@ -110,14 +115,18 @@ class Storage:
             bucket.zero()
 
 
-def _maker(allocate: Allocate | Mapping[str, Allocate], bucket: BucketPlan) -> Allocate:
-    """Return what makes a bucket's memory: on its device, where nothing else is said."""
-    if allocate is np.zeros and bucket.device.startswith("cuda"):
-        return partial(cuda.zeros, device=bucket.device)
-    if not isinstance(allocate, Mapping):
+def _maker(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
+    """Return what makes memory on a device."""
+    if callable(allocate):
         return allocate
-    found = allocate.get(bucket.device)
+    if allocate is None:
+        # A group of the user's own making need not have backends.
+        readable = partial(registered.zeros, group=group) if hasattr(group, "backend") else np.zeros
+        allocate = {"cpu": readable}
+        if device.startswith("cuda"):
+            allocate[device] = partial(cuda.zeros, device=device)
+    found = allocate.get(device)
     if found is None:
         known = ", ".join(allocate)
-        raise TypeError(f"parameters are on {bucket.device}, `allocate` knows of {known} alone")
+        raise TypeError(f"parameters are on {device}, `allocate` knows of {known} alone")
     return found

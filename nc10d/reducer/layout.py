@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nc10d.ops import Array
-from nc10d.reducer.bucket import Allocate, Storage
+from nc10d.reducer.bucket import Allocation, Storage
 from nc10d.reducer.mean import Mean
 from nc10d.reducer.plan import BucketPlan, Plan, Spec, plan_buckets
 from nc10d.reducer.schedule import Schedule
@@ -36,7 +36,7 @@ class Layouts:
     parameters: Sequence[Array]
     specs: Sequence[Spec]
     settings: Settings
-    allocate: Allocate | Mapping[str, Allocate]
+    allocate: Allocation
     group: ProcessGroup
     mean: Mean
     number: int

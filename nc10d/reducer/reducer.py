@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from nc10d.ops import Array
 from nc10d.reducer.agreement import agree_on_order, verify_alike
 from nc10d.reducer.backward import BackwardPass
-from nc10d.reducer.bucket import Allocate
+from nc10d.reducer.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, check
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.layout import Layouts
@@ -54,9 +52,10 @@ class Reducer:
 
     `params` are arrays; of each, shape and dtype count, and its gradient has the same. `names`
     (one each) are for errors, and ranks compare them. Buckets hold about `cap_bytes`, the first to
-    leave `first_bytes`; `allocate(count, dtype)` makes their memory (nc10d.zeros: memory that peers
-    read directly), or maps devices to what makes it there. `hook(state, bucket)` says what becomes
-    of a bucket: the mean, if nothing else is said. The state is the group, if nothing else is said.
+    leave `first_bytes`. `allocate(count, dtype)` makes their memory, or maps devices to what makes
+    it there; without it, peers can read it where it lies (nc10d.zeros), if the group's backend for
+    the CPU has such memory. `hook(state, bucket)` says what becomes of a bucket: the mean, if
+    nothing else is said. The state is the group, if nothing else is said.
 
     A parameter with `expect_sparse` gets its gradients as SparseGradients. With
     `find_unused_parameters`, passes may declare gradients unused, and a gradient that no rank has
@@ -81,7 +80,7 @@ class Reducer:
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         delay_all_reduce: bool = False,
-        allocate: Allocate | Mapping[str, Allocate] = np.zeros,
+        allocate: Allocation = None,
     ) -> None:
         self.group = group
         self._params = list(params)

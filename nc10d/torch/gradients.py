@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from nc10d import registered
 from nc10d.group import ProcessGroup
-from nc10d.ops import Array
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.graph import tensors_in
@@ -42,9 +40,6 @@ class Gradients:
         find_unused: bool,
         static: bool,
     ) -> None:
-        def allocate(count: int, dtype: Any) -> Array:
-            return registered.zeros(count, dtype, group)
-
         self.params = list(params.values())
         self.reducer = Reducer(
             self.params,
@@ -55,7 +50,6 @@ class Gradients:
             expect_sparse=[name in sparse for name in params],
             find_unused_parameters=find_unused or static,
             static_graph=static,
-            allocate=allocate,
         )
         self._as_views, self._static = as_views, static
         self._reducing = self._running = self._awaited = False

@@ -504,3 +504,13 @@ def test_parameters_of_several_devices_have_buckets_of_their_own():
     assert made == [3]
     assert devices == [([1], "gpu:1"), ([0, 2], "cpu")]
     assert gradients == [[0] * 2, [1] * 3, [2] * 4]
+
+
+def where_buckets_lie(group):
+    arena = group.backend("cpu").host.arena.mapping.data
+    reducers = (Reducer([np.zeros(5)], group, allocate=how) for how in (None, np.zeros))
+    return [np.may_share_memory(reducer.gradients[0], arena) for reducer in reducers]
+
+
+def test_buckets_lie_where_peers_can_read_them_unless_told_otherwise():
+    assert run_ranks(where_buckets_lie, 2) == [[True, False]] * 2
