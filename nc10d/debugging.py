@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Callable
 
 VARIABLES = ("NC10D_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 """Where the level is read from: the first that is set and not empty."""
@@ -18,12 +19,16 @@ class DebugLevel(enum.IntEnum):
 
 
 _level: DebugLevel | None = None
+listeners: list[Callable[[], object]] = []
+"""Called when the level has been set."""
 
 
 def get_debug_level() -> DebugLevel:
     """Return the level: as it was set last, or by the environment at the first question.
 
-    Nothing depends on the level yet: it is kept for programs that ask for it. Ranks that disagree
+    With DETAIL, NumPy arrays of asynchronous calls are read-only until these have ended, and a
+    write that gets past that is a ValueError out of the wait. (A view that is made meanwhile is
+    read-only for good.) It copies every array, and may differ between ranks. Ranks that disagree
     on a call are told so at any level.
     """
     if _level is None:
@@ -38,6 +43,8 @@ def set_debug_level(level: DebugLevel) -> None:
     if not isinstance(level, DebugLevel):
         raise TypeError(f"set_debug_level: expected a DebugLevel, got {level!r}")
     _level = level
+    for changed in listeners:
+        changed()
 
 
 def set_debug_level_from_env() -> None:

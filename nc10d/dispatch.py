@@ -22,7 +22,9 @@ from nc10d.backend.table import BackendTable
 from nc10d.buffer import device_type
 from nc10d.collectives import Collectives, OpenBatch
 from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.debugging import DebugLevel, get_debug_level
 from nc10d.errors import DistError
+from nc10d.guarding import guarded, settle
 from nc10d.ops import Array, Barrier, Op
 from nc10d.point_to_point import PointToPoint
 from nc10d.views import borrow, lend, lenders, on_views, view_of
@@ -190,6 +192,10 @@ class Dispatcher(Collectives, PointToPoint):
         for observe in self._observers:
             observe(self, ops, number)  # type: ignore[arg-type]
         limit = self.timeout if timeout is None else seconds(timeout)
+        if get_debug_level() is DebugLevel.DETAIL:
+            if async_op:
+                return guarded(ops, lambda copies: backend.launch(copies, limit, async_op))
+            settle(ops)
         return backend.launch(ops, limit, async_op)
 
     def backend(self, device: str, deadline: Deadline | None = None) -> Backend:
@@ -207,7 +213,8 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _refresh(self) -> None:
         with self._lock:
-            free = not (self._observers or self._batches)
+            watched = get_debug_level() is DebugLevel.DETAIL
+            free = not (self._observers or self._batches or watched)
             usable = self._backends.usable("cpu") if free else None
             self._hot = cast(HotBackend, usable) if hasattr(usable, "launch_one") else None
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from nc10d import debugging
 from nc10d.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import LOOKOUT, BackendConfig
@@ -321,6 +322,14 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _refresh_all() -> None:
+    for group in tuple(_live):
+        group._refresh()
+
+
+debugging.listeners.append(_refresh_all)
 
 default_group: Callable[[], ProcessGroup | None] = lambda: None  # noqa: E731
 """What `nc10d.group.WORLD` answers with; the world sets it when it is imported."""

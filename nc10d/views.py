@@ -12,6 +12,7 @@ be found by address and used again and again; whoever borrows it holds the array
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nc10d.ops import (
@@ -82,23 +83,30 @@ _ARRAYS: dict[type[Any], tuple[str, ...]] = {
 
 def on_views(op: Op) -> Op:
     """Return `op` on the views of its arrays; an operation without arrays is returned itself."""
-    seen = _SEEN.get(type(op))
-    return op if seen is None else seen(op)
+    return on_each(op, view_of)
 
 
-def _each(xs: Arrays) -> Arrays:
-    return [view_of(x) for x in xs] if isinstance(xs, (list, tuple)) else view_of(xs)
+def on_each(op: Op, see: View) -> Op:
+    """Return `op` on what `see` makes of each of its arrays."""
+    made = _MADE.get(type(op))
+    return op if made is None else made(op, see, partial(_each, see))
 
 
-_SEEN: dict[type[Any], Callable[[Any], Op]] = {
-    AllReduce: lambda op: AllReduce(view_of(op.x), op.op),
-    Reduce: lambda op: Reduce(view_of(op.x), op.root, op.op),
-    Broadcast: lambda op: Broadcast(view_of(op.x), op.root),
-    AllGather: lambda op: AllGather(_each(op.out), view_of(op.inp)),
-    ReduceScatter: lambda op: ReduceScatter(view_of(op.out), _each(op.inp), op.op),
-    AllToAll: lambda op: AllToAll(_each(op.out), _each(op.inp), op.out_splits, op.in_splits),
-    Gather: lambda op: Gather(_each(op.out), view_of(op.inp), op.root),
-    Scatter: lambda op: Scatter(view_of(op.out), _each(op.inp), op.root),
-    Send: lambda op: Send(view_of(op.x), op.peer, op.tag),
-    Recv: lambda op: Recv(view_of(op.x), op.peer, op.tag),
+def _each(see: View, xs: Arrays) -> Arrays:
+    return [see(x) for x in xs] if isinstance(xs, (list, tuple)) else see(xs)
+
+
+_MADE: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = {
+    AllReduce: lambda op, see, each: AllReduce(see(op.x), op.op),
+    Reduce: lambda op, see, each: Reduce(see(op.x), op.root, op.op),
+    Broadcast: lambda op, see, each: Broadcast(see(op.x), op.root),
+    AllGather: lambda op, see, each: AllGather(each(op.out), see(op.inp)),
+    ReduceScatter: lambda op, see, each: ReduceScatter(see(op.out), each(op.inp), op.op),
+    AllToAll: lambda op, see, each: AllToAll(
+        each(op.out), each(op.inp), op.out_splits, op.in_splits
+    ),
+    Gather: lambda op, see, each: Gather(each(op.out), see(op.inp), op.root),
+    Scatter: lambda op, see, each: Scatter(see(op.out), each(op.inp), op.root),
+    Send: lambda op, see, each: Send(see(op.x), op.peer, op.tag),
+    Recv: lambda op, see, each: Recv(see(op.x), op.peer, op.tag),
 }
