@@ -206,7 +206,8 @@ def survived() -> list[Any]:
     command = [sys.executable, "-c", SURVIVES, json.dumps(LOSSES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    # Sources that have changed since the cache was warmed are compiled by whoever comes first.
+    assert [line for line in done.stderr.splitlines() if "compiling" not in line] == []
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
