@@ -16,7 +16,7 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.control import Control, Message
 from nc10d.backend.cpu.council import Council
 from nc10d.testing.simulation.clock import Simulation
-from nc10d.testing.simulation.network import End, Network
+from nc10d.testing.simulation.network import End, Network, Weather
 
 _TOLD = 0.02
 _SOON = 1e-6
@@ -120,11 +120,15 @@ class Company:
     """All ranks of a job, and what happens to them."""
 
     def __init__(self, sim: Simulation, net: Network, hosts: Topology) -> None:
-        self.sim, self.net, self.hosts = sim, net, hosts
+        self.sim, self.hosts = sim, hosts
+        # Inside a host there is no weather: what is sent on a Unix socket is there.
+        near = Network(sim, Weather(delay=_SOON), first=10_000)
+        self.nets = (near, net)
         self.members = [Member(self, rank) for rank in range(hosts.size)]
         for rank, member in enumerate(self.members):
             for other in range(rank + 1, hosts.size):
-                a, b = net.stream(f"rank {rank}", f"rank {other}")
+                between = near if other in hosts.mates(rank) else net
+                a, b = between.stream(f"rank {rank}", f"rank {other}")
                 member.wires[other], self.members[other].wires[rank] = a, b
         for member in self.members:
             member.open()
@@ -139,7 +143,8 @@ class Company:
             actor.dead = True
         else:
             actor.kill()
-        self.net.close_all_of(f"rank {rank}")
+        for net in self.nets:
+            net.close_all_of(f"rank {rank}")
         for mate in self.hosts.mates(rank):
             if mate != rank:
                 self.sim.after(self.sim.random.random() * _TOLD, partial(self._tell, mate, rank))

@@ -169,10 +169,11 @@ def _in_two(data: bytes | None, size: int, at: int) -> list[tuple[bytes | None, 
 class Network:
     """All streams of one simulation."""
 
-    def __init__(self, sim: Simulation, weather: Weather) -> None:
+    def __init__(self, sim: Simulation, weather: Weather, first: int = 3) -> None:
+        """`first` is the number of the first end: those of several networks must differ."""
         self.sim, self.weather = sim, weather
         self.ends: list[End] = []
-        self._numbers = itertools.count(3)
+        self._numbers = itertools.count(first)
 
     def stream(self, one: str, other: str) -> tuple[End, End]:
         """Return the ends of a new stream between two who are named."""
