@@ -122,19 +122,21 @@ def the_current_stream_comes_first(group: ProcessGroup) -> None:
 
 
 def the_current_stream_goes_on_behind(group: ProcessGroup) -> None:
-    """A copy queued after wait() copies the result."""
-    x, copy = ones(group), full(group, 0.0)
+    """A copy queued behind a call, or behind the stream's being blocked, copies the result."""
+    x, copies = ones(group), [full(group, 0.0) for _ in range(2)]
     group.all_reduce(x)
     if group.rank == 1:
         after(group, "copied")
     mine = cuda.Stream(device(group))
     with cuda.stream(mine), cuda.on_device(device(group)):
         group.all_reduce(x)
-        call("cuMemcpyDtoDAsync", copy.address, x.address, x.nbytes, mine.handle)
+        call("cuMemcpyDtoDAsync", copies[0].address, x.address, x.nbytes, mine.handle)
+        group.all_reduce(x, async_op=True).block_current_stream()
+        call("cuMemcpyDtoDAsync", copies[1].address, x.address, x.nbytes, mine.handle)
     if group.rank == 0:
         once(group, "copied")
     mine.synchronize()
-    assert value(copy) == 4.0
+    assert [value(copy) for copy in copies] == [4.0, 8.0]
 
 
 def a_block_means_its_calls_in_order(group: ProcessGroup) -> None:
