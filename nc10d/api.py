@@ -280,7 +280,7 @@ def recv(
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):
         return -1
-    return found.global_rank(sender)
+    return found.ranks[sender]
 
 
 def irecv(

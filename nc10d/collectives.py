@@ -81,6 +81,10 @@ class Runner:
         """Send or receive if the message is known and nothing stands in its way."""
         return False
 
+    def _quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+        """Send or receive if the message is known and ends at once."""
+        return None
+
 
 class Collectives(Runner):
     """The collectives of a group; a subclass says in `_run` what becomes of one."""

@@ -52,6 +52,10 @@ class HotBackend(Backend, Protocol):
         """Send or receive if it is the latest message again; False: nothing has happened."""
         ...
 
+    def quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+        """Send or receive as the latest message if that ends at once; None: nothing happened."""
+        ...
+
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Do as `launch` with one operation on a NumPy array."""
         ...
@@ -122,6 +126,16 @@ class Dispatcher(Collectives, PointToPoint):
             return False
         next(self._launches)
         return True
+
+    def _quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+        hot = self._hot
+        plain = type(peer) is int and type(tag) is int and type(x) is np.ndarray
+        if hot is None or not plain or not 0 <= tag <= LARGEST_TAG:
+            return None
+        work = hot.quick_start(kind, peer, x, tag)
+        if work is not None:
+            next(self._launches)
+        return work
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         if type(array) is not np.ndarray:

@@ -73,7 +73,8 @@ class PointToPoint(Runner):
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Do as nc10d.isend on this group; `dst` is a rank of it."""
-        return self._run(_send(tensor, dst, tag), tensor, True, timeout)
+        work = self._quick_start(Send, dst, tensor, tag) if timeout is None else None
+        return work or self._run(_send(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
@@ -100,4 +101,6 @@ class PointToPoint(Runner):
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
         """Do as nc10d.irecv on this group; `src` is a rank of it."""
-        return self._run(_recv(tensor, src, tag), tensor, True, timeout)
+        here = timeout is None and src is not None
+        work = self._quick_start(Recv, src or 0, tensor, tag) if here else None
+        return work or self._run(_recv(tensor, src, tag), tensor, True, timeout)

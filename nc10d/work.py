@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from nc10d.access import outputs
 from nc10d.deadline import NEVER, Deadline, Timeout
 from nc10d.ops import OP_NAMES, Op
-from nc10d.outcome import PENDING, Outcome
+from nc10d.outcome import DONE, PENDING, Outcome
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -40,6 +40,13 @@ class Work(Outcome):
         self._ended = 0.0
         self.ops = ops
         self._started = perf_counter()
+
+    @classmethod
+    def ended(cls, ops: Sequence[Op], result: Any = None) -> Work:
+        """Make a Work that was done as it was launched; `result` as in `result()`."""
+        work = Work(ops)
+        work._state, work._result, work._ended = DONE, result, work._started
+        return work
 
     @classmethod
     def from_future(cls, future: Future[Any]) -> Work:

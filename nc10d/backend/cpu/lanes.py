@@ -125,9 +125,7 @@ class Lanes:
         if lane is None:
             return None
         if lane.short and lane.run(op.x, op.tag, patient=False) == at.DONE:
-            work = Work((op,))
-            work._finish(None, None if lane.inbox is None else op.peer)
-            return work
+            return Work.ended((op,), None if lane.inbox is None else op.peer)
         if lane.inbox is None:
             return self._submit(lane, op, timeout, here)
         with lane.inbox.lock:

@@ -100,6 +100,13 @@ class Launching(Waits):
             raise
         return False
 
+    def quick_start(self, kind: type[Op], peer: int, x: Any, tag: int) -> Work | None:
+        """Send or receive as the latest message if that ends at once; else None, nothing done."""
+        lane = self.post.lanes.latest[kind].get(peer)
+        if lane is None or not lane.short or lane.run(x, tag, patient=False) != at.DONE:
+            return None
+        return Work.ended((_message(kind, peer, x, tag),), None if kind is Send else peer)
+
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Run one operation; if it is known, its arrays plain and nothing in its way, at once."""
         if async_op:

@@ -148,3 +148,23 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
         return int(sender)
 
     assert run_ranks(receive, 3)[0] == 2
+
+
+def messages_that_end_at_once(group: Any) -> None:
+    peer = 1 - group.rank
+    for turn in range(20):
+        x, y = np.full(4, 10.0 * turn + group.rank), np.zeros(4)
+        sent = group.isend(x, peer)
+        group.barrier()  # so that the message is there
+        received = group.irecv(y, peer)
+        assert sent is not None
+        assert received is not None
+        assert received.result() == peer
+        assert (y == 10.0 * turn + peer).all()
+        assert sent.wait()
+        assert sent.is_success()
+        assert received.duration is not None
+
+
+def test_a_message_that_ends_at_once_has_a_work_like_any_other() -> None:
+    run_ranks(messages_that_end_at_once, 2)
