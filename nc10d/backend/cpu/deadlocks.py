@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ class Deadlocks:
     """What one rank of a host shows, and finds out."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host: Host = weakref.proxy(host)  # whose part this is: no circle here
         self._boards = [Noticeboard(mate.mapping) for mate in host.mates]
         self._mine = self._boards[host.rank]
         self._shown: Standing | None = None
