@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import threading
+from bisect import insort
 from collections import deque
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE = 4096
-SPAN = 1 << 34
+SPAN = 1 << 36
 """Address space of an arena; only what is handed out takes memory."""
 
 PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
@@ -63,7 +64,9 @@ class Arena:
         os.ftruncate(self.fd, span)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         self.mapping = Mapping(self.fd)
-        self._lock = threading.Lock()
+        # A signal handler, or the end of a group in the garbage collector, may stop a channel, and
+        # so retire memory, in a thread that is in the middle of allocating.
+        self._lock = threading.RLock()
         self._holes: list[tuple[int, int]] = [(0, span)]
         self._floor = 0
         self._given: dict[int, int] = {}
@@ -102,7 +105,7 @@ class Arena:
         What has been handed out may be used on. It goes back to the system when it is freed.
         """
         with self._lock:
-            self._floor = max((o + n for o, n in self._given.items()), default=self._floor)
+            self._floor = max([self._floor, *(o + n for o, n in self._given.items())])
             self._holes = [(o, n) for o, n in self._holes if o >= self._floor]
             return self._floor
 
@@ -119,6 +122,7 @@ class Arena:
         ctypes.memmove(fresh, place, nbytes)
         if _libc.mremap(fresh, nbytes, nbytes, MOVE_HERE, place) == FAILED:
             raise MemoryError(f"mremap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
+        _libc.fallocate(self.fd, PUNCH_HOLE, offset, nbytes)
 
     def used(self) -> int:
         """Return the bytes handed out."""
@@ -132,11 +136,13 @@ class Arena:
             self.fd = -1
 
     def _take(self, need: int) -> int:
-        for index, (offset, size) in enumerate(self._holes):
+        for hole in self._holes:
+            offset, size = hole
             if size >= need:
-                self._holes[index : index + 1] = (
-                    [(offset + need, size - need)] if size > need else []
-                )
+                with contextlib.suppress(ValueError):  # retired just now: nobody else takes it
+                    self._holes.remove(hole)
+                if size > need:
+                    insort(self._holes, (offset + need, size - need))
                 return offset
         raise MemoryError(f"the arena has no {need} bytes in one piece left")
 

@@ -72,6 +72,7 @@ class Channel:
         self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
         self.address: int = plain.address(self.words)
         self.broken = False
+        self._halted = False
         self.given_up = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
@@ -190,14 +191,16 @@ class Channel:
 
     def stop(self) -> None:
         """Stop for good: nothing touches users' arrays once this has returned, no peer either."""
-        while engine.break_channel(self.address) == at.BUSY:
+        while not self._halted and engine.break_channel(self.address) == at.BUSY:
             if self.broken:
                 return
-        self.broken = True
-        self.flying.clear()
+        self._halted = True  # whatever interrupts this thread from here on: it is done once more
         lent = self.get(at.C_LENT_BYTES)
         if lent:
             self._take_back(self.get(at.C_LENT), lent)
+            self.words[at.C_LENT_BYTES // 8] = 0
+        self.broken = True
+        self.flying.clear()
 
     def held(self) -> bool:
         """Say whether this thread is in the middle of a program that it runs itself."""

@@ -253,6 +253,13 @@ class Health:
         return failure
 
     def _stop(self) -> None:
+        try:
+            self._stop_channels()
+        except KeyboardInterrupt:  # the caller is to have his arrays back, all the same
+            self._stop_channels()
+            raise
+
+    def _stop_channels(self) -> None:
         self._channel.stop()
         self._links.stop()
 

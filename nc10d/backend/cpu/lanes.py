@@ -58,10 +58,13 @@ class Lane:
             if inbox.early or inbox.receiving:
                 return at.BUSY
             inbox.receiving = True
-            answer = int(messages.run_message(channel, model, x, tag, patient))
-            if answer == at.NEW_SITE:
-                answer = self._anew(x, tag, patient=patient)
-            inbox.receiving = answer not in (at.DONE, at.BUSY)
+            answer = at.BUSY  # should a signal handler raise
+            try:
+                answer = int(messages.run_message(channel, model, x, tag, patient))
+                if answer == at.NEW_SITE:
+                    answer = self._anew(x, tag, patient=patient)
+            finally:
+                inbox.receiving = answer not in (at.DONE, at.BUSY)
             return answer
 
     def _anew(self, x: Any, tag: int, *, patient: bool) -> int:

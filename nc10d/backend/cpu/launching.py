@@ -132,7 +132,12 @@ class Launching(Waits):
             self.host.need_worker()
             return self._launch(ops, timeout)
         if any(isinstance(op, (Send, Recv)) for op in ops):
-            self.wait_work(self._launch(ops, timeout))
+            try:
+                work = self._launch(ops, timeout)
+            except KeyboardInterrupt:  # some of them may be under way
+                self.interrupted(ops)
+                raise
+            self.wait_work(work)
         else:
             self._run(ops, timeout)
         return None
@@ -187,8 +192,8 @@ class Launching(Waits):
 
     def _let_go(self, channel: Channel, ops: Sequence[Op]) -> None:
         """Something (Ctrl-C, say) ended this thread's call: if its program goes on, fail it."""
-        if channel.held():
-            channel.give_up()
+        channel.give_up()
+        if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)
 
     def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:

@@ -162,7 +162,9 @@ class Post:
         oldest = channel.oldest()
         if oldest is not None:
             # Receives are posted: let the link find out whether its next message is for one.
-            engine.wait(channel.address, oldest.address, 1)
+            answer = engine.wait(channel.address, oldest.address, 1)
+            if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
+                self._backend.health.engine_failed(channel, answer)
             self._clear(inbox)
         elif channel.idle() and _arrived(channel):
             waiting = _head(channel)

@@ -29,6 +29,7 @@ from nc10d.work import Work
 SLICE_NS = engine.SLICE_NS
 SLICE = SLICE_NS / 1e9
 LOOK = SLICE / 2
+A_MOMENT = 0.001
 """Seconds between two looks of a thread that waits, after the first slice."""
 
 
@@ -94,6 +95,8 @@ class Waits:
                 failure = self.health.look(ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
+                if answer == at.ABORTED:  # another thread is about to say why: let it
+                    time.sleep(A_MOMENT)
         finally:
             self.host.deadlocks.over()
 

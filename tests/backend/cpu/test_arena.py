@@ -130,3 +130,29 @@ def test_a_mapping_goes_with_its_last_view() -> None:
     del view
     gc.collect()
     assert mapped() == before
+
+
+def test_what_is_taken_back_keeps_its_contents_and_gets_nothing_more(arena: Arena) -> None:
+    before, mine = arena.allocate(PAGE), arena.allocate(4 * PAGE)
+    late = Mapping(arena.fd)  # as another process sees it
+    arena.mapping.data[mine : mine + 4 * PAGE] = 7
+    assert arena.retire() == mine + 4 * PAGE
+    arena.take_back(mine + PAGE, 2 * PAGE)
+    late.data[before : mine + 4 * PAGE] = 9
+    seen = arena.mapping.data[mine : mine + 4 * PAGE].reshape(4, PAGE)
+    assert [set(page.tolist()) for page in seen] == [{9}, {7}, {7}, {9}]
+
+
+def test_what_was_retired_is_given_back_to_the_system_and_not_handed_out_again(
+    arena: Arena,
+) -> None:
+    first, second = arena.allocate(4 * PAGE), arena.allocate(PAGE)
+    arena.free(second)
+    floor = arena.retire()
+    assert floor == first + 4 * PAGE
+    before = os.fstat(arena.fd).st_blocks
+    arena.free(first)
+    assert arena.used() == 0
+    assert before - os.fstat(arena.fd).st_blocks == 4 * PAGE // 512
+    assert arena.retire() == floor
+    assert arena.allocate(PAGE) >= floor

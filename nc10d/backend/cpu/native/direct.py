@@ -139,8 +139,9 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
     dst = nc10d_place(channel, users, step + DST, parity, segment) + there
     board = nc10d_place(channel, users, step + SRC, parity, segment)
     found = nc10d_reach(channel, load(step + EXTRA), board, offset, dst, nbytes)
-    if found == 0:
-        return UNREADABLE
+    if found == 0:  # what a peer that has left had exposed may be gone
+        held = nc10d_hold(channel, step, segment, load(step + EXTRA))
+        return UNREADABLE if held == DONE else held
     if found != dst:
         move(dst, found, nbytes)
     return nc10d_hold(channel, step, segment, load(step + EXTRA))

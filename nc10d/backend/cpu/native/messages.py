@@ -106,7 +106,9 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient: int) -> int:
+def nc10d_move_message(
+    channel: int, descriptor: int, x: int, tag: int, site: int, patient: int
+) -> int:
     """Run a message on a channel whose lock is held; BUSY if something is in the way."""
     if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
@@ -120,6 +122,8 @@ def nc10d_move_message(channel: int, descriptor: int, x: int, tag: int, patient:
     store(descriptor + D_TAG, tag)
     store(load(descriptor + D_USERS), x)
     store(channel + C_MESSAGE, descriptor)
+    store(channel + C_SITE, site)
+    store(channel + C_BEGUN, nc10d_now())
     nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
     if patient != 0:
         return nc10d_drive(channel, SLICE_NS)
@@ -137,10 +141,8 @@ def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: in
         return NEW_SITE
     if not nc10d_try_lock(channel):
         return BUSY
-    store(channel + C_SITE, site)
-    store(channel + C_BEGUN, nc10d_now())
     data = load(array + DATA_OFFSET)
-    answer = nc10d_move_message(channel, descriptor, data, tag, patient)
+    answer = nc10d_move_message(channel, descriptor, data, tag, site, patient)
     if answer == DONE:
         nc10d_end_message(channel, nc10d_now())
     if answer in (DONE, BUSY):

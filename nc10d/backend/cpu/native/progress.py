@@ -145,11 +145,11 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
         return NEW_SITE
     if not nc10d_try_lock(channel):
         return BUSY
-    store(channel + C_SITE, site)
     failed = load(channel + C_BROKEN) != 0 or nc10d_aborted(channel)
     if failed or load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         nc10d_unlock(channel)
         return BUSY
+    store(channel + C_SITE, site)
     if x == 0:
         nc10d_begin(channel, program, y)
     else:
