@@ -168,7 +168,7 @@ class Future(Outcome, Generic[T]):
         The callback is called after a failure too: `value()` raises there. If it returns a Future
         or a Work, the result is that one's.
         """
-        child: Future[Any] = Future()
+        child = self._child()
 
         def run(parent: Future[T]) -> None:
             try:
@@ -180,6 +180,10 @@ class Future(Outcome, Generic[T]):
 
         self._attach(run)
         return child
+
+    def _child(self) -> Future[Any]:
+        """Return the Future that `then` returns."""
+        return Future()
 
     def _adopt(self, value: Any) -> None:
         if isinstance(value, Work):

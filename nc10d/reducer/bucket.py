@@ -14,8 +14,7 @@ import numpy as np
 
 from nc10d import cuda, registered
 from nc10d.ops import Array
-from nc10d.reducer.hooks import CommHook, GradBucket, reduced_array
-from nc10d.reducer.mean import Mean
+from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array
 from nc10d.reducer.plan import BucketPlan, Plan
 from nc10d.reducer.sparse import SparseBucket
 from nc10d.work import Future, Work
@@ -49,10 +48,7 @@ class Bucket:
 
     def leave(self, hook: CommHook, state: Any) -> None:
         """Hand the bucket to a hook; does not block if the hook does not."""
-        self._outcome = hook(state, self._seen)
-        if not isinstance(self._outcome, (Work, Future)):
-            wrong, self._outcome = self._outcome, None
-            raise TypeError(f"a comm hook must return a Work or a Future, got {wrong!r:.80}")
+        self._outcome = called(hook, state, self._seen)
 
     def follow(self) -> None:
         """Take the second step, for buckets that have one: this has none."""
@@ -80,7 +76,8 @@ class Bucket:
 class Storage:
     """All buckets of a plan, and `gradients[param]`: for each parameter a view, or sparse rows.
 
-    `purposes` say what each bucket is, in the words that ranks compare. `allocate` makes memory on
+    `purposes` say what each bucket is, in the words that ranks compare; `names` are the
+    parameters'. `allocate` makes memory on
     every device, or maps devices ("cpu", "cuda:0") to what makes it there; TypeError for a device
     that is missing. Without it, memory is what other ranks can read on the CPU, and plain on GPUs.
     """
@@ -91,13 +88,13 @@ class Storage:
         parameters: Sequence[Array],
         allocate: Allocation,
         purposes: Sequence[str],
+        names: Sequence[str],
         group: ProcessGroup,
-        mean: Mean,
     ) -> None:
         last = len(plan.buckets) - 1
         makers = [_maker(allocate, bucket.device, group) for bucket in plan.buckets]
         self.buckets: list[Bucket | SparseBucket] = [
-            SparseBucket(bucket, group, mean)
+            SparseBucket(index, bucket, parameters, index == last, names)
             if bucket.sparse
             else Bucket(index, bucket, parameters, index == last, make, purpose)
             for index, (bucket, purpose, make) in enumerate(

@@ -6,6 +6,9 @@ ends when the bucket is reduced. The value is the reduced array (or a list with 
 as the bucket's buffer; a Work without a value means the buffer itself. Every rank must issue the
 same operations. For the hooks here the state is the group.
 
+A sparse gradient is a bucket of its own, whose buffer is a SparseGradient, and so is the value.
+`allreduce_hook` and `noop_hook` take both kinds; hooks that compress refuse it with a TypeError.
+
 Names and signatures are c10d's, so that hooks can be carried over.
 """
 
@@ -57,6 +60,10 @@ class GradBucket:
         """Return the flat array of all gradients of the bucket."""
         return self._buffer
 
+    def flat(self) -> Array:
+        """Return the buffer, for hooks that know arrays alone; TypeError if it is sparse."""
+        return self._buffer
+
     def set_buffer(self, buffer: Array) -> None:
         """Put another flat array, of the same length, in the place of the buffer."""
         if buffer.shape != self._buffer.shape:
@@ -83,6 +90,22 @@ class GradBucket:
         """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
         return op.meant_for(self._purpose)
 
+    def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
+        """Start to reduce the buffer over a group: in place, or to a new SparseGradient."""
+        return started(group.all_reduce(self._buffer, self.reduction(op), async_op=True))
+
+    def check(self, value: Any) -> None:
+        """Raise the TypeError or ValueError that says why a hook can't end with this."""
+        wanted = self._buffer.shape
+        if not hasattr(value, "shape"):
+            raise TypeError(
+                f"a comm hook must end with an array or a list of one, not {value!r:.80}"
+            )
+        if value.shape != wanted:
+            raise ValueError(
+                f"a comm hook must keep the shape {wanted}, it ended with {value.shape}"
+            )
+
 
 class Passes:
     """Counts the passes that a hook has seen, bucket by bucket."""
@@ -98,24 +121,28 @@ class Passes:
         return begun
 
 
-def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
-    """Wait for what a hook has returned; return the array that it reduced.
+def called(hook: CommHook, state: Any, bucket: GradBucket) -> Work | Future[Any]:
+    """Call a hook; TypeError if it returns neither a Work nor a Future."""
+    outcome = hook(state, bucket)
+    if not isinstance(outcome, (Work, Future)):
+        raise TypeError(f"a comm hook must return a Work or a Future, got {outcome!r:.80}")
+    return outcome
 
-    Raises what made it fail; TypeError or ValueError if the value is no array like the buffer.
+
+def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
+    """Wait for what a hook has returned; return the array or SparseGradient that it reduced.
+
+    Raises what made it fail; TypeError or ValueError if the value is not like the buffer.
     """
     value = outcome.result() if isinstance(outcome, Work) else outcome.wait()
     found = _only(value, bucket.buffer())
-    if not hasattr(found, "shape"):
-        raise TypeError(f"a comm hook must end with an array or a list of one, not {value!r:.80}")
-    if found.shape != bucket.buffer().shape:
-        wanted = bucket.buffer().shape
-        raise ValueError(f"a comm hook must keep the shape {wanted}, it ended with {found.shape}")
+    bucket.check(found)
     return found
 
 
-def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work:
+def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any]:
     """Average the bucket over the ranks."""
-    return started(group.all_reduce(bucket.buffer(), bucket.reduction(AVG), async_op=True))
+    return bucket.all_reduce(group, AVG)
 
 
 def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
@@ -150,7 +177,7 @@ def bf16_compress_wrapper(hook: CommHook) -> CommHook:
 
 
 def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future[Array]:
-    whole = bucket.buffer()
+    whole = bucket.flat()
     small = np.empty(whole.shape, dtype.numpy)
     cast(whole, small, 1 / group.size)
     work = started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
@@ -159,7 +186,7 @@ def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future
 
 def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
     def compressing(state: Any, bucket: GradBucket) -> Future[Array]:
-        whole = bucket.buffer()
+        whole = bucket.flat()
         small = np.empty(whole.shape, dtype.numpy)
         cast(whole, small)
         bucket.set_buffer(small)

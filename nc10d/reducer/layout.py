@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Allocation, Storage
-from nc10d.reducer.mean import Mean
 from nc10d.reducer.plan import BucketPlan, Plan, Spec, plan_buckets
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
@@ -38,7 +37,6 @@ class Layouts:
     settings: Settings
     allocate: Allocation
     group: ProcessGroup
-    mean: Mean
     number: int
 
     def make(self, order: Sequence[int] | None = None) -> Layout:
@@ -52,7 +50,8 @@ class Layouts:
     def storage(self, plan: Plan) -> Storage:
         """Return new memory for a plan, with zeros in it."""
         purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
-        return Storage(plan, self.parameters, self.allocate, purposes, self.group, self.mean)
+        names = self.settings.names
+        return Storage(plan, self.parameters, self.allocate, purposes, names, self.group)
 
     def _purpose(self, index: int, bucket: BucketPlan) -> str:
         """Return what the call that reduces a bucket is for; short, as errors show both sides."""

@@ -6,11 +6,11 @@ take part with zeros; a small all_reduce beside the forward pass counts the othe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nc10d.ops import AVG, ReduceOp, premul_sum
-from nc10d.reducer.hooks import GradBucket, started
-from nc10d.work import Work
+from nc10d.reducer.hooks import GradBucket
+from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
@@ -52,7 +52,6 @@ class Mean:
         """Divide by all ranks again: a count holds for one pass."""
         self._counting, self._count = None, self._size
 
-    def __call__(self, group: ProcessGroup, bucket: GradBucket) -> Work:
+    def __call__(self, group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any]:
         """Start to average a bucket over the group, as a comm hook."""
-        reduction = bucket.reduction(self.reduction())
-        return started(group.all_reduce(bucket.buffer(), reduction, async_op=True))
+        return bucket.all_reduce(group, self.reduction())

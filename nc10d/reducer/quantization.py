@@ -34,7 +34,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def quantization_pertensor_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
     """Average the bucket in 8 bits, with one scale for all of it: a quarter of float32's bytes."""
-    return _exchanged(group, bucket, max(1, as_buffer(bucket.buffer()).count))
+    return _exchanged(group, bucket, max(1, as_buffer(bucket.flat()).count))
 
 
 def quantization_perchannel_hook(
@@ -69,7 +69,7 @@ def decode(message: Bytes, count: int, width: int) -> Array:
 
 
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:
-    whole = as_buffer(bucket.buffer()).as_numpy()
+    whole = as_buffer(bucket.flat()).as_numpy()
     mine = encode(whole, width)
     messages = np.zeros((group.size, mine.size), np.uint8)
     work = started(group.all_gather_into_tensor(messages, mine, async_op=True))

@@ -57,9 +57,9 @@ class Reducer:
     the CPU has such memory. `hook(state, bucket)` says what becomes of a bucket: the mean, if
     nothing else is said. The state is the group, if nothing else is said.
 
-    A parameter with `expect_sparse` gets its gradients as SparseGradients. With
-    `find_unused_parameters`, passes may declare gradients unused, and a gradient that no rank has
-    used stays untouched. With `static_graph`, the first pass learns how often each gradient is
+    A parameter with `expect_sparse` gets its gradients as SparseGradients, and hooks see them so.
+    With `find_unused_parameters`, passes may declare gradients unused, and a gradient that no rank
+    has used stays untouched. With `static_graph`, the first pass learns how often each gradient is
     marked, and all later ones are like it. With `delay_all_reduce`, buckets stay until `finish`.
 
     Blocks until all ranks have made theirs. ValueError, on every rank, if their parameters or
@@ -108,7 +108,7 @@ class Reducer:
         verify_alike(group, self._params, self.specs, self.settings)
         group.reducers += 1
         self._layouts = Layouts(
-            self._params, self.specs, self.settings, allocate, group, self._mean, group.reducers
+            self._params, self.specs, self.settings, allocate, group, group.reducers
         )
         self._layout = self._layouts.make()
         self._storage = self._layout.storage

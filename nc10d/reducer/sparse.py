@@ -1,9 +1,9 @@
 """A bucket of one sparse gradient: ranks show each other their rows, and each adds them up.
 
-Contract: as `bucket.Bucket`, in three steps, since nobody knows how many rows the others have:
-`leave` sends the number of rows, `follow` the rows, `settle` adds them up. Steps are launched in
-plan order on every rank. The mean is bitwise the same on all ranks: all add the same rows, in the
-order of ranks. Comm hooks don't see these buckets.
+Contract: as `bucket.Bucket`, but a reduction has a second step, since nobody knows how many rows
+the others have: their number travels when the bucket leaves, they do at `follow`. Steps are
+launched in plan order on every rank. The result is bitwise the same on all ranks: all add the same
+rows, in the order of ranks.
 """
 
 from __future__ import annotations
@@ -14,81 +14,205 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.buffer import as_buffer
-from nc10d.ops import Array
-from nc10d.reducer.gradients import SparseGradient, no_rows
-from nc10d.reducer.hooks import started
-from nc10d.reducer.mean import Mean
+from nc10d.deadline import Timeout
+from nc10d.ops import Array, RedOp, ReduceOp
+from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
+from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
 from nc10d.reducer.plan import BucketPlan, Spec
-from nc10d.work import Work
+from nc10d.work import Future, Work, collect_all
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
 
 
-class SparseBucket:
-    """The bucket of the one parameter of a plan that expects a sparse gradient."""
+class SparseGradBucket(GradBucket):
+    """What a hook sees of a sparse gradient: the buffer is a SparseGradient, of one parameter.
 
-    def __init__(self, plan: BucketPlan, group: ProcessGroup, mean: Mean) -> None:
+    `all_reduce` ends after all buckets have left, unless the hook waits for it on every rank: then
+    rows travel at once.
+    """
+
+    __slots__ = ("_name", "_spec", "exchanges", "gradient")
+
+    def __init__(
+        self, index: int, plan: BucketPlan, parameters: Sequence[Array], is_last: bool, name: str
+    ) -> None:
         (slot,) = plan.slots
         self._spec = Spec(slot.shape, plan.dtype, plan.device)
-        self._group = group
-        self._mean = mean
-        self._gradient = no_rows(self._spec)
+        self._name = name
+        self.gradient = no_rows(self._spec)
+        self.exchanges: list[RowExchange] = []
+        super().__init__(index, self.gradient, plan.slots, parameters, is_last)
+
+    def reset(self) -> None:
+        """Show the gradient itself, of which nothing is under way."""
+        self._buffer, self.exchanges = self.gradient, []
+
+    def flat(self) -> Array:
+        """Raise TypeError: there is no flat array."""
+        raise TypeError(
+            f"the gradient of {self._name} is sparse, which this comm hook can't take: use one that"
+            " can (allreduce_hook), or a dense gradient"
+        )
+
+    def set_buffer(self, buffer: SparseGradient) -> None:
+        """Put other rows of the parameter in the place of these; TypeError if they are none."""
+        self.check(buffer)
+        self._buffer = buffer
+
+    def gradients(self) -> list[SparseGradient]:
+        """Return the one gradient, which is the buffer."""
+        return [self._buffer]
+
+    def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Future[SparseGradient]:
+        """Start to add up all ranks' rows; sums and means only, ValueError for other reductions."""
+        exchange = RowExchange(group, self._buffer, self._spec, _factor(op, group.size))
+        self.exchanges.append(exchange)
+        return exchange
+
+    def check(self, value: Any) -> None:
+        """Raise the TypeError or ValueError that says why this is no gradient of the parameter."""
+        check(value, self._spec, True, self._name)
+
+
+class RowExchange(Future[SparseGradient]):
+    """The rows of all ranks, each place once, times `factor`; begins by sending how many."""
+
+    __slots__ = ("_factor", "_gradient", "_group", "_sizes", "_spec", "_works", "followed")
+
+    def __init__(
+        self, group: ProcessGroup, gradient: SparseGradient, spec: Spec, factor: float
+    ) -> None:
+        super().__init__()
+        self._group, self._spec, self._factor = group, spec, factor
+        self._gradient = SparseGradient(gradient.indices, gradient.values)
         self._sizes = np.zeros((group.size, 2), np.int64)
-        self._rows: list[list[Array]] = []
-        self._works: list[Work] = []
-        self.views = {slot.param: self._gradient}
-
-    def zero(self) -> None:
-        """Forget all rows."""
-        empty = no_rows(self._spec)
-        self._gradient.indices, self._gradient.values = empty.indices, empty.values
-
-    def leave(self, hook: Any, state: Any) -> None:
-        """Send how many rows there are; does not block."""
-        del hook, state
-        depth, rows = self._gradient.indices.shape
+        self.followed = False
+        depth, rows = gradient.indices.shape
         mine = np.array([rows, depth if rows else 0], np.int64)
-        work = self._group.all_gather_into_tensor(self._sizes, mine, async_op=True)
-        self._works.append(started(work))
+        work = group.all_gather_into_tensor(self._sizes, mine, async_op=True)
+        self._works = [started(work)]
 
     def follow(self) -> None:
-        """Send the rows; blocks until all ranks have said how many.
+        """Send the rows, once; blocks until all ranks have said how many.
 
         ValueError, on every rank, if they address them by different numbers of dimensions.
         """
-        if not self._works:
+        if self.followed:
             return
+        self.followed = True
+        try:
+            self._send()
+        except BaseException as error:
+            self._finish(error)  # for those who wait
+            raise
+
+    def over(self) -> None:
+        """Wait until nothing of it is under way; raise what failed."""
+        for work in self._works:
+            work.wait()
+
+    def _send(self) -> None:
         self._works.pop().wait()
         depth = _only_depth(self._sizes)
         if depth == 0:
-            return  # nobody has rows
+            self._finish(None, self._gradient)  # nobody has rows
+            return
         counts = [int(rows) for rows in self._sizes[:, 0]]
         indices = as_buffer(self._gradient.indices).as_numpy()[:depth].T
-        places = indices if counts[self._group.rank] else np.zeros((0, depth), np.int64)
+        mine = indices if counts[self._group.rank] else np.zeros((0, depth), np.int64)
         values = as_buffer(self._gradient.values).as_numpy()
         each = values.shape[1:] if len(values) else self._spec.shape[depth:]
-        self._rows = [
-            self._gather(np.ascontiguousarray(places), counts),
+        rows = [
+            self._gather(np.ascontiguousarray(mine), counts),
             self._gather(np.ascontiguousarray(values).reshape(-1, *each), counts),
         ]
-
-    def settle(self) -> None:
-        """Wait for everybody's rows and add them up."""
-        works, rows = self._works, self._rows
-        self._works, self._rows = [], []
-        for work in works:
-            work.wait()
-        if rows:
-            places, values = (np.concatenate(parts) for parts in rows)
-            found = add_up(places.T, values, self._spec.shape)
-            self._gradient.indices = found.indices
-            self._gradient.values = (found.values * self._mean.factor).astype(values.dtype)
+        arrived = collect_all([work.get_future() for work in self._works])
+        total = arrived.then(lambda done: self._total(done.value(), *rows))
+        total.add_done_callback(self._adopt)
 
     def _gather(self, mine: Array, counts: Sequence[int]) -> list[Array]:
         theirs = [np.zeros((count, *mine.shape[1:]), mine.dtype) for count in counts]
         self._works.append(started(self._group.all_gather(theirs, mine, async_op=True)))
         return theirs
+
+    def _total(
+        self, arrived: Sequence[Future[Any]], places: list[Array], values: list[Array]
+    ) -> SparseGradient:
+        for each in arrived:
+            each.value()
+        rows = np.concatenate(values)
+        found = add_up(np.concatenate(places).T, rows, self._spec.shape)
+        return SparseGradient(found.indices, (found.values * self._factor).astype(rows.dtype))
+
+    def wait(self, timeout: Timeout = None) -> SparseGradient:
+        """Send the rows if that has not been done, and block until all have come."""
+        self.follow()
+        return super().wait(timeout)
+
+    def _child(self) -> Future[Any]:
+        return _After(self)
+
+
+class _After(Future[Any]):
+    """What follows from an exchange; a wait for it is one for that."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: RowExchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def wait(self, timeout: Timeout = None) -> Any:
+        self._exchange.follow()
+        return super().wait(timeout)
+
+    def _child(self) -> Future[Any]:
+        return _After(self._exchange)
+
+
+class SparseBucket:
+    """The bucket of the one parameter of a plan that expects a sparse gradient."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: BucketPlan,
+        parameters: Sequence[Array],
+        is_last: bool,
+        names: Sequence[str],
+    ) -> None:
+        (param,) = plan.params
+        self._seen = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
+        self._empty = kept(self._seen.gradient)
+        self._outcome: Work | Future[Any] | None = None
+        self.views = {param: self._seen.gradient}
+
+    def zero(self) -> None:
+        """Forget all rows."""
+        assign(self._seen.gradient, self._empty)
+
+    def leave(self, hook: CommHook, state: Any) -> None:
+        """Hand the bucket to a hook; does not block if the hook does not."""
+        self._outcome = called(hook, state, self._seen)
+
+    def follow(self) -> None:
+        """Take the second step of what the hook has begun; see `RowExchange.follow`."""
+        for exchange in self._seen.exchanges:
+            exchange.follow()
+
+    def settle(self) -> None:
+        """Wait until it is reduced and put the result where the gradient is; raise what failed."""
+        outcome, self._outcome = self._outcome, None
+        exchanges = self._seen.exchanges
+        try:
+            for exchange in exchanges:
+                exchange.over()
+            # Without its second step (the pass has failed before) an outcome might never come.
+            if outcome is not None and all(exchange.followed for exchange in exchanges):
+                assign(self._seen.gradient, reduced_array(outcome, self._seen))
+        finally:
+            self._seen.reset()
 
 
 def add_up(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:
@@ -105,6 +229,15 @@ def add_up(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradi
     sums = np.add.reduceat(wide[order], starts, axis=0) if len(starts) else wide
     found = np.array(np.unravel_index(ordered[starts], shape[:depth]), np.int64)
     return SparseGradient(found.reshape(depth, -1), sums)
+
+
+def _factor(op: ReduceOp, size: int) -> float:
+    """Return what a sum over `size` ranks is multiplied by."""
+    factors = {RedOp.SUM: 1.0, RedOp.AVG: 1 / size, RedOp.PREMUL_SUM: op.factor}
+    found = factors.get(op.kind)
+    if found is None:
+        raise ValueError(f"rows of sparse gradients are added up: there is no {op.kind.name}")
+    return found
 
 
 def _only_depth(sizes: Array) -> int:

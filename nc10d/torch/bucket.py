@@ -1,19 +1,27 @@
-"""Comm hooks on tensors: what torch's hooks see of a bucket, and what becomes of their answers."""
+"""Comm hooks on tensors: what torch's hooks see of a bucket, and what becomes of their answers.
+
+Contract: a dense bucket's buffer is a flat tensor, that of a sparse gradient a sparse tensor (COO).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from nc10d.buffer import as_buffer
 from nc10d.ops import AllReduce, Op, ReduceOp
+from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket
+from nc10d.torch.slots import as_rows, as_sparse
 from nc10d.torch.tensors import as_numpy, as_tensor
 from nc10d.views import on_views, view_of
 from nc10d.work import Future, Work
+
+if TYPE_CHECKING:
+    from nc10d.group import ProcessGroup
 
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
@@ -31,16 +39,23 @@ class TensorBucket(GradBucket):
         return self._inner.index()
 
     def buffer(self) -> torch.Tensor:
-        """Return the flat tensor of all gradients of the bucket."""
-        return as_tensor(self._inner.buffer())
+        """Return the flat tensor of all gradients of the bucket, or its sparse gradient."""
+        return self._tensor(self._inner.buffer())
+
+    def flat(self) -> torch.Tensor:
+        """Return the buffer, for hooks that know flat ones alone; TypeError if it is sparse."""
+        return as_tensor(self._inner.flat())
 
     def set_buffer(self, buffer: Any) -> None:
-        """Put another flat tensor or array, of the same length, in the place of the buffer."""
-        self._inner.set_buffer(view_of(buffer))
+        """Put another flat tensor or array, of the same length, in the place of the buffer.
+
+        In the place of a sparse gradient, another sparse tensor.
+        """
+        self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else view_of(buffer))
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, as views of the buffer with the parameters' shapes."""
-        return [as_tensor(x) for x in self._inner.gradients()]
+        return [self._tensor(x) for x in self._inner.gradients()]
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters, in the order of their gradients in the buffer."""
@@ -53,6 +68,22 @@ class TensorBucket(GradBucket):
     def reduction(self, op: ReduceOp) -> ReduceOp:
         """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
         return self._inner.reduction(op)
+
+    def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
+        """Start to reduce the buffer over a group: in place, or to a new sparse tensor."""
+        outcome = self._inner.all_reduce(group, op)
+        if isinstance(outcome, Work):
+            return outcome
+        return outcome.then(lambda done: self._tensor(done.value()))
+
+    def check(self, value: Any) -> None:
+        """Raise the TypeError or ValueError that says why a hook can't end with this."""
+        self._inner.check(_arrays(value, self._inner))
+
+    def _tensor(self, x: Any) -> torch.Tensor:
+        if isinstance(x, SparseGradient):
+            return as_sparse(x, self._inner.parameters()[0])
+        return as_tensor(x)
 
 
 def on_tensors(hook: TensorHook) -> CommHook:
@@ -93,6 +124,8 @@ def _from_torch(theirs: torch.futures.Future[Any], bucket: GradBucket) -> Future
 
 
 def _arrays(value: Any, bucket: GradBucket) -> Any:
+    if _is_sparse(value):
+        return as_rows(value)
     if isinstance(value, torch.Tensor):
         return _own(as_numpy(value), bucket)
     if isinstance(value, Sequence):
@@ -103,5 +136,11 @@ def _arrays(value: Any, bucket: GradBucket) -> Any:
 def _own(x: Any, bucket: GradBucket) -> Any:
     """Return the bucket's buffer if `x` is the same memory, so that nobody copies it to itself."""
     mine = bucket.buffer()
+    if isinstance(mine, SparseGradient):
+        return x  # never right: the Reducer says so
     same = x.shape == mine.shape and as_buffer(x).address == as_buffer(mine).address
     return mine if same else x
+
+
+def _is_sparse(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_sparse

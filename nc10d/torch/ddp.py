@@ -128,6 +128,7 @@ class DistributedDataParallel(torch.nn.Module):
 
         `bucket` has c10d's methods and gives tensors. The hook returns a Work or Future of
         nc10d's, or a torch.futures.Future, whose value is the reduced tensor or a list with it.
+        A sparse gradient is a bucket of its own, whose buffer and value are sparse tensors.
         TypeError if it can't be called. The hooks of nc10d.reducer.hooks take the group as state.
         """
         if not callable(hook):

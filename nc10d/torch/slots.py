@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from nc10d.ops import Array
-from nc10d.reducer.gradients import SparseGradient
-from nc10d.torch.tensors import as_numpy, as_tensor, like
+from nc10d.reducer.gradients import SparseGradient, assign, no_rows
+from nc10d.reducer.plan import Spec
+from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,19 +57,34 @@ class Sparse:
 
     def take(self, x: torch.Tensor) -> None:
         """Show the Reducer the rows of the gradient of `x`; none if it has none."""
-        grad = x.grad
-        rows = torch.empty(0, *x.shape[1:], dtype=x.dtype) if grad is None else grad._values()
-        places = torch.empty(1, 0, dtype=torch.int64) if grad is None else grad._indices()
-        self._gradient.indices = as_numpy(places.contiguous())
-        self._gradient.values = as_numpy(rows.detach().contiguous())
+        assign(self._gradient, _no_rows(x) if x.grad is None else as_rows(x.grad))
 
     def give(self, x: torch.Tensor) -> None:
-        """Let the gradient of `x` be the mean's rows, each place once."""
-        places, rows = self._gradient.indices, self._gradient.values
-        x.grad = torch.sparse_coo_tensor(
-            as_tensor(places),
-            as_tensor(rows),
-            x.shape,
-            is_coalesced=True,
-            check_invariants=False,  # the Reducer has checked the rows of every rank
-        )
+        """Let the gradient of `x` be the rows that the hook has ended with: the mean's, say."""
+        x.grad = as_sparse(self._gradient, x)
+
+
+def as_rows(x: torch.Tensor) -> SparseGradient:
+    """Return the rows of a sparse tensor (COO), in the same memory where that is contiguous."""
+    places, rows = x._indices(), x._values()
+    return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.detach().contiguous()))
+
+
+def as_sparse(gradient: SparseGradient, x: torch.Tensor) -> torch.Tensor:
+    """Return rows as a sparse tensor of the shape of `x`, in the same memory."""
+    return torch.sparse_coo_tensor(
+        as_tensor(gradient.indices),
+        as_tensor(gradient.values),
+        x.shape,
+        is_coalesced=_in_order(gradient.indices),
+        check_invariants=False,  # the Reducer has checked the rows of every rank
+    )
+
+
+def _no_rows(x: torch.Tensor) -> SparseGradient:
+    return no_rows(Spec(tuple(x.shape), DTYPES[x.dtype], x.device.type))
+
+
+def _in_order(places: Array) -> bool:
+    """Say whether each place is there once, in order; others may be, where it takes longer."""
+    return len(places) == 1 and bool((places[0, 1:] > places[0, :-1]).all())

@@ -253,6 +253,86 @@ def test_hooks_see_tensors_and_say_what_becomes_of_them(hook, means, dtype):
     assert run_local(run, 2) == means
 
 
+class Embedded(nn.Module):
+    """Rows of an embedding beside dense weights."""
+
+    def __init__(self):
+        super().__init__()
+        weights = torch.arange(10.0).reshape(5, 2) / 7
+        self.rows = nn.Embedding.from_pretrained(weights, freeze=False, sparse=True)
+        self.a = nn.Parameter(torch.ones(2))
+
+    def forward(self, places):
+        return (self.rows(places) * self.a).square().sum()
+
+
+def doubled_sum(group, bucket):
+    x = bucket.buffer()
+    if not x.is_sparse:
+        return tensor_work(group, bucket)
+    (weight,), (gradient,) = bucket.parameters(), bucket.gradients()
+    assert isinstance(weight, nn.Parameter)
+    assert gradient.shape == weight.shape
+    bucket.set_buffer((x + x).coalesce())
+    return bucket.all_reduce(group, SUM).then(lambda done: done.value() / (2 * group.size))
+
+
+def waiting(group, bucket):
+    outcome = hooks.allreduce_hook(group, bucket)
+    outcome.wait()
+    return outcome
+
+
+def rows_after(group, hook, dtype):
+    model = DistributedDataParallel(Embedded().to(dtype))
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    found = []
+    for places in ([1, 3, 1], [group.rank], [[], [4]][group.rank]):
+        model.zero_grad()
+        model(torch.tensor(places, dtype=torch.int64)).backward()
+        grad = model.module.rows.weight.grad.coalesce()
+        found.append((grad.indices().tolist(), grad.values().tolist()))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hook", [hooks.allreduce_hook, doubled_sum, waiting])
+def test_a_sparse_gradient_is_the_same_with_a_hook_and_without(hook, dtype):
+    without = run_local(rows_after, 2, [None] * 2, [dtype] * 2)
+    assert run_local(rows_after, 2, [hook] * 2, [dtype] * 2) == without
+    assert without[0] == without[1]
+
+
+def test_rows_that_no_hook_has_added_up_are_not_said_to_be():
+    own = [[[1, 3]], [[0]], [[]]], [[[1, 3]], [[1]], [[4]]]
+    first, second = run_local(rows_after, 2, [hooks.noop_hook] * 2, [torch.float32] * 2)
+    assert ([places for places, _ in first], [places for places, _ in second]) == own
+    assert first[0] == second[0]
+
+
+def test_a_hook_that_compresses_names_the_sparse_gradient():
+    def run(group):
+        with pytest.raises(TypeError, match=r"rows\.weight is sparse"):
+            rows_after(group, hooks.fp16_compress_hook, torch.float32)
+
+    run_local(run, 2)
+
+
+def test_a_hook_that_ends_with_a_dense_tensor_for_rows_is_told_so():
+    def dense(group, bucket):
+        future = torch.futures.Future()
+        x = bucket.buffer()
+        future.set_result(x.to_dense() if x.is_sparse else x)
+        return future
+
+    def run(group):
+        with pytest.raises(TypeError, match=r"rows\.weight must be a SparseGradient"):
+            rows_after(group, dense, torch.float32)
+
+    run_local(run, 1)
+
+
 def test_a_result_in_the_buckets_own_memory_is_the_bucket():
     def run(group):
         slots = [Slot(0, 0, 4, (4,))]
