@@ -77,9 +77,7 @@ def shrink_group(
     if not isinstance(old, ProcessGroup):
         raise ValueError("shrink_group: this rank is not in the group")
     old.refuse_in_batch("shrink_group")
-    backend: Any = old.backend(old.config.lookout)
-    if not hasattr(backend, "shrink"):
-        raise TypeError(f"the backend {backend.name!r} of {old!r} can't shrink a group")
+    backend = _lookout(old)
     excluded = _excluded(old, ranks_to_exclude)
     new = _made(old, backend.council, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
@@ -89,6 +87,15 @@ def shrink_group(
     if default:
         world.default = new
     return new
+
+
+def _lookout(group: ProcessGroup) -> Any:
+    """Return the backend that learns of deaths, and on whose lines survivors agree."""
+    place = group.config.lookout
+    backend = group.backend(place) if place in group.config.places else None
+    if not hasattr(backend, "shrink"):
+        raise TypeError(f"the backend {group.backend_name!r} of {group!r} can't shrink a group")
+    return backend
 
 
 def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:
@@ -227,7 +234,12 @@ def _attempt(old: ProcessGroup, attempt: Attempt, patience: float) -> ProcessGro
     except BaseException:
         attempt.confirm(members, False, until)
         raise
-    if not attempt.confirm(members, True, until):
+    try:
+        made = attempt.confirm(members, True, until)
+    except BaseException:
+        new.close()
+        raise
+    if not made:
         new.close()
         raise RendezvousError(f"not all of {members} have made the group {name!r}", group=name)
     return new

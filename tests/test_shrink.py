@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from jobs import Job
 
 import nc10d as dist
+from nc10d import shrink
+from nc10d.backend.config import BackendConfig
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, DistError
+from nc10d.errors import Aborted, DistError, GroupClosed
 from nc10d.shrink import Attempt
+from nc10d.store import HashStore
 from nc10d.testing import run_local, run_ranks
 
 # ---- who is left ---------------------------------------------------------------------------------
@@ -57,7 +60,12 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
     def ask(attempt: Attempt, made: bool) -> tuple[bool, set[int]]:
         return attempt.confirm(members, made, until), attempt.lost
 
-    with Circle(len(fates)) as circle, ThreadPoolExecutor(len(fates)) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Circle(len(fates)) as circle,
+        ThreadPoolExecutor(len(fates)) as pool,
+    ):
+        patch.setattr(shrink, "_MOMENT", 0.05)  # who is silent here is so for ever
         for rank, fate in enumerate(fates):
             if fate == "dead":
                 circle.seats[rank].die()
@@ -130,6 +138,35 @@ def test_a_backend_that_can_not_shrink_says_so() -> None:
             dist.shrink_group()
 
     run_local(ask, 1)
+
+
+def test_so_does_a_group_without_a_backend_for_the_cpu() -> None:
+    config = BackendConfig("cuda:staged")
+    group = dist.ProcessGroup("staged", [0], 0, HashStore(), 10.0, config)
+    with pytest.raises(TypeError, match=r"'cuda:staged' of .* can't shrink"):
+        dist.shrink_group(group=group)
+
+
+def test_ctrl_c_in_the_last_vote_closes_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    successor = dist.ProcessGroup.successor
+
+    def make(*arguments: Any) -> Any:
+        made.append(successor(*arguments))
+        return made[-1]
+
+    def press(attempt: Attempt, *arguments: Any) -> bool:
+        raise KeyboardInterrupt
+
+    def ask(group: Any) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            dist.shrink_group()
+
+    monkeypatch.setattr(dist.ProcessGroup, "successor", make)
+    monkeypatch.setattr(Attempt, "confirm", press)
+    run_ranks(ask, 1)
+    with pytest.raises(GroupClosed):
+        made[0].barrier()
 
 
 def subgroup(group: Any) -> Any:

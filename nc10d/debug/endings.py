@@ -8,14 +8,20 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from nc10d.deadline import Deadline
 from nc10d.debug.cells import LIMIT, Cell, counted, numbers, told
 from nc10d.debug.libraries import Library
-from nc10d.debug.stage import Report, Stage
+from nc10d.debug.stage import Report, Stage, exit_code
 
-_BEGUN = 0
+_SILENT = 10.0
+"""Seconds after which a forked child that has said nothing is silent."""
+_STAYS = 10.0
+"""Seconds after which what an ended group has held counts as kept: some of it ends by itself."""
+_SHARED = Path("/dev/shm")
 
 
 def left(library: Library, count: int) -> Cell:
@@ -60,7 +66,7 @@ def _fork(library: Library, number: int, stage: Stage, rank: int) -> Report:
 
 
 def _in_child(library: Library) -> str:
-    """Return what a forked child is told when it makes a call; "silence" after a second."""
+    """Return what a forked child is told when it makes a call; "silence" if that is nothing."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,24 +74,16 @@ def _in_child(library: Library) -> str:
         os.write(write, kind.encode())
         os._exit(0)
     os.close(write)
-    threading.Timer(1.0, partial(_end, child)).start()
+    code = exit_code(child, time.monotonic() + _SILENT)
     with os.fdopen(read) as said:
         kind = said.read()
-    _, status = os.waitpid(child, 0)
-    signalled = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
-    return kind or (f"signal {os.WTERMSIG(status)}" if signalled else "silence")
-
-
-def _end(child: int) -> None:
-    try:
-        os.kill(child, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    signalled = code < 0 and code != -signal.SIGKILL
+    return kind or (f"signal {-code}" if signalled else "silence")
 
 
 def cycles(library: Library, count: int) -> Cell:
     """Make and end groups one after the other in the same processes; count what has grown."""
-    played = Stage(2).play(partial(_cycle, library, count), 2, LIMIT + count)
+    played = Stage(2).play(partial(_cycle, library, count), 2, LIMIT + _STAYS + count)
     grown = {what: max(report[what] for report in played.reports) for what in _held()}
     words = ", ".join(f"{number} more {what}" for what, number in grown.items() if number > 0)
     return Cell((), f"{count} cycles: {words or 'nothing stays'}")
@@ -100,7 +98,17 @@ def _cycle(library: Library, count: int, stage: Stage, rank: int) -> Report:
         library.call(0, 1000)
         library.end()
     gc.collect()
-    return {what: number - before[what] for what, number in _held().items()}
+    return _grown(before)
+
+
+def _grown(before: dict[str, int]) -> Report:
+    """Return how much more is held than `before`; blocks until that is nothing, or it stays."""
+    until = Deadline.after(_STAYS)
+    while True:
+        grown = {what: number - before[what] for what, number in _held().items()}
+        if max(grown.values()) <= 0 or until.expired():
+            return grown
+        time.sleep(0.01)  # nothing tells that a thread or a mapping is gone
 
 
 def _held() -> dict[str, int]:
@@ -114,16 +122,22 @@ def _held() -> dict[str, int]:
 
 def all_killed(library: Library, count: int) -> Cell:
     """Kill all ranks in the midst of their calls; look for what they leave in file systems."""
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()]
-    before = {path for folder in folders for path in folder.iterdir()}
-    for _ in range(count):
-        Stage(4).play(partial(_go_on, library, next(numbers)), 4, LIMIT)
-    after = {path for folder in folders for path in folder.iterdir()} - before
-    left = [path for path in after if path.exists() and path.stat().st_uid == os.getuid()]
+    before = {*_shared(library)}
+    with tempfile.TemporaryDirectory() as own:
+        for _ in range(count):
+            Stage(4).play(partial(_go_on, library, next(numbers), own), 4, LIMIT)
+        left = {*_shared(library), *Path(own).iterdir()} - before
     return Cell((), f"{count} times: {len(left) or 'no'} files left")
 
 
-def _go_on(library: Library, number: int, stage: Stage, rank: int) -> Report:
+def _shared(library: Library) -> Iterator[Path]:
+    """Give the library's files in the shared place: those of other programs come and go there."""
+    return (path for path in _SHARED.iterdir() if library.name in path.name)
+
+
+def _go_on(library: Library, number: int, own: str, stage: Stage, rank: int) -> Report:
+    os.chdir(own)
+    os.environ["TMPDIR"] = tempfile.tempdir = own
     library.join(number, rank, stage.size, LIMIT)
     delay = 0.001 * ((7 * number + 3 * rank) % 30)
     threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -78,7 +78,7 @@ class Stage:
         """Let those who have reported end by themselves, if they do so soon; return exit codes."""
         now = time.monotonic()
         limits = (now + (5.0 if rank in reported else 0.1) for rank in range(self.size))
-        codes = [_exit_code(pid, until) for pid, until in zip(pids, limits, strict=True)]
+        codes = [exit_code(pid, until) for pid, until in zip(pids, limits, strict=True)]
         children = [int(self.noted(slot)) for slot in range(self.size + 1, 2 * self.size + 1)]
         for child in filter(None, children):
             with contextlib.suppress(ProcessLookupError):
@@ -86,8 +86,8 @@ class Stage:
         return codes
 
 
-def _exit_code(pid: int, until: float) -> int:
-    """Return a child's exit code; it is killed if it goes on beyond `until`."""
+def exit_code(pid: int, until: float) -> int:
+    """Return a child's exit code, or less a signal; it is killed if it goes on beyond `until`."""
     poller = select.poll()
     pidfd = os.pidfd_open(pid)
     try:

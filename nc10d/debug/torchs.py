@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nc10d.observe import Dump, Entry
+from nc10d.observe import COMPLETED, Dump, Entry
 
 VERSION = "2.10"
 _PREFIX = "rank_"
@@ -59,7 +59,13 @@ def record(dumps: Sequence[Dump]) -> dict[str, Any]:
 
 
 def _completed(dump: Dump) -> int:
-    return max((entry.seq for entry in dump.calls if entry.state == "completed"), default=0)
+    """Return the latest call that has ended; those that the record has no more end in order."""
+    calls = dump.calls
+    begun = dump.last.get(dump.rank, 0)
+    if not calls:
+        return max(0, begun - (dump.waits_for is not None))
+    ended = (entry.seq for entry in calls if entry.state == COMPLETED)
+    return max(ended, default=calls[0].seq - 1)
 
 
 def _entry(dump: Dump, entry: Entry) -> dict[str, Any]:

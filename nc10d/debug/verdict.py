@@ -80,8 +80,9 @@ def _last(dumps: Iterable[Dump]) -> dict[int, int]:
     """Return each rank's latest number: by its own word, or as others saw it."""
     last: dict[int, int] = {}
     for dump in dumps:
+        # Calls of other groups may have pushed this one's out of the record, not out of `last`.
         own = dump.calls[-1].seq if dump.calls else 0
-        for rank, seq in {**dump.last, dump.rank: own}.items():
+        for rank, seq in [*dump.last.items(), (dump.rank, own)]:
             last[rank] = max(seq, last.get(rank, 0))
     return last
 
@@ -139,7 +140,8 @@ def _row(rank: int, dump: Dump | None, last: int | None) -> str:
     if dump is None:
         return f"  rank {rank:<4} #{last or '?':<6} no dump"
     latest = dump.calls[-1] if dump.calls else None
-    call = "nothing yet" if latest is None else latest.where
+    nothing = "a call that the record has no more" if last else "nothing yet"
+    call = nothing if latest is None else latest.where
     waits = f", waits for rank {dump.waits_for}" if dump.waits_for is not None else ""
     state = latest.state if latest else ""
     return _cut(

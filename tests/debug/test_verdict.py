@@ -57,6 +57,34 @@ def test_the_rank_that_called_something_else_is_different(size: int, data: st.Da
     assert verdict.different == (7, {"barrier": [odd], CALL: others})
 
 
+def flooded(rank: int, waits_for: int | None) -> Dump:
+    """A dump in call 7 of which messages of other groups have overwritten the record."""
+    step = {"waits_for": waits_for, "last": {rank: 7}}
+    return Dump("world", rank, 3, [0, 1, 2], "host", 100 + rank, 1.0, "asked for", **step)
+
+
+def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> None:
+    dumps = [dump(0), dump(1), flooded(2, 0)]
+    verdict = judge(dumps)
+    assert verdict.clean
+    assert verdict.last == dict.fromkeys(range(3), 7)
+    assert "#7      a call that the record has no more" in report(dumps)
+
+
+@pytest.mark.parametrize(("waits_for", "completed"), [(0, 6), (None, 7)])
+def test_torch_is_told_so_too(waits_for: int | None, completed: int) -> None:
+    status = torchs.record([flooded(2, waits_for)])["pg_status"]["world"]
+    assert status["last_enqueued_collective"] == 7
+    assert status["last_completed_collective"] == completed
+
+
+def test_calls_before_the_oldest_in_the_record_have_ended() -> None:
+    late = flooded(2, 0)
+    late.entries.append(Entry(7, CALL, STARTED))
+    assert torchs.record([late])["pg_status"]["world"]["last_completed_collective"] == 6
+    assert torchs.record([dump(0)])["pg_status"]["world"]["last_completed_collective"] == 6
+
+
 def test_the_failed_rank_is_the_first_of_the_missing() -> None:
     told = [dump(rank, 5) for rank in (0, 3)]
     lost = Dump(

@@ -1,0 +1,27 @@
+"""Stores that don't answer, as the table of faults plays them: the same on a slow machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from nc10d.debug import doors
+from nc10d.debug.libraries import Nc10d
+
+
+class Slow(Nc10d):
+    """A library whose clients come when a server that waits for nobody is dead."""
+
+    def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
+        """Return a client, after a while."""
+        time.sleep(0.8)
+        return super().reach(port, timeout, guarded=guarded)
+
+
+def test_a_store_dies_under_its_client_however_late_that_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doors, "TIMEOUT", 0.2)
+    assert doors.unanswered(Slow(), 1).words == "StoreTimeout 3x, StoreError 1x"

@@ -1,0 +1,120 @@
+"""How groups end, as the table of faults tells it: what is a library's own, and nothing else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from nc10d.debug import endings
+from nc10d.debug.libraries import Nc10d
+
+
+class Still(Nc10d):
+    """A library that does nothing."""
+
+    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Do nothing."""
+
+    def call(self, kind: int, count: int) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class Untidy(Still):
+    """One whose first rank leaves a file at a path; it does so before anybody can kill it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Leave the file."""
+        if rank == 0:
+            self._path.touch()
+
+
+class Temporary(Still):
+    """One whose first rank leaves a file where temporary files are made."""
+
+    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Leave the file."""
+        if rank == 0:
+            os.close(tempfile.mkstemp()[0])
+
+
+def test_what_ranks_leave_in_their_folders_is_counted() -> None:
+    assert endings.all_killed(Untidy(Path("here")), 1).words == "1 times: 1 files left"
+    assert endings.all_killed(Temporary(), 1).words == "1 times: 1 files left"
+    assert endings.all_killed(Still(), 1).words == "1 times: no files left"
+
+
+@pytest.mark.parametrize(("name", "word"), [("nc10d-test", "1"), ("test-of-nobody", "no")])
+def test_of_the_shared_place_only_the_librarys_own_files_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, word: str
+) -> None:
+    monkeypatch.setattr(endings, "_SHARED", tmp_path)
+    said = endings.all_killed(Untidy(tmp_path / name), 1).words
+    assert said == f"1 times: {word} files left"
+
+
+def test_what_other_programs_leave_elsewhere_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert endings.all_killed(Untidy(tmp_path / "x"), 1).words == "1 times: no files left"
+    assert (tmp_path / "x").exists()
+
+
+class Lingering(Still):
+    """One whose groups' threads end only when they are allowed to, or some time after the end."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def end(self) -> None:
+        """Leave a thread that waits so long; None: for ever."""
+        threading.Thread(target=threading.Event().wait, args=(self._seconds,), daemon=True).start()
+
+
+def test_what_ends_late_has_not_stayed() -> None:
+    assert endings.cycles(Lingering(0.5), 1).words == "1 cycles: nothing stays"
+
+
+def test_what_does_not_end_has_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "_STAYS", 0.1)
+    assert endings.cycles(Lingering(None), 3).words == "3 cycles: 3 more threads"
+
+
+class Dying(Still):
+    """One that ends its process in a call."""
+
+    def call(self, kind: int, count: int) -> None:
+        """Die."""
+        signal.raise_signal(signal.SIGTERM)
+
+
+class Mute(Still):
+    """One that never comes back from a call."""
+
+    def call(self, kind: int, count: int) -> None:
+        """Wait for ever."""
+        threading.Event().wait()
+
+
+def test_a_forked_childs_end_is_told_and_nobody_is_left_to_kill_its_number() -> None:
+    before = {*threading.enumerate()}
+    assert endings._in_child(Still()) == "nothing"
+    assert endings._in_child(Dying()) == "signal 15"
+    assert {*threading.enumerate()} <= before
+
+
+def test_a_forked_child_that_says_nothing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "_SILENT", 0.1)
+    assert endings._in_child(Mute()) == "silence"
