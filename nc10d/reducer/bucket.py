@@ -118,8 +118,7 @@ def _maker(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
         return allocate
     if allocate is None:
         # A group of the user's own making need not have backends.
-        readable = partial(registered.zeros, group=group) if hasattr(group, "backend") else np.zeros
-        allocate = {"cpu": readable}
+        allocate = {"cpu": partial(_readable, group) if hasattr(group, "backend") else np.zeros}
         if device.startswith("cuda"):
             allocate[device] = partial(cuda.zeros, device=device)
     found = allocate.get(device)
@@ -127,3 +126,11 @@ def _maker(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
         known = ", ".join(allocate)
         raise TypeError(f"parameters are on {device}, `allocate` knows of {known} alone")
     return found
+
+
+def _readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return memory that peers can read and write where it lies, while there is any."""
+    try:
+        return registered.zeros(count, dtype, group)
+    except MemoryError:
+        return np.zeros(count, dtype)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE = 4096
-SPAN = 1 << 36
+SPAN = 1 << 34
 """Address space of an arena; only what is handed out takes memory."""
 
 PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
