@@ -19,7 +19,7 @@ from nc10d.ops import Array, RedOp, ReduceOp
 from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
 from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
 from nc10d.reducer.plan import BucketPlan, Spec
-from nc10d.work import Future, Work, collect_all
+from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
@@ -76,9 +76,12 @@ class SparseGradBucket(GradBucket):
 
 
 class RowExchange(Future[SparseGradient]):
-    """The rows of all ranks, each place once, times `factor`; begins by sending how many."""
+    """The rows of all ranks, each place once, times `factor`; begins by sending how many.
 
-    __slots__ = ("_factor", "_gradient", "_group", "_sizes", "_spec", "_works", "followed")
+    It ends in the thread that waits, or at the end of the pass: no other has to wake up for it.
+    """
+
+    __slots__ = ("_factor", "_gradient", "_group", "_rows", "_sizes", "_spec", "_works", "followed")
 
     def __init__(
         self, group: ProcessGroup, gradient: SparseGradient, spec: Spec, factor: float
@@ -87,6 +90,7 @@ class RowExchange(Future[SparseGradient]):
         self._group, self._spec, self._factor = group, spec, factor
         self._gradient = SparseGradient(gradient.indices, gradient.values)
         self._sizes = np.zeros((group.size, 2), np.int64)
+        self._rows: list[list[Array]] = []
         self.followed = False
         depth, rows = gradient.indices.shape
         mine = np.array([rows, depth if rows else 0], np.int64)
@@ -108,9 +112,17 @@ class RowExchange(Future[SparseGradient]):
             raise
 
     def over(self) -> None:
-        """Wait until nothing of it is under way; raise what failed."""
-        for work in self._works:
-            work.wait()
+        """Wait until nothing of it is under way, and end if rows were sent; raise what failed."""
+        works, self._works = self._works, []
+        rows, self._rows = self._rows, []
+        try:
+            for work in works:
+                work.wait()
+            if rows:
+                self._finish(None, self._total(*rows))
+        except BaseException as error:
+            self._finish(error)
+            raise
 
     def _send(self) -> None:
         self._works.pop().wait()
@@ -123,24 +135,17 @@ class RowExchange(Future[SparseGradient]):
         mine = indices if counts[self._group.rank] else np.zeros((0, depth), np.int64)
         values = as_buffer(self._gradient.values).as_numpy()
         each = values.shape[1:] if len(values) else self._spec.shape[depth:]
-        rows = [
+        self._rows = [
             self._gather(np.ascontiguousarray(mine), counts),
             self._gather(np.ascontiguousarray(values).reshape(-1, *each), counts),
         ]
-        arrived = collect_all([work.get_future() for work in self._works])
-        total = arrived.then(lambda done: self._total(done.value(), *rows))
-        total.add_done_callback(self._adopt)
 
     def _gather(self, mine: Array, counts: Sequence[int]) -> list[Array]:
         theirs = [np.zeros((count, *mine.shape[1:]), mine.dtype) for count in counts]
         self._works.append(started(self._group.all_gather(theirs, mine, async_op=True)))
         return theirs
 
-    def _total(
-        self, arrived: Sequence[Future[Any]], places: list[Array], values: list[Array]
-    ) -> SparseGradient:
-        for each in arrived:
-            each.value()
+    def _total(self, places: list[Array], values: list[Array]) -> SparseGradient:
         rows = np.concatenate(values)
         found = add_up(np.concatenate(places).T, rows, self._spec.shape)
         return SparseGradient(found.indices, (found.values * self._factor).astype(rows.dtype))
@@ -148,6 +153,7 @@ class RowExchange(Future[SparseGradient]):
     def wait(self, timeout: Timeout = None) -> SparseGradient:
         """Send the rows if that has not been done, and block until all have come."""
         self.follow()
+        self.over()
         return super().wait(timeout)
 
     def _child(self) -> Future[Any]:
@@ -165,6 +171,7 @@ class _After(Future[Any]):
 
     def wait(self, timeout: Timeout = None) -> Any:
         self._exchange.follow()
+        self._exchange.over()
         return super().wait(timeout)
 
     def _child(self) -> Future[Any]:
