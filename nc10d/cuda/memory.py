@@ -15,7 +15,15 @@ import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer, register
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
-from nc10d.cuda.streams import LEGACY, follow, register_stream, stream_of
+from nc10d.cuda.streams import (
+    LEGACY,
+    PER_THREAD,
+    Place,
+    follow,
+    is_captured,
+    register_stream,
+    stream_of,
+)
 from nc10d.dtypes import DType, dtype_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
@@ -146,7 +154,9 @@ def fill(x: DeviceArray, value: float) -> None:
 def copy_to(target: Any, source: Any) -> None:
     """Queue: write the elements of a device array to another, whoever's they are.
 
-    It comes behind what is queued on both arrays' current streams, and runs on the target's.
+    It comes behind what is queued on both arrays' current streams, and runs on the target's. What
+    is queued on the source's stream later, and on the default streams, comes behind it: the source
+    may be written to there, and dropped. (While a graph is captured, it must be kept.)
     ValueError unless both are contiguous, of one dtype and of as many elements.
     """
     to, of = as_buffer(target), as_buffer(source)
@@ -155,10 +165,19 @@ def copy_to(target: Any, source: Any) -> None:
         told = [f"{x.count} of {x.dtype.label} on {x.device}" for x in (to, of)]
         raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(told)}")
     if to.count:
-        with on_device(device_of(target)):
-            stream = stream_of(target)
-            follow(stream, stream_of(source))
-            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, stream)
+        here, there = _place_of(target), _place_of(source)
+        follow(here, there)
+        with on_device(here.device):
+            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, here.stream)
+            captured = here.stream > PER_THREAD and is_captured(here.stream)
+        if not captured:
+            follow(there, here)
+            for device in {here.device, there.device}:
+                follow(Place(LEGACY, device), here)  # memory goes back in its order
+
+
+def _place_of(x: Any) -> Place:
+    return Place(stream_of(x) or LEGACY, device_of(x))  # 0 is another word for LEGACY
 
 
 class _Allocation:

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from nc10d.cuda.driver import call, context, current_device, driver, on_device
 from nc10d.cuda.events import event_pool
@@ -64,14 +64,42 @@ def _destroy(device: int, made: Any) -> None:
     call("cuCtxPopCurrent")
 
 
-def follow(stream: int, earlier: int) -> None:
-    """Let a stream of the current device go on behind what is queued on another one now."""
-    if stream != earlier:
-        pool = event_pool(current_device())
-        event = pool.take()
-        call("cuEventRecord", event, earlier)
-        call("cuStreamWaitEvent", stream, event, 0)
-        pool.give(event)  # the wait is for what was recorded when it was queued
+class Place(NamedTuple):
+    """A stream by its handle; `device` says which device's, if it is a default stream."""
+
+    stream: int
+    device: int
+
+
+def follow(later: Place, earlier: Place) -> None:
+    """Let a stream go on behind what is queued on another one, perhaps another device's, now."""
+    if later.stream == earlier.stream and (later == earlier or later.stream > PER_THREAD):
+        return
+    home = _device_of(earlier)
+    pool = event_pool(home)
+    event = pool.take()
+    with on_device(home):  # an event is recorded on streams of its own device alone
+        call("cuEventRecord", event, earlier.stream)
+    with on_device(later.device):
+        call("cuStreamWaitEvent", later.stream, event, 0)
+    pool.give(event)  # the wait is for what was recorded when it was queued
+
+
+def _device_of(place: Place) -> int:
+    """Return whose a stream is: it may have been chosen for arrays of other devices."""
+    if place.stream <= PER_THREAD:
+        return place.device
+    call("cuCtxPushCurrent", call("cuStreamGetCtx", place.stream))
+    try:
+        return int(call("cuCtxGetDevice"))
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def spoil_no_capture() -> None:
+    """Let what this thread asks of the driver not break a graph that another thread captures."""
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    call("cuThreadExchangeStreamCaptureMode", mode)
 
 
 def is_captured(stream: int) -> bool:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import Protocol
 
-from nc10d.cuda.driver import call, driver
+from nc10d.cuda.streams import spoil_no_capture
 
 _log = logging.getLogger(__name__)
 SLOW, FAST = 0.05, 0.001
@@ -56,9 +56,7 @@ class Watchdog:
         self._wake.set()
 
     def _run(self) -> None:
-        # Without this, a query of this thread would spoil a graph that another one captures.
-        mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        call("cuThreadExchangeStreamCaptureMode", mode)
+        spoil_no_capture()
         while True:
             # Whoever launches behind this line finds it idle, and wakes it once too often at worst.
             self.idle = True
