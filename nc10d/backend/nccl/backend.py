@@ -218,7 +218,7 @@ class NcclBackend:
         if site is None or self._failure is not None:
             return None
         try:
-            site.flights.sweep()
+            site.flights.sweep(wait=False)
             self._look_at_nccl(site)
         except (CudaError, NCCLError) as error:
             self.fail(error)

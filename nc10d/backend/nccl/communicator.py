@@ -23,7 +23,8 @@ from nc10d.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.0002, 0.005  # seconds between looks at a nonblocking communicator
-_UNTIL_ABORT_ANYWAY = 1.0  # seconds that an abort waits for the thread that is in NCCL
+UNTIL_ABORT_ANYWAY = 1.0
+"""Seconds that an abort waits for the thread that is in NCCL."""
 _no_color = CONSTANTS["NCCL_SPLIT_NOCOLOR"]
 _never = threading.Event()
 
@@ -225,7 +226,7 @@ class Communicator:
         It waits a second for a thread that is inside NCCL with it, and then goes ahead: that is
         what frees such a thread.
         """
-        owned = self.lock.acquire(timeout=_UNTIL_ABORT_ANYWAY)
+        owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
         try:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -283,4 +284,4 @@ def _within(deadline: Deadline, what: str, function: Callable[[], None]) -> None
         raise failures[0]
 
 
-__all__ = ["SUCCESS", "Communicator", "Registration", "mem_alloc", "mem_free"]
+__all__ = ["SUCCESS", "UNTIL_ABORT_ANYWAY", "Communicator", "Registration", "mem_alloc", "mem_free"]

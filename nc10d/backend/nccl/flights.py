@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from nc10d.backend.nccl.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork, Owner
 from nc10d.cuda.driver import call, on_device
@@ -56,18 +57,22 @@ class Flights(Owner):
         """Finish a Work whose event is over."""
         self._retire([work])
 
-    def _retire(self, works: list[NcclWork]) -> None:
+    def _retire(self, works: list[NcclWork], wait: bool = True) -> None:
         """Finish Works whose events are over; callbacks run without the lock.
 
         NCCL ends a kernel that has failed as it ends any other: only its communicator tells.
         """
-        with self.lock:
+        if not self.lock.acquire(blocking=wait):
+            return
+        try:
             if self._frozen or not self._are_well(works):
                 return
             for work in works:
                 self._works.pop(work, None)
                 self._hurried.discard(work)
                 self._take_back(work)
+        finally:
+            self.lock.release()
         for work in works:
             work._finish(None, work.outcome())
 
@@ -81,9 +86,14 @@ class Flights(Owner):
         return not self._frozen
 
     def freeze(self) -> None:
-        """Let nothing be done any more: what ends from now on has been ended by an abort."""
-        with self.lock:
-            self._frozen = True
+        """Let nothing be done any more: what ends from now on has been ended by an abort.
+
+        It waits a second for the thread that launches, and then goes ahead: that one is stuck in
+        NCCL, and the abort is what frees it.
+        """
+        self._frozen = True
+        if self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY):
+            self.lock.release()
 
     def _take_back(self, work: NcclWork) -> None:
         event, begun = work.event, work.begun
@@ -94,12 +104,16 @@ class Flights(Owner):
             self._pool.give(event, timing=bool(begun))
         work.event = work.begun = 0
 
-    def sweep(self) -> None:
-        """Finish what is over."""
-        with self.lock:
+    def sweep(self, wait: bool = True) -> None:
+        """Finish what is over; without `wait` not while a thread launches, or is stuck in that."""
+        if not self.lock.acquire(blocking=wait):
+            return
+        try:
             over = self._over()
+        finally:
+            self.lock.release()
         if over:
-            self._retire(over)
+            self._retire(over, wait)
         # Others may have found these over; their callbacks are this thread's to run.
         for work in [work for work in self._hurried if work._state != PENDING]:
             self._hurried.discard(work)
@@ -121,9 +135,8 @@ class Flights(Owner):
 
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
-        with self.lock:
-            now = monotonic()
-            return next((work for work in self._works if work.due <= now), None)
+        now = monotonic()  # no lock: the thread that has it may be the late one
+        return next((work for work in list(self._works) if work.due <= now), None)
 
     def pause(self) -> float | None:
         """Return in how many seconds to look again; None: nothing is under way."""

@@ -104,6 +104,7 @@ class Lanes:
         self._fail = fail
         self._check = check
         self._lanes: dict[str, Lane] = {}
+        self._ended = False
 
     def all(self) -> list[Lane]:
         """Return the lanes that there are."""
@@ -148,7 +149,10 @@ class Lanes:
             self._fail(error)
             return
         lane.comm = comm
-        self._formed()
+        if self._ended:  # meanwhile: whoever ended the others has not seen this one
+            comm.abort()
+        else:
+            self._formed()
 
     def _communicator(self, lane: Lane, deadline: Deadline) -> Communicator:
         store = self._store.clone()
@@ -169,12 +173,20 @@ class Lanes:
         )
 
     def abort(self) -> None:
-        """End all communicators and what is under way on them; waits for NCCL to have done so."""
+        """End all communicators and what is under way on them; waits for NCCL to have done so.
+
+        One that is being formed ends when it is. What has waited for it is dropped: nothing may be
+        submitted any more.
+        """
+        self._ended = True
         for comm in self._communicators():
             comm.abort()
+        for lane in self.all():
+            lane.queue.clear()
 
     def close(self) -> None:
         """Give all communicators back; nothing is under way."""
+        self._ended = True
         for comm in self._communicators():
             comm.close()
 

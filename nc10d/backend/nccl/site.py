@@ -97,11 +97,11 @@ class Site:
             work = NcclWork(ops, flights, timeout, recipe)
             program = recipe.program
             if program is not None and not self._waiting:
+                if not captured:
+                    flights.add(work)  # before: a thread that NCCL keeps is looked after, too
                 self._submit(program, work, current, join)
                 if captured:  # its event is the graph's, and never over
                     self._captured.append(work.event)
-                else:
-                    flights.add(work)
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
@@ -123,7 +123,8 @@ class Site:
     def pump(self) -> None:
         """Submit what has waited for lanes that are formed now, in order."""
         with self.flights.lock:
-            while True:
+            # A group that has ended has given the arrays back: nobody may write to them.
+            while not self.failed:
                 heads = {
                     id(lane.queue[0]): lane.queue[0] for lane in self.lanes.all() if lane.queue
                 }
@@ -131,16 +132,22 @@ class Site:
                 if not ready:
                     return
                 for one in ready:
-                    self._late_submit(one)
+                    if not self.failed:
+                        self._late_submit(one)
 
     def _late_submit(self, one: Deferred) -> None:
+        """Submit what has waited. Its caller has gone on: an error is the group's failure."""
         for lane in one.lanes:
             lane.queue.popleft()
         self._waiting -= 1
         work = one.work
         assert work.submitted is not None
-        program = self._maker.program(work.ops, one.lanes, work.deadline, one.before)
-        self._submit(program, work, 0, False, first=1)
+        try:
+            program = self._maker.program(work.ops, one.lanes, work.deadline, one.before)
+            self._submit(program, work, 0, False, first=1)
+        except DistError as error:
+            self._fail(error)
+            return
         self._pool.give(one.before)
         work.submitted.set()
 

@@ -1,6 +1,7 @@
 /* The calls: checked at the door, then submitted. Arrays must lie in device or pinned memory, all
  * of them: a real library would let the GPU fault. */
 #include "emulator.h"
+#include <time.h>
 
 static ncclResult_t check_buffer(ncclComm_t comm, const char *name, const void *pointer, size_t size, char **bytes) {
   *bytes = NULL;
@@ -58,11 +59,23 @@ static ncclResult_t prepare(ncclComm_t comm, const char *name, struct op *op, co
   return ncclSuccess;
 }
 
+/* Stay inside a call until another thread aborts the communicator. */
+static ncclResult_t stay(ncclComm_t comm) {
+  atomic_fetch_add(&comm->references, 1);
+  struct timespec moment = {0, 1000000};
+  while (!atomic_load(&comm->aborted)) nanosleep(&moment, NULL);
+  nccl_release(comm);
+  return nccl_fail(NULL, ncclInternalError, "aborted while the call was under way");
+}
+
 static ncclResult_t submit(const char *name, ncclComm_t comm, struct call call, const void *send, void *recv,
                            cudaStream_t stream) {
   struct op op = {.call = call, .stream = stream};
   ncclResult_t result = prepare(comm, name, &op, send, recv);
-  if (result == ncclSuccess && !nccl_fault(name, comm->rank, &op, &result)) return nccl_submit(comm, &op);
+  if (result == ncclSuccess && !nccl_fault(name, comm->rank, &op, &result)) {
+    if (!op.stuck) return nccl_submit(comm, &op);
+    result = stay(comm);
+  }
   nccl_note(result);
   return result;
 }
@@ -129,6 +142,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
                                       ncclScalarResidence_t residence, ncclComm_t comm) {
   ncclResult_t result = nccl_check(comm);
   if (result != ncclSuccess) return result;
+  if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   REQUIRE(comm, op && scalar && type >= 0 && type < ncclNumTypes, ncclInvalidArgument, "RedOpCreatePreMulSum : invalid argument");
   int free_slot = 0;
   while (free_slot < MOST_OPS && comm->factors[free_slot].used) free_slot++;

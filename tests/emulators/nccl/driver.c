@@ -15,7 +15,9 @@ static void find(void) {
           FIND(attribute, cuPointerGetAttribute) && FIND(event_create, cuEventCreate) &&
           FIND(event_destroy, cuEventDestroy) && FIND(event_record, cuEventRecord) &&
           FIND(wait_event, cuStreamWaitEvent) && FIND(is_capturing, cuStreamIsCapturing) &&
-          FIND(alloc, cuMemAlloc) && FIND(free, cuMemFree) && FIND(retain, cuDevicePrimaryCtxRetain) &&
+          FIND(alloc, cuMemAlloc) && FIND(free, cuMemFreeAsync) &&
+          FIND(stream_create, cuStreamCreate) && FIND(synchronize, cuStreamSynchronize) &&
+          FIND(stream_destroy, cuStreamDestroy) && FIND(retain, cuDevicePrimaryCtxRetain) &&
           FIND(set_current, cuCtxSetCurrent);
 }
 

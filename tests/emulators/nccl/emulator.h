@@ -44,7 +44,7 @@ struct op {
   const char *send;
   char *recv;
   CUstream stream;
-  int hang, error; /* faults: never progress; an asynchronous error */
+  int hang, error, stuck; /* faults: never progress; an asynchronous error; the call stays inside */
   double delay;    /* seconds */
 };
 
@@ -107,7 +107,10 @@ struct driver {
   __typeof__(&cuStreamWaitEvent) wait_event;
   __typeof__(&cuStreamIsCapturing) is_capturing;
   __typeof__(&cuMemAlloc) alloc;
-  __typeof__(&cuMemFree) free;
+  __typeof__(&cuMemFreeAsync) free;
+  __typeof__(&cuStreamCreate) stream_create;
+  __typeof__(&cuStreamSynchronize) synchronize;
+  __typeof__(&cuStreamDestroy) stream_destroy;
   __typeof__(&cuDevicePrimaryCtxRetain) retain;
   __typeof__(&cuCtxSetCurrent) set_current;
 };

@@ -7,6 +7,7 @@
  * delay:MS  the operation begins late on its stream
  * hang      the operation never goes on, until it is aborted
  * error:R   the same, and the communicator has the asynchronous error R
+ * stuck     the call does not come back until the communicator is aborted
  * die       the process is gone
  *
  * The variable is read again at each call; counting begins anew when its text changes. */
@@ -59,6 +60,7 @@ static bool act(const struct fault *fault, struct op *op, ncclResult_t *result) 
   if (!strcmp(fault->action, "slow")) sleep_milliseconds(fault->value);
   if (op && !strcmp(fault->action, "delay")) op->delay = fault->value / 1e3;
   if (op && !strcmp(fault->action, "hang")) op->hang = 1;
+  if (op && !strcmp(fault->action, "stuck")) op->stuck = 1;
   if (op && !strcmp(fault->action, "error")) op->error = (int)fault->value;
   if (strcmp(fault->action, "fail")) return false;
   *result = nccl_fail(NULL, (ncclResult_t)fault->value, "%s : a fault was asked for", fault->function);

@@ -30,9 +30,16 @@ ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
   return ncclSuccess;
 }
 
+/* Unmapped at once, whatever is queued: a stream with nothing on it waits for nobody. */
 ncclResult_t ncclMemFree(void *pointer) {
+  CUstream idle;
   if (!pointer) return ncclSuccess;
-  REQUIRE(NULL, nccl_driver() && !nccl_driver()->free((CUdeviceptr)pointer), ncclInvalidArgument, "MemFree : not my memory");
+  const struct driver *driver = nccl_driver();
+  REQUIRE(NULL, driver && !driver->stream_create(&idle, CU_STREAM_NON_BLOCKING), ncclUnhandledCudaError, "no stream");
+  CUresult freed = driver->free((CUdeviceptr)pointer, idle);
+  driver->synchronize(idle);
+  driver->stream_destroy(idle);
+  REQUIRE(NULL, !freed, ncclInvalidArgument, "MemFree : not my memory");
   return ncclSuccess;
 }
 
@@ -55,10 +62,16 @@ static ncclResult_t take_out(ncclComm_t comm, ncclWindow_t window) {
 }
 
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *base, size_t size, void **handle) {
+  ncclResult_t result = nccl_check(comm);
+  if (result != ncclSuccess || nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   return enter(comm, base, size, handle);
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) { return take_out(comm, handle); }
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+  ncclResult_t result;
+  if (comm && nccl_fault(__func__, comm->rank, NULL, &result)) return result;
+  return take_out(comm, handle);
+}
 
 /* All ranks call: a window is found by its peers. */
 static ncclResult_t meet(ncclComm_t comm, void *args) {

@@ -1,0 +1,109 @@
+"""Groups that end while NCCL is at work on a call or on a communicator, over the emulators."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from device_ranks import LONG, after, full, once, ones, value
+from emulated import emulators, needs_emulators
+
+import nc10d as dist
+from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.errors import Aborted, CollectiveTimeout, NCCLError
+from nc10d.group import ProcessGroup
+from nc10d.ops import premul_sum
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+
+
+def a_group_that_ends_before_it_is_formed_leaves_arrays_alone(group: ProcessGroup) -> None:
+    """NCCL comes back from its init when the array is the caller's again."""
+    _is_left_alone(group, lambda: group.abort("enough"), "enough")
+
+
+def a_group_that_is_closed_before_it_is_formed_leaves_arrays_alone(group: ProcessGroup) -> None:
+    mine = dist.new_group(range(group.size))
+    assert isinstance(mine, ProcessGroup)
+    _is_left_alone(mine, mine.close, "closed")
+
+
+def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> None:
+    x = ones(group)
+    work = group.all_reduce(x, async_op=True)
+    backend = group.backend("cuda")
+    assert isinstance(backend, NcclBackend)
+    forming = [one for one in threading.enumerate() if one.name.startswith("nc10d-nccl-form")]
+    once(group, f"launched-{group.rank}")
+    for rank in range(group.size):
+        after(group, f"launched-{rank}")
+    end()
+    with pytest.raises(dist.DistError, match=words):
+        work.wait_blocking()
+    for one in forming:
+        one.join(LONG)
+        assert not one.is_alive()
+    assert value(x) == 1.0
+    assert backend._site is not None
+    lanes = backend._site.lanes.all()
+    assert not any(lane.comm.alive for lane in lanes if lane.comm is not None)
+    assert not any(lane.queue for lane in lanes)
+
+
+def what_a_launch_fails_of_behind_forming_is_its_cause(group: ProcessGroup) -> None:
+    """The emulator refuses to make the operator, which nobody needs before the group is formed."""
+    work = group.all_reduce(full(group, 1.0), premul_sum(0.5), async_op=True)
+    with pytest.raises(NCCLError, match="ncclRedOpCreatePreMulSum"):
+        work.wait_blocking()
+
+
+def a_thread_that_is_stuck_in_nccl_is_freed_by_an_abort(group: ProcessGroup) -> None:
+    """Each rank's second all_reduce stays inside NCCL's call."""
+    x = ones(group)
+    group.all_reduce(x)
+    caught: list[BaseException] = []
+
+    def launch() -> None:
+        once(group, f"goes-{group.rank}")
+        try:
+            group.all_reduce(x)
+        except dist.DistError as error:
+            caught.append(error)
+
+    stuck = threading.Thread(target=launch, daemon=True)
+    stuck.start()
+    for rank in range(group.size):
+        after(group, f"goes-{rank}")
+    group.abort("enough")
+    stuck.join(LONG)
+    assert not stuck.is_alive()
+    with pytest.raises(Aborted, match="enough"):
+        raise caught[0]
+    with pytest.raises(Aborted, match="enough"):
+        group.all_reduce(x)
+
+
+def a_thread_that_is_stuck_in_nccl_is_a_timeout(group: ProcessGroup) -> None:
+    x = ones(group)
+    group.all_reduce(x)
+    with pytest.raises(CollectiveTimeout, match="all_reduce"):
+        group.all_reduce(x, timeout=0.3)
+
+
+SLOW = "ncclCommInitRankConfig@1=slow:1500"
+ENDINGS = [
+    (a_group_that_ends_before_it_is_formed_leaves_arrays_alone, SLOW),
+    (a_group_that_is_closed_before_it_is_formed_leaves_arrays_alone, SLOW),
+    (what_a_launch_fails_of_behind_forming_is_its_cause, "ncclRedOpCreatePreMulSum@1=fail:3"),
+    (a_thread_that_is_stuck_in_nccl_is_freed_by_an_abort, "ncclAllReduce@2=stuck"),
+    (a_thread_that_is_stuck_in_nccl_is_a_timeout, "ncclAllReduce@2=stuck"),
+]
+
+
+@pytest.mark.parametrize(("law", "faults"), ENDINGS, ids=lambda x: getattr(x, "__name__", ""))
+def test_ending(law: Callable[..., None], faults: str) -> None:
+    given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": "0"}
+    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+        ranks.run(law)
