@@ -204,8 +204,8 @@ SHAPES = ((3, 4), (7,), (100,), (2, 2, 2))
 def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
     """In place, and from arrays of the caller's own; in memory of its own and in registered."""
     mine = device(group)
-    for allocate in ({}, {"allocate": registered_zeros(group)}):
-        with cuda.on_device(mine):
+    with cuda.on_device(mine):
+        for allocate in ({}, {"allocate": registered_zeros(group)}):
             parameters = [cuda.zeros(shape, device=mine) for shape in SHAPES]
             reducer = dist.Reducer(
                 parameters, group, cap_bytes=64, find_unused_parameters=True, **allocate

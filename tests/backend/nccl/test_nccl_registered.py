@@ -1,0 +1,109 @@
+"""Registered device memory: whose call it is, and when it goes back; over the emulators."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from device_ranks import LONG, device, full_of, value
+from emulated import emulators, needs_emulators
+from lone_ranks import held
+
+import nc10d as dist
+from nc10d import cuda
+from nc10d.backend.nccl.registered import registered_zeros
+from nc10d.cuda.driver import call
+from nc10d.errors import NCCLError
+from nc10d.group import ProcessGroup
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+COUNT = 4096
+SHAPES = ((4,), (2, 3), (5,))
+
+
+def ranks_that_run_out_of_batches_meet_nobody_anew(group: ProcessGroup) -> None:
+    """Rank 1 has one batch, the others have three: it makes buckets of zeros, they don't."""
+    mine = device(group)
+    with cuda.on_device(mine):
+        parameters = [cuda.zeros(shape, device=mine) for shape in SHAPES]
+        reducer = dist.Reducer(parameters, group, cap_bytes=16, allocate=registered_zeros(group))
+        for turn in range(3):
+            if group.rank == 1 and turn:
+                reducer.shadow_pass()
+                continue
+            reducer.begin()
+            for k, x in enumerate(parameters):
+                reducer.grad_ready(k, full_of(x, 2.0 + turn))
+            reducer.finish()
+            mean = 2.0 if turn == 0 else (2.0 + turn) / group.size
+            for gradient in reducer.gradients:
+                assert value(gradient.reshape((gradient.buffer.count,))) == mean
+
+
+def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
+    """It is read by a copy on a stream that has not come there when the last array goes."""
+    target, side = cuda.zeros(COUNT, device=0), cuda.Stream(0)
+    make = registered_zeros(group)
+    before = free_memory()
+    source = make(COUNT, np.float32)
+    source.fill_from(np.full(COUNT, 3.0, np.float32))
+    assert free_memory() < before
+    with cuda.on_device(0), held(side.handle):
+        with cuda.stream(side):
+            cuda.copy_to(target, source)
+        del source
+        gc.collect()
+        registered = make(1, np.float32)
+        assert free_memory() < before
+    assert value(target) == 3.0
+    del registered
+    comes_back_to(before)
+
+
+def memory_that_cant_be_registered_goes_back(group: ProcessGroup) -> None:
+    """The emulator refuses to register the first piece, and to deregister the second."""
+    make = registered_zeros(group)
+    before = free_memory()
+    with pytest.raises(NCCLError, match="ncclCommRegister"):
+        make(COUNT, np.float32)
+    assert free_memory() == before
+    make(COUNT, np.float32)
+    comes_back_to(before)
+
+
+def free_memory() -> int:
+    with cuda.on_device(0):
+        return int(call("cuMemGetInfo")[0])
+
+
+def comes_back_to(wanted: int) -> None:
+    gc.collect()
+    deadline = time.monotonic() + LONG
+    while free_memory() < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+CASES = [
+    (ranks_that_run_out_of_batches_meet_nobody_anew, 2, ""),
+    (memory_stays_until_what_was_queued_is_done, 1, ""),
+    (
+        memory_that_cant_be_registered_goes_back,
+        1,
+        "ncclCommRegister@1=fail:3,ncclCommDeregister@1=fail:3",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("law", "size", "faults"), CASES, ids=lambda x: getattr(x, "__name__", str(x))
+)
+@pytest.mark.parametrize("nonblocking", ["0", "1"], ids=["blocking", "nonblocking"])
+def test_registered(law: Callable[..., None], size: int, faults: str, nonblocking: str) -> None:
+    given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
+    with emulators(**given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+        ranks.run(law)
