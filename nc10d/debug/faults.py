@@ -1,9 +1,10 @@
 """`python -m nc10d.debug.faults`: what goes wrong, and what ranks are told: nc10d beside gloo.
 
 Each row is a scenario that both libraries play: here those in which calls fail; those in which
-groups and processes end are in `endings`, those of stores and strangers in `doors`. A cell says how
-late ranks were told, and how much. Lateness is in ms, median and most, beyond the kill, the timeout
-or the signal; where something is ended, it is how long that took.
+groups and processes end are in `endings`, those of stores and strangers in `doors`, the lost
+network in `networks`. A cell says how late ranks were told, and how much. Lateness is in ms, median
+and most, beyond the kill, the timeout or the signal; where something is ended, it is how long that
+took.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from nc10d.debug import doors, endings
+from nc10d.debug import doors, endings, networks
 from nc10d.debug.cells import LIMIT, TIMEOUT, Cell, Scenario, numbers, shorten, told
 from nc10d.debug.kills import play, rounds
 from nc10d.debug.libraries import LIBRARIES, Library
@@ -141,6 +142,7 @@ ROWS: dict[str, tuple[Scenario, int]] = {
     "Ctrl-C in a call": (interrupted, 5),
     "16 kinds of mismatched calls": (mismatched, 1),
     f"a store absent, mute, frozen, dead; timeout {TIMEOUT:g} s": (doors.unanswered, 1),
+    f"a host's network is lost; timeout {LIMIT:g} s": (networks.cut_off, 1),
     "destroy and exit with a call in flight": (endings.left, 3),
     "a call in a forked child": (endings.forked, 1),
     "init and destroy": (endings.cycles, 20),

@@ -8,6 +8,11 @@ from typing import Any, Protocol
 
 COLLECTIVES = 4
 _TOKEN = b"t" * 32
+Move = Callable[[], None]
+
+
+def _stay() -> None:
+    """Don't move: all ranks are on one host."""
 
 
 class Library(Protocol):
@@ -18,8 +23,11 @@ class Library(Protocol):
     def warm(self) -> None:
         """Load everything, in the process that forks the ranks."""
 
-    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
-        """Make a default group; each has a `number` of its own."""
+    def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
+        """Make a default group; each has a `number` of its own.
+
+        `move` takes this rank to another host, from which what its mates meet by is out of reach.
+        """
 
     def call(self, kind: int, count: int) -> None:
         """Make one of `COLLECTIVES` collectives on `count` elements."""
@@ -66,11 +74,12 @@ class Nc10d:
         run_ranks(once, 2)
         self._server = TCPStore("127.0.0.1", 0, is_master=True)
 
-    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
+    def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
         """Make a default group; each has a `number` of its own."""
         import nc10d as dist
 
         store = dist.PrefixStore(str(number), dist.TCPStore("127.0.0.1", self._server.port))
+        move()
         dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=timeout)
 
     def call(self, kind: int, count: int) -> None:
@@ -166,12 +175,13 @@ class Gloo:
         torch.set_num_threads(1)
         self._folder = tempfile.TemporaryDirectory()
 
-    def join(self, number: int, rank: int, size: int, timeout: float) -> None:
+    def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
         """Make a default group; each has a `number` of its own."""
         from datetime import timedelta
 
         import torch.distributed as dist
 
+        move()
         _hush()  # where it aborts, it says so on the terminal
         method = f"file://{self._folder.name}/{number}"
         dist.init_process_group("gloo", method, timedelta(seconds=timeout), size, rank)

@@ -1,0 +1,26 @@
+"""The lost network in the table of faults: both sides are told who, or the row says why not."""
+
+from __future__ import annotations
+
+import pytest
+from namespaces import why_not
+
+from nc10d.debug import networks
+from nc10d.debug.libraries import Nc10d
+
+REASON = why_not()
+
+
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_both_sides_of_a_cut_wire_are_told_who() -> None:
+    library = Nc10d()
+    library.warm()
+    cell = networks.cut_off(library, 1)
+    assert cell.words == "2 of 2 are told who"
+    assert min(cell.late) > 0
+
+
+def test_where_there_are_no_namespaces_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    words = networks.cut_off(Nc10d(), 1).words
+    assert words == "not played: network namespaces need ip (iproute2)"
