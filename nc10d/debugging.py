@@ -26,10 +26,11 @@ listeners: list[Callable[[], object]] = []
 def get_debug_level() -> DebugLevel:
     """Return the level: as it was set last, or by the environment at the first question.
 
-    With DETAIL, NumPy arrays of asynchronous calls are read-only until these have ended, and a
-    write that gets past that is a ValueError out of the wait. (A view that is made meanwhile is
-    read-only for good.) It copies every array, and may differ between ranks. Ranks that disagree
-    on a call are told so at any level.
+    With DETAIL, a write to an array of an asynchronous call that has not ended is a ValueError out
+    of the wait, found by checksums. NumPy arrays are read-only meanwhile besides, where NumPy can
+    make them writable again; tensors are not. (A view that is made meanwhile is read-only for
+    good.) It copies every array, and may differ between ranks. Ranks that disagree on a call are
+    told so at any level.
     """
     if _level is None:
         set_debug_level_from_env()

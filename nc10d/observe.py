@@ -9,6 +9,7 @@ the files of all ranks and says which of them is late, missing or different.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -221,7 +222,8 @@ def _listen(name: str, folder: Path) -> None:
 
     def write_all(received: int, frame: FrameType | None) -> None:
         for group in [*_attended]:
-            _write(FlightRecorder(group), folder, why=f"signal {number.name}")
+            with contextlib.suppress(DistError):  # it is over, or the parent's
+                _write(FlightRecorder(group), folder, why=f"signal {number.name}")
         if callable(before):
             before(received, frame)
 

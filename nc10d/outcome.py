@@ -117,7 +117,7 @@ class Outcome:
     def _look(self) -> bool:
         """Poll once, as a guest; say whether it is over."""
         if self._state == PENDING:
-            with _Guest():
+            with Guest():
                 self._poll()
         return self._state != PENDING
 
@@ -125,7 +125,7 @@ class Outcome:
         """Block until it is over, then raise what made it fail."""
         if self._state == PENDING:
             deadline = NEVER if timeout is None else Deadline.after(timeout)
-            with _Guest():
+            with Guest():
                 self._block(deadline)
             if self._state == PENDING:
                 message = f"{what} did not end within wait({timeout}); it goes on"
@@ -154,7 +154,7 @@ class Outcome:
         yield from ended.__await__()
 
 
-class _Guest:
+class Guest:
     """Mark this thread as one that waits or polls, so that it runs nobody's callbacks."""
 
     __slots__ = ("_entered", "_ident")

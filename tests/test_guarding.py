@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d import DebugLevel
+from nc10d import DebugLevel, guarding
+from nc10d.guarding import guarded, settle
+from nc10d.ops import AllReduce, Broadcast, Op, Recv, Send
+from nc10d.reducer.reducer import Reducer
 from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.work import Work
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +26,29 @@ def in_detail() -> Iterator[None]:
     dist.set_debug_level(DebugLevel.DETAIL)
     yield
     dist.set_debug_level(before)
+
+
+def plain(group: Any, values: Any) -> Any:
+    return np.array(values)
+
+
+def registered(group: Any, values: Any) -> Any:
+    return dist.from_numpy(values, group)
+
+
+def tensor(group: Any, values: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("nc10d.torch")
+    return torch.tensor(values)
+
+
+def column(group: Any, values: Any) -> Any:
+    table = np.zeros((*np.shape(values), 3))
+    table[..., 1] = values
+    return table[..., 1]
+
+
+of_every_kind = pytest.mark.parametrize("make", [plain, registered, tensor, column])
 
 
 def started(group: Any, may_enter: threading.Event) -> tuple[Any, ...]:
@@ -87,9 +115,9 @@ def test_an_input_that_is_written_to_is_told_too() -> None:
     run_ranks(touches_an_input, 2, "threads", [threading.Event()] * 2)
 
 
-def in_turn(group: Any) -> Any:
+def in_turn(group: Any, make: Any) -> Any:
     """Operations on the same array, and on parts of it, in flight at once."""
-    x = np.ones(6)
+    x = make(group, np.ones(6))
     middle, first = x[2:4], x[:1]
     works = [group.all_reduce(x, async_op=True), group.all_reduce(middle, async_op=True)]
     group.all_reduce(x)
@@ -97,15 +125,16 @@ def in_turn(group: Any) -> Any:
     with dist.coalescing_manager(group, async_ops=True) as block:
         group.all_reduce(x)
         group.all_reduce(first)
-    block.wait()
+    works += [block, group.all_reduce(x, async_op=True)]
     for work in works:
         work.wait()
-    return x
+    return np.asarray(x).tolist()
 
 
-def test_operations_on_the_same_memory_keep_their_order() -> None:
-    for x in run_ranks(in_turn, 2):
-        assert (x == [16, 8, 16, 16, 8, 8]).all()
+@of_every_kind
+def test_operations_on_the_same_memory_keep_their_order(make: Any) -> None:
+    for x in run_ranks(in_turn, 2, "threads", [make] * 2):
+        assert x == [32, 16, 32, 32, 16, 16]
 
 
 def dropped(group: Any) -> Any:
@@ -138,31 +167,224 @@ def test_callbacks_are_called_whoever_finds_the_end() -> None:
             assert ranks.run(calls_back) == [True, True]
 
 
-def every_call(group: Any) -> list[Any]:
+def every_call(group: Any, make: Any) -> list[Any]:
     size, rank = group.size, group.rank
     outs: list[Any] = []
 
+    def new(values: Any) -> Any:
+        return make(group, values)
+
     def call(name: str, out: Any, *arguments: Any) -> None:
         getattr(group, name)(*arguments, async_op=True).wait()
-        outs.append(out)
+        outs.append([x.tolist() for x in out])
 
-    x = np.full((2, 3), rank + 1.0, order="F")
+    x = new(np.full((2, 3), rank + 1.0, order="F"))
     call("all_reduce", x, x)
-    got = [np.zeros(2) for _ in range(size)]
-    call("all_gather", got, got, np.full(2, float(rank)))
-    out = np.zeros(2)
-    call("reduce_scatter_tensor", out, out, np.arange(2.0 * size))
-    call("all_to_all", got, got, [np.full(2, 10.0 * rank + r) for r in range(size)])
+    got = [new(np.zeros(2)) for _ in range(size)]
+    call("all_gather", got, got, new(np.full(2, float(rank))))
+    out = new(np.zeros(2))
+    call("reduce_scatter_tensor", out, out, new(np.arange(2.0 * size)))
+    call("all_to_all", got, got, [new(np.full(2, 10.0 * rank + r)) for r in range(size)])
     call("scatter", out, out, got if rank == 0 else None, 0)
     work = group.isend(out, 1) if rank == 0 else group.irecv(out, 0)
     work.wait()
+    outs.append(out.tolist())
+    for array in (x, out, *got):
+        array[...] += 1  # they are the program's again
     return [*outs, work.get_future().wait() is not None]
 
 
-def test_results_are_the_same_as_without() -> None:
+@of_every_kind
+def test_results_are_the_same_as_without(make: Any) -> None:
     with Ranks(2) as ranks:
-        watched = ranks.run(every_call)
+        watched = ranks.run(every_call, [make] * 2)
     dist.set_debug_level(DebugLevel.OFF)
     with Ranks(2) as ranks:
-        plain = ranks.run(every_call)
-    assert repr(watched) == repr(plain)
+        assert watched == ranks.run(every_call, [make] * 2)
+
+
+def averages(group: Any) -> Any:
+    params = [np.zeros(3), np.zeros((2, 2), np.float32)]
+    reducer = Reducer(params, group)
+    for _ in range(2):
+        reducer.begin()
+        for i, gradient in enumerate(reducer.gradients):
+            gradient[...] = group.rank + i
+            reducer.grad_ready(i)
+        reducer.finish()
+    return [gradient.tolist() for gradient in reducer.gradients]
+
+
+def test_a_reducers_buckets_may_be_watched() -> None:
+    assert run_ranks(averages, 2) == [[[0.5] * 3, [[1.5] * 2] * 2]] * 2
+
+
+class Flight(Work):
+    """An operation that ends when somebody waits for it: then it calls `land` with its ops."""
+
+    def __init__(self, ops: Sequence[Op], land: Callable[[Sequence[Op]], object]) -> None:
+        super().__init__(ops)
+        self.land = land
+
+    def _block(self, deadline: Any) -> None:
+        if self._state == 0:
+            self.land(self.ops)
+            self._finish()
+
+
+def fly(*ops: Op, land: Callable[[Any], object] = lambda _: None) -> tuple[Any, Flight]:
+    flights: list[Flight] = []
+
+    def launch(copies: Sequence[Op]) -> Work:
+        flights.append(Flight(copies, land))
+        return flights[0]
+
+    return guarded(ops, launch), flights[0]
+
+
+def never(_: object) -> None:
+    raise AssertionError("nothing had to wait for this")
+
+
+@pytest.mark.parametrize("view_first", [True, False])
+def test_a_view_and_its_base_come_back_in_whatever_order(view_first: bool) -> None:
+    for ends_first in (0, 1):
+        base = np.arange(8.0)
+        view = base[:4]
+        sent = [view, base] if view_first else [base, view]
+        works, flights = zip(*(fly(Send(x, 1)) for x in sent), strict=True)
+        assert not base.flags.writeable
+        flights[ends_first]._finish()
+        assert works[ends_first]._state
+        flights[1 - ends_first]._finish()
+        assert base.flags.writeable
+        assert view.flags.writeable
+        for work in works:
+            work.wait()
+
+
+def test_arrays_that_numpy_would_keep_read_only_are_watched_by_checksums() -> None:
+    class Bare:
+        memory = np.zeros(2)
+        __array_interface__ = memory.__array_interface__
+
+    x = np.asarray(Bare())
+    work, flight = fly(Send(x, 1))
+    x[0] = 7
+    flight._finish()
+    with pytest.raises(ValueError, match="send: an array of 2 float64 was written to"):
+        work.wait()
+
+
+def test_a_later_use_waits_whatever_the_user_sees_as_the_results() -> None:
+    x = np.zeros(2)
+    work, _ = fly(AllReduce(x), land=lambda ops: ops[0].x.fill(5))
+    work.ops = (AllReduce(object()),)
+    settle([Send(x, 1)])
+    assert x.tolist() == [5, 5]
+
+
+def test_a_later_use_waits_for_a_block_whose_arrays_overlap() -> None:
+    x = np.zeros(3)
+    fly(AllReduce(x), AllReduce(x[:1]), land=lambda ops: x.fill(5))
+    later, _ = fly(AllReduce(x), land=lambda ops: ops[0].x.__iadd__(1))
+    later.wait()
+    assert x.tolist() == [6, 6, 6]
+
+
+def test_columns_of_one_array_do_not_wait_for_each_other() -> None:
+    x = np.zeros((4, 4))
+    received, flight = fly(Recv(x[:, 0], 1), land=never)
+    settle([Send(x[:, 3], 1)])
+    both, _ = fly(Recv(x[:, 1], 1), Send(x[:, 2], 1), land=lambda ops: ops[0].x.fill(2))
+    both.wait()
+    flight.ops[0].x.fill(1)
+    flight._finish()
+    received.wait()
+    assert x.tolist() == [[1, 2, 0, 0]] * 4
+
+
+def test_a_broadcasts_root_may_be_read_only() -> None:
+    x = np.arange(3.0)
+    x.flags.writeable = False
+    work, flight = fly(Broadcast(x, 0))
+    flight._finish()
+    assert work.wait()
+    assert not x.flags.writeable
+
+
+def test_an_array_that_is_made_read_only_in_flight_is_told() -> None:
+    base = np.zeros(4)
+    view = base[:2]
+    work, flight = fly(Recv(view, 1))
+    base.flags.writeable = False
+    flight._finish()
+    with pytest.raises(ValueError, match="read-only"):
+        work.wait()
+
+
+def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    class Slow(Work):
+        def _block(self, deadline: Any) -> None:
+            inside.set()
+            assert go.wait(30)
+
+    flight = Slow()
+    work = guarded([Send(np.ones(2), 1)], lambda _: flight)
+    assert work is not None
+    waiter = threading.Thread(target=work.wait)
+    met = []
+
+    def meet(_: object) -> None:
+        go.set()
+        waiter.join(30)
+        met.append(not waiter.is_alive())
+
+    work.add_done_callback(meet)
+    waiter.start()
+    assert inside.wait(30)
+    flight._finish()
+    waiter.join(30)
+    assert met == [True]
+
+
+def test_whoever_launches_runs_nobodys_callbacks() -> None:
+    x, threads = np.zeros(2), []
+    work, flight = fly(AllReduce(x))
+    work.add_done_callback(lambda _: threads.append(threading.get_ident()))
+    settle([Send(x, 1)])
+    assert work._state
+    assert not threads
+    maker = threading.Thread(target=flight._finish)
+    maker.start()
+    maker.join()
+    assert threads == [maker.ident]
+
+
+def test_a_forked_child_has_its_arrays_back() -> None:
+    base = np.zeros(4)
+    view = base[:2]
+    flights = [fly(Send(x, 1)) for x in (view, base)]
+    locked, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with guarding._lock:
+            locked.set()
+            release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait(30)
+    pid = os.fork()
+    if pid == 0:
+        settle([AllReduce(base)])
+        os._exit(0 if base.flags.writeable and view.flags.writeable else 1)
+    release.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not base.flags.writeable
+    for work, _ in flights:
+        work.wait()
+    assert base.flags.writeable

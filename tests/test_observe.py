@@ -210,6 +210,29 @@ def test_a_signal_has_a_rank_that_waits_tell_for_whom(tmp_path: Path) -> None:
         assert ranks[1].line() == "over False"
 
 
+ENDED = """
+os.environ["NC10D_DUMP_DIR"], os.environ["NC10D_DUMP_SIGNAL"] = {folder!r}, "USR2"
+join().barrier()
+over = [dist.new_group([0]), dist.new_group([0])]
+for group in over:
+    group.barrier()
+over[0].abort()
+over[1].close()
+os.kill(os.getpid(), signal.SIGUSR2)
+if (child := os.fork()) == 0:
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os._exit(0)
+say("over", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_signal_passes_by_groups_that_are_over(tmp_path: Path) -> None:
+    with Job(ENDED.format(folder=str(tmp_path)), 1) as (rank,):
+        assert rank.line() == "over 0"
+        assert (tmp_path / "world-rank0.json").exists()
+        assert rank.ended() == 0
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "7"])
 def test_what_is_no_dump_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
