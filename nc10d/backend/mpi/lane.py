@@ -93,10 +93,10 @@ class Lane:
             yield [self.comm.Iallgather(mine, everybody)]
             raise mismatch(everybody, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]
-        if len(parts) == 1:
-            yield from parts[0]
-        elif agreement.one_by_one:
+        if agreement.one_by_one:  # a single call too may have to wait, for messages before it
             yield from self._one_by_one(work, places, parts, waits)
+        elif len(parts) == 1:
+            yield from parts[0]
         else:
             yield from side_by_side(parts)
 

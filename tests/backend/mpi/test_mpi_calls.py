@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpi_launchers import LIBRARIES
 from test_block_order import CALLS, Call, early, every_way, shares_alone
@@ -52,6 +52,7 @@ def raised(kind: type[Exception], call: Callable[[], object]) -> str:
 
 
 @settings(max_examples=12, deadline=None)
+@example([("message", 0, 0), ("sum", 0, 0)], "i4", "C")
 @given(CALLS, st.sampled_from(["i4", "f8", "u1"]), st.sampled_from("CF"))
 def test_a_block_is_its_calls_in_order(
     ranks: Ranks, calls: list[Call], dtype: str, order: str
