@@ -8,7 +8,6 @@ Contract: pure. It looks at the fields of operations, lists flattened, and at no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from nc10d.ops import (
@@ -82,18 +81,6 @@ def first_array(ops: Sequence[Op]) -> Any:
     if type(ops) is AllReduces:
         return ops.arrays[0]
     return next((x for op in ops for x in arrays_of(op)), None)
-
-
-def with_arrays(op: Op, change: Callable[[Array], Array]) -> Op:
-    """Return the operation on other arrays: each is what `change` makes of the one before."""
-    values = {field.name: getattr(op, field.name) for field in fields(op)}
-    for name in _ARRAYS:
-        value = values.get(name)
-        if isinstance(value, (list, tuple)):
-            values[name] = [change(x) for x in value]
-        elif value is not None:
-            values[name] = change(value)
-    return type(op)(**values)
 
 
 def _flat(values: Sequence[Any]) -> list[Array]:

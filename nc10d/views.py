@@ -92,7 +92,9 @@ def on_each(op: Op, see: View) -> Op:
     return op if made is None else made(op, see, partial(_each, see))
 
 
-def _each(see: View, xs: Arrays) -> Arrays:
+def _each(see: View, xs: Arrays | None) -> Any:
+    if xs is None:  # of a Gather or Scatter, where only the root has it
+        return None
     return [see(x) for x in xs] if isinstance(xs, (list, tuple)) else see(xs)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.access import access, arrays_of, first_array, outputs, touched, with_arrays
+from nc10d.access import access, arrays_of, first_array, outputs, touched
 from nc10d.ops import (
     SUM,
     AllGather,
@@ -23,6 +23,7 @@ from nc10d.ops import (
     Scatter,
     Send,
 )
+from nc10d.views import on_each
 
 
 def names(op: Any, rank: int) -> tuple[str, str]:
@@ -44,9 +45,11 @@ def test_a_root_and_the_others_use_their_arrays_differently() -> None:
 
 def test_an_operation_keeps_all_but_its_arrays() -> None:
     x, parts = np.zeros(3), [np.zeros(1), np.zeros(2)]
-    changed = with_arrays(Gather(parts, x, root=7), lambda array: array.size)
+    changed = on_each(Gather(parts, x, root=7), lambda array: array.size)
     assert (changed.out, changed.inp, changed.root) == ([1, 2], 3, 7)  # type: ignore[union-attr]
     assert len(arrays_of(Gather(parts, x, root=7))) == 3
+    elsewhere = on_each(Gather(None, x, root=7), lambda array: array.size)
+    assert (elsewhere.out, elsewhere.inp) == (None, 3)  # type: ignore[union-attr]
 
 
 X, Y, PARTS = np.zeros(3), np.zeros(6), [np.zeros(3), np.zeros(3)]

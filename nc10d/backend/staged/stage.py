@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.access import access, arrays_of, with_arrays
+from nc10d.access import access, arrays_of
 from nc10d.backend.staged.layout import HostLayout, Rows, meet, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.cuda.driver import call, driver
 from nc10d.ops import Array, Op
+from nc10d.views import on_each
 
 
 class Stage:
@@ -50,7 +51,7 @@ class Stage:
     def on_host(self) -> tuple[Op, ...]:
         """Return the operations on the arrays in host memory."""
         memory = None if self._pinned is None else self._pinned.as_bytes()
-        return tuple(with_arrays(op, lambda x: self._view(memory, x)) for op in self._ops)
+        return tuple(on_each(op, lambda x: self._view(memory, x)) for op in self._ops)
 
     def _view(self, memory: Any, x: Array) -> Array:
         buffer = as_buffer(x)

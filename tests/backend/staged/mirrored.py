@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from nc10d import cuda
-from nc10d.access import with_arrays
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.staged.backend import make as make_staged
 from nc10d.buffer import Buffer, as_buffer, register
@@ -22,6 +21,7 @@ from nc10d.deadline import Deadline
 from nc10d.ops import Op
 from nc10d.outcome import PENDING
 from nc10d.store.base import Store
+from nc10d.views import on_each
 from nc10d.work import Work
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,7 +91,7 @@ class Mirrored:
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         with cuda.on_device(self.device):
             rooms = Rooms(self.device)
-            mirrored = [with_arrays(op, rooms.mirror) for op in ops]
+            mirrored = [on_each(op, rooms.mirror) for op in ops]
             work = self.inner.launch(mirrored, timeout, async_op)
             if work is None:
                 rooms.bring_back()
