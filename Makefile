@@ -9,7 +9,7 @@ BIN := .venv/bin
 RANKS ?= 4
 CODE := nc10d tests examples tools
 
-# One job at a time: the stamps build on each other, and tests must not compete for cores.
+# One job at a time: the stamps build on each other.
 .NOTPARALLEL:
 .PHONY: demo demo-torch test test-long simulate test-nccl nccl-cost gpu-check lint typecheck warm unit clean
 
@@ -37,8 +37,10 @@ warm: .venv/test.stamp
 	@echo "warming the kernel cache"
 	@time $(BIN)/python -m nc10d.warmup
 
+# Two files of tests at a time: much of what they do is waiting for processes to start and to end.
+JOBS ?= 2
 unit: .venv/test.stamp
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # Hours. `make test-long ARGS="-k traffic"` runs a part of it; a day's runs share one log.
 test-long: warm
