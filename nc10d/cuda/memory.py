@@ -7,6 +7,7 @@ share it without a copy.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -165,19 +166,30 @@ def copy_to(target: Any, source: Any) -> None:
         told = [f"{x.count} of {x.dtype.label} on {x.device}" for x in (to, of)]
         raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(told)}")
     if to.count:
-        here, there = _place_of(target), _place_of(source)
+        here, there = place_of(target), place_of(source)
         follow(here, there)
         with on_device(here.device):
             call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, here.stream)
-            captured = here.stream > PER_THREAD and is_captured(here.stream)
-        if not captured:
-            follow(there, here)
-            for device in {here.device, there.device}:
-                follow(Place(LEGACY, device), here)  # memory goes back in its order
+        let_follow(here, {there})
 
 
-def _place_of(x: Any) -> Place:
-    return Place(stream_of(x) or LEGACY, device_of(x))  # 0 is another word for LEGACY
+def place_of(x: Any, device: int | None = None) -> Place:
+    """Return the current stream of an array, and its device where that is not known."""
+    # 0 is another word for LEGACY.
+    return Place(stream_of(x) or LEGACY, device_of(x) if device is None else device)
+
+
+def let_follow(here: Place, others: Set[Place]) -> None:
+    """Let streams, and the default ones of their devices, go on behind what is queued on another.
+
+    Memory goes back in the order of default streams. While a graph is captured, nothing follows.
+    """
+    with on_device(here.device):
+        captured = here.stream > PER_THREAD and is_captured(here.stream)
+    if not captured:
+        devices = {here.device, *(place.device for place in others)}
+        for place in {*others, *(Place(LEGACY, device) for device in devices)}:
+            follow(place, here)
 
 
 class _Allocation:

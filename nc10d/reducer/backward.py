@@ -41,7 +41,6 @@ class BackwardPass:
         self._delay = delay
         self._waiting: list[int] = []
         self._failure: BaseException | None = None
-        self._given: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
         self.began = perf_counter_ns()
         self.left = 0
@@ -53,10 +52,18 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def ready(self, param: int, gradient: Any) -> None:
-        """Take a mark; `gradient` is the array of the caller's own that gets the mean, if any."""
-        if gradient is not None:
-            self._given[param] = gradient
+    def take(self, param: int, gradient: Any) -> None:
+        """Take a gradient before its mark: where it lies, or an array that gets the mean.
+
+        For any thread, without the lock: copies of several threads go side by side. RuntimeError,
+        before anything is written, if it was not expected (again).
+        """
+        if self._marks is not None:
+            self._schedule.require_expected(param)
+        self._storage.take(param, gradient)
+
+    def ready(self, param: int) -> None:
+        """Take a mark."""
         self.arrived.append(param)
         self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
@@ -79,10 +86,11 @@ class BackwardPass:
         if failures[0] is None:
             failures.extend(_attempt(bucket.follow) for bucket in buckets)
         failures.extend(_attempt(bucket.settle) for bucket in buckets)
-        for failure in filter(None, failures):
+        failure = next(filter(None, failures), None)
+        for bucket in buckets:
+            bucket.end(reduced=failure is None)
+        if failure is not None:
             raise failure
-        for param, gradient in self._given.items():
-            assign(gradient, self._storage.gradients[param])
 
     def restore(self, used: Sequence[bool]) -> None:
         """Give gradients that no rank has used the values back that they had."""

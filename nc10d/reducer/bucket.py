@@ -1,12 +1,12 @@
 """Buckets: their flat memory, the gradients as views of it, and the reduction under way.
 
-Contract: who owns buckets calls `leave` once all gradients are in one, `follow` when all have left,
-then `settle`; nobody writes to them in between.
+Contract: who owns buckets calls `take` for each gradient, `leave` once all are there, `follow` when
+all have left, then `settle`, and `end`; nobody writes to them from `leave` to `settle`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from nc10d import cuda, registered
 from nc10d.ops import Array
-from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array
+from nc10d.reducer.gradients import assign
+from nc10d.reducer.hooks import Allocate, CommHook, GradBucket, called, reduced_array
 from nc10d.reducer.plan import BucketPlan, Plan
 from nc10d.reducer.sparse import SparseBucket
 from nc10d.work import Future, Work
@@ -22,8 +23,6 @@ from nc10d.work import Future, Work
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
 
-Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
-"""Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
 Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
 """What makes memory: on all devices, by device, or what suits the group's backends."""
 
@@ -42,9 +41,20 @@ class Bucket:
     ) -> None:
         self.buffer = allocate(plan.count, plan.dtype.numpy)
         mine = [parameters[param] for param in plan.params]
-        self._seen = GradBucket(index, self.buffer, plan.slots, mine, is_last, purpose)
+        self._seen = self._show(index, plan, mine, is_last, purpose, allocate)
         self.views = dict(zip(plan.params, self._seen.gradients(), strict=True))
+        self._given: dict[int, Array] = {}
         self._outcome: Work | Future[Any] | None = None
+
+    def _show(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
+        """Return what hooks see of it."""
+        return GradBucket(index, self.buffer, plan.slots, *more)
+
+    def take(self, param: int, gradient: Array | None) -> None:
+        """Take a gradient that is final: in its place already, or an array that gets the mean."""
+        if gradient is not None:
+            self._given[param] = gradient
+            assign(self.views[param], gradient)
 
     def leave(self, hook: CommHook, state: Any) -> None:
         """Hand the bucket to a hook; does not block if the hook does not."""
@@ -63,23 +73,31 @@ class Bucket:
         Nothing to wait for if it has not left.
         """
         outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            return
         try:
-            found = reduced_array(outcome, self._seen)
+            found = self.buffer if outcome is None else reduced_array(outcome, self._seen)
             if found is not self.buffer:
                 self.buffer[...] = found
         finally:
             self._seen.set_buffer(self.buffer)
+
+    def end(self, reduced: bool) -> None:
+        """Let the arrays that were given go: with the means, if all has been reduced."""
+        given, self._given = self._given, {}
+        if reduced:
+            self._give(given)
+
+    def _give(self, given: Mapping[int, Array]) -> None:
+        for param, gradient in given.items():
+            assign(gradient, self.views[param])
 
 
 class Storage:
     """All buckets of a plan, and `gradients[param]`: for each parameter a view, or sparse rows.
 
     `purposes` say what each bucket is, in the words that ranks compare; `names` are the
-    parameters'. `allocate` makes memory on
-    every device, or maps devices ("cpu", "cuda:0") to what makes it there; TypeError for a device
-    that is missing. Without it, memory is what other ranks can read on the CPU, and plain on GPUs.
+    parameters'. `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to what
+    makes it there; TypeError for a device that is missing. Without it, memory is what other ranks
+    can read on the CPU, and plain on GPUs.
     """
 
     def __init__(
@@ -96,20 +114,34 @@ class Storage:
         self.buckets: list[Bucket | SparseBucket] = [
             SparseBucket(index, bucket, parameters, index == last, names)
             if bucket.sparse
-            else Bucket(index, bucket, parameters, index == last, make, purpose)
+            else _kind(bucket.device)(index, bucket, parameters, index == last, make, purpose)
             for index, (bucket, purpose, make) in enumerate(
                 zip(plan.buckets, purposes, makers, strict=True)
             )
         ]
+        self._bucket_of = {param: bucket for bucket in self.buckets for param in bucket.views}
         views: dict[int, Any] = {}
         for bucket in self.buckets:
             views.update(bucket.views)
         self.gradients = [views[param] for param in range(len(parameters))]
 
+    def take(self, param: int, gradient: Any) -> None:
+        """Take a gradient into its bucket; see `Bucket.take`."""
+        self._bucket_of[param].take(param, gradient)
+
     def zero(self) -> None:
         """Set all gradients to zero."""
         for bucket in self.buckets:
             bucket.zero()
+
+
+def _kind(device: str) -> type[Bucket]:
+    """Return which buckets are for a device."""
+    if not device.startswith("cuda"):
+        return Bucket
+    from nc10d.reducer.device_bucket import DeviceBucket
+
+    return DeviceBucket
 
 
 def _maker(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:

@@ -1,8 +1,9 @@
 """From many arrays to one flat array and back on a GPU: all tensors of a bucket in one launch.
 
-Contract: as `packing.Packer`, on one device. What to move is put into tables on the device once;
-a call enqueues one kernel on the current stream (of `nc10d.cuda`) and does not block. Casts are
-between real floats of at most 32 bits. Who makes a DevicePacker leaves the arrays where they are.
+Contract: as `packing.Packer`, on one device. What to move is put into tables on the device once,
+and again only when an array lies elsewhere; a call enqueues one kernel on the current stream (of
+`nc10d.cuda`) and does not block, but for the memory of the tables the first time. Casts are between
+real floats of at most 32 bits. Whoever calls keeps the arrays, and keeps them where they are.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.cuda.driver import call, driver, on_device
-from nc10d.cuda.memory import DeviceArray, device_of, to_device
-from nc10d.cuda.streams import stream_of
+from nc10d.cuda.memory import DeviceArray, device_of, empty, let_follow, place_of
+from nc10d.cuda.streams import follow
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError
 from nc10d.kernels.blocks import THREADS, chunks_of, supports
 from nc10d.kernels.blocks_cuda import kernel_ptx
 from nc10d.ops import Array
-from nc10d.reducer.packing import Row, only_dtype, places_in
+from nc10d.reducer.packing import only_dtype, places_in
 
 _UNSUPPORTED_PTX = 222
 """CUDA_ERROR_UNSUPPORTED_PTX_VERSION (cuda.h)."""
 _VERSIONS = [f"{major}.{minor}" for major in (9, 8, 7) for minor in range(9, -1, -1)]
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DevicePacker:
@@ -40,23 +42,33 @@ class DevicePacker:
     """
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
-        whole, parts = as_buffer(flat), [as_buffer(x) for x in arrays]
-        self._keep = [flat, *arrays]
-        self._flat = flat
+        self.flat = flat
         self._device = device_of(flat)
-        self._inner = only_dtype(x.dtype for x in parts) or whole.dtype
-        self._outer = whole.dtype
+        self._last = place_of(flat, self._device)
+        self._seen: list[Any] = []
+        self._there, self._back = _Tables(self._device), _Tables(self._device)
+        self._inner = self._outer = as_buffer(flat).dtype
+        self.take(arrays, offsets)
+
+    def take(self, arrays: Sequence[Array], offsets: Sequence[int]) -> None:
+        """Move these arrays from now on; errors as for a new one. Costs little if none is new."""
+        whole, parts = as_buffer(self.flat), [as_buffer(x) for x in arrays]
+        seen = [(x.address, x.shape, x.strides, x.dtype, x.writable) for x in (whole, *parts)]
+        if [*seen, *offsets] == self._seen:
+            return
+        self._check([whole, *parts], [self.flat, *arrays])
+        self._inner, self._outer = only_dtype(x.dtype for x in parts) or whole.dtype, whole.dtype
         if not supports(self._inner, self._outer):
             raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
-        self._check([whole, *parts])
         places = places_in(whole, parts, offsets)
-        there = [(to, x.address, x.nbytes) for to, x in zip(places, parts, strict=True)]
         size = whole.dtype.itemsize
-        back = [(x.address, at, x.count * size) for at, x in zip(places, parts, strict=True)]
-        self._there, self._back = _Tables(there, self._device), _Tables(back, self._device)
+        pairs = list(zip(places, parts, strict=True))
+        self._there.rows = _rows([(to, x.address, x.nbytes) for to, x in pairs])
+        self._back.rows = _rows([(x.address, at, x.count * size) for at, x in pairs])
+        self._seen = [*seen, *offsets]
 
-    def _check(self, buffers: Sequence[Buffer]) -> None:
-        for x, array in zip(buffers, self._keep, strict=True):
+    def _check(self, buffers: Sequence[Buffer], arrays: Sequence[Array]) -> None:
+        for x, array in zip(buffers, arrays, strict=True):
             if x.device != "cuda" or device_of(array) != self._device:
                 raise TypeError(f"all arrays must be on cuda:{self._device}")
             if not x.contiguous or not x.writable:
@@ -71,23 +83,54 @@ class DevicePacker:
         self._launch(self._back, self._outer, self._inner, scale)
 
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
-        if not tables.blocks:
+        if not tables.rows[:, 2].any():
             return
+        here = place_of(self.flat, self._device)
+        follow(here, self._last)  # which may still read the tables
         kernel = _kernel(self._device, src, dst, scale != 1)
-        values = tables.rows.address, tables.chunks.address, scale, 0
-        shape = tables.blocks, 1, 1, THREADS, 1, 1, 0
         with on_device(self._device):
-            call("cuLaunchKernel", kernel, *shape, stream_of(self._flat), (values, _ARGUMENTS), 0)
+            rows, chunks, blocks = tables.on_device(here.stream)
+            shape = blocks, 1, 1, THREADS, 1, 1, 0
+            values = rows, chunks, scale, 0
+            call("cuLaunchKernel", kernel, *shape, here.stream, (values, _ARGUMENTS), 0)
+        self._last = here
+        let_follow(here, set())
 
 
 class _Tables:
-    """Rows and their chunks on a device, for one direction."""
+    """`rows` (dst, src, nbytes of src) and their chunks, for one direction, on a device."""
 
-    def __init__(self, rows: Sequence[Row], device: int) -> None:
-        chunks = chunks_of([nbytes for _, _, nbytes in rows])
-        self.blocks = len(chunks)
-        self.rows: DeviceArray = to_device(np.array(rows, np.int64).reshape(-1, 3), device)
-        self.chunks: DeviceArray = to_device(chunks, device)
+    def __init__(self, device: int) -> None:
+        self.rows = _rows([])
+        self._device = device
+        self._image = self._written = _rows([])
+        self._blocks = 0
+        self._memory: DeviceArray | None = None
+
+    def on_device(self, stream: int) -> tuple[int, int, int]:
+        """Return the addresses of both tables, and how many chunks there are.
+
+        What has changed is enqueued on the stream.
+        """
+        if self.rows is not self._written:
+            self._write(stream)
+        assert self._memory is not None
+        rows = self._memory.address
+        return rows, rows + self.rows.nbytes, self._blocks
+
+    def _write(self, stream: int) -> None:
+        chunks = chunks_of(self.rows[:, 2].tolist())
+        # Kept until the next one: the driver has taken a copy before it needs another.
+        self._image = np.concatenate([self.rows.reshape(-1), chunks.reshape(-1)])
+        if self._memory is None or self._memory.nbytes < self._image.nbytes:
+            self._memory = empty(self._image.size, DType.INT64, self._device)
+        source = self._image.ctypes.data, self._image.nbytes
+        call("cuMemcpyHtoDAsync", self._memory.address, *source, stream)
+        self._written, self._blocks = self.rows, len(chunks)
+
+
+def _rows(rows: Sequence[tuple[int, int, int]]) -> Rows:
+    return np.array(rows, np.int64).reshape(-1, 3)
 
 
 @functools.cache

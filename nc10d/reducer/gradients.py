@@ -75,6 +75,10 @@ def _check_array(gradient: Array, spec: Spec, name: str) -> None:
     found = as_buffer(gradient)
     _same(tuple(found.shape), spec.shape, name)
     _same_dtype(found.dtype, spec, name)
+    if found.device != spec.device.partition(":")[0]:
+        raise TypeError(f"{name} is on {spec.device}, its gradient on {found.device}")
+    if found.device == "cuda" and not found.contiguous:
+        raise ValueError(f"the gradient of {name} must be contiguous: kernels move it as a whole")
     if not found.writable:
         raise ValueError(f"the gradient of {name} is read-only: the mean can't be put there")
 

@@ -8,6 +8,8 @@ same operations. For the hooks here the state is the group.
 
 A sparse gradient is a bucket of its own, whose buffer is a SparseGradient, and so is the value.
 `allreduce_hook` and `noop_hook` take both kinds; hooks that compress refuse it with a TypeError.
+On a device all is queued on the current stream, in its order: what a hook's callbacks queue must
+be ordered by the hook, or by `GradBucket.following`.
 
 Names and signatures are c10d's, so that hooks can be carried over.
 """
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from nc10d.buffer import as_buffer
 from nc10d.dtypes import DType
 from nc10d.ops import AVG, SUM, Array, ReduceOp
+from nc10d.reducer.lazy import awaited
 from nc10d.reducer.packing import cast
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
@@ -29,12 +33,22 @@ if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
 
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
+Step: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""What follows: gets what returns a value, or raises what failed, and returns another value."""
+Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
+"""Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
 
 
 class GradBucket:
-    """What a hook sees of a bucket; answers are methods, as in c10d."""
+    """What a hook sees of a bucket; answers are methods, as in c10d.
 
-    __slots__ = ("_buffer", "_index", "_last", "_parameters", "_purpose", "_slots")
+    `narrowed`, `widened` and `following` are for hooks that send other bits than the buffer's.
+    """
+
+    __slots__ = (
+        *("_allocate", "_buffer", "_index", "_last", "_narrow"),
+        *("_parameters", "_purpose", "_slots"),
+    )
 
     def __init__(
         self,
@@ -44,8 +58,11 @@ class GradBucket:
         parameters: Sequence[Array],
         is_last: bool,
         purpose: str = "",
+        allocate: Allocate = np.zeros,
     ) -> None:
         self._index = index
+        self._allocate = allocate
+        self._narrow: dict[DType, Array] = {}
         self._purpose = purpose
         self._buffer = buffer
         self._slots = slots
@@ -62,7 +79,11 @@ class GradBucket:
 
     def flat(self) -> Array:
         """Return the buffer, for hooks that know arrays alone; TypeError if it is sparse."""
-        return self._buffer
+        return self.buffer()
+
+    def on_host(self) -> Array:
+        """Return the buffer, for hooks that compute in NumPy; TypeError if it is not so flat."""
+        return as_buffer(self.flat()).as_numpy()
 
     def set_buffer(self, buffer: Array) -> None:
         """Put another flat array, of the same length, in the place of the buffer."""
@@ -73,8 +94,9 @@ class GradBucket:
 
     def gradients(self) -> list[Array]:
         """Return the gradients, as views of the buffer with the parameters' shapes."""
+        whole = self.buffer()
         return [
-            self._buffer[slot.offset : slot.offset + slot.count].reshape(slot.shape)
+            whole[slot.offset : slot.offset + slot.count].reshape(slot.shape)
             for slot in self._slots
         ]
 
@@ -92,7 +114,36 @@ class GradBucket:
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
         """Start to reduce the buffer over a group: in place, or to a new SparseGradient."""
-        return started(group.all_reduce(self._buffer, self.reduction(op), async_op=True))
+        return started(group.all_reduce(self.buffer(), self.reduction(op), async_op=True))
+
+    def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
+        """Return the gradients, divided by the ranks of `over`, in another dtype.
+
+        What the buffer holds is lost. The array is the bucket's own and the same in each pass, for
+        one use at a time.
+        """
+        narrow = self._narrow_like(self.flat(), dtype)
+        cast(self._buffer, narrow, share(over))
+        return narrow
+
+    def _narrow_like(self, whole: Array, dtype: DType) -> Array:
+        """Return memory as long as the buffer, of another dtype."""
+        if dtype not in self._narrow:
+            self._narrow[dtype] = self._allocate(len(whole), dtype.numpy)
+        return self._narrow[dtype]
+
+    def widened(self, narrow: Array) -> Array:
+        """Write what `narrow` has become to the buffer, in its dtype, and return the buffer."""
+        cast(narrow, self._buffer)
+        return self._buffer
+
+    def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
+        """Return the Future of `step(value)`, where `value()` is what a Work or a Future ends with.
+
+        The step is taken as soon as that is over; on a device by who waits, in the stream's order.
+        """
+        future = outcome.get_future() if isinstance(outcome, Work) else outcome
+        return future.then(lambda done: step(done.value))
 
     def check(self, value: Any) -> None:
         """Raise the TypeError or ValueError that says why a hook can't end with this."""
@@ -121,6 +172,11 @@ class Passes:
         return begun
 
 
+def share(over: ProcessGroup | None) -> float:
+    """Return what sums are multiplied by to be means over a group; 1 without one."""
+    return 1.0 if over is None else 1 / over.size
+
+
 def called(hook: CommHook, state: Any, bucket: GradBucket) -> Work | Future[Any]:
     """Call a hook; TypeError if it returns neither a Work nor a Future."""
     outcome = hook(state, bucket)
@@ -134,8 +190,7 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
 
     Raises what made it fail; TypeError or ValueError if the value is not like the buffer.
     """
-    value = outcome.result() if isinstance(outcome, Work) else outcome.wait()
-    found = _only(value, bucket.buffer())
+    found = _only(awaited(outcome), bucket.buffer())
     bucket.check(found)
     return found
 
@@ -177,27 +232,24 @@ def bf16_compress_wrapper(hook: CommHook) -> CommHook:
 
 
 def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future[Array]:
-    whole = bucket.flat()
-    small = np.empty(whole.shape, dtype.numpy)
-    cast(whole, small, 1 / group.size)
+    small = bucket.narrowed(dtype, group)
     work = started(group.all_reduce(small, bucket.reduction(SUM), async_op=True))
-    return work.get_future().then(lambda done: _widen(_only(done.value(), small), whole))
+    return bucket.following(work, lambda value: bucket.widened(_only(value(), small)))
 
 
 def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
     def compressing(state: Any, bucket: GradBucket) -> Future[Array]:
-        whole = bucket.flat()
-        small = np.empty(whole.shape, dtype.numpy)
-        cast(whole, small)
+        whole, small = bucket.flat(), bucket.narrowed(dtype)
         bucket.set_buffer(small)
-        outcome = hook(state, bucket)
-        future = outcome.get_future() if isinstance(outcome, Work) else outcome
 
-        def restore(done: Future[Any]) -> Array:
-            bucket.set_buffer(whole)
-            return _widen(_only(done.value(), small), whole)
+        def restore(value: Callable[[], Any]) -> Array:
+            try:
+                found = _only(value(), small)
+            finally:
+                bucket.set_buffer(whole)
+            return bucket.widened(found)
 
-        return future.then(restore)
+        return bucket.following(hook(state, bucket), restore)
 
     return compressing
 
@@ -207,11 +259,6 @@ def _only(value: Any, without: Array) -> Any:
     if isinstance(value, (list, tuple)):
         value = value[0] if len(value) == 1 else value or None  # an empty list is no value
     return without if value is None else value
-
-
-def _widen(small: Array, whole: Array) -> Array:
-    cast(small, whole)
-    return whole
 
 
 def started(work: Work | None) -> Work:

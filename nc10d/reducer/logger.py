@@ -45,8 +45,9 @@ class Logger:
             raise ValueError(f"the sample rate is a number of passes from 1 on, got {rate}")
         self._rate = rate
 
-    def pass_ended(self, reducer: Reducer) -> None:
+    def pass_ended(self) -> None:
         """Look at the pass that has just ended, if it is one of those."""
+        reducer = self._reducer
         if reducer.passes > FIRST and reducer.passes % self._rate:
             return
         durations, moments = reducer.durations(), reducer.times.moments()

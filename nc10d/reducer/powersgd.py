@@ -129,7 +129,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Arr
 
     A gradient is a matrix by its first dimension.
     """
-    bucket.flat()  # sparse ones are refused from the first pass on
+    bucket.on_host()  # sparse ones, and those on devices, are refused from the first pass on
     if not state.passes.begun(bucket):
         return allreduce_hook(state.group, bucket)
     gradients = [as_buffer(x).as_numpy() for x in bucket.gradients()]
@@ -143,10 +143,9 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Arr
 
 def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:
     """Average the whole bucket as two factors, as if it was a square: quicker and less exact."""
-    buffer = bucket.flat()
+    flat = bucket.on_host()
     if not state.passes.begun(bucket):
         return allreduce_hook(state.group, bucket)
-    flat = as_buffer(buffer).as_numpy()
     side = math.ceil(math.sqrt(flat.size))
     square = np.zeros(side * side, flat.dtype)
     square[: flat.size] = flat

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.hooks import GradBucket, started
 from nc10d.work import Future
@@ -34,7 +33,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def quantization_pertensor_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
     """Average the bucket in 8 bits, with one scale for all of it: a quarter of float32's bytes."""
-    return _exchanged(group, bucket, max(1, as_buffer(bucket.flat()).count))
+    return _exchanged(group, bucket, max(1, bucket.on_host().size))
 
 
 def quantization_perchannel_hook(
@@ -69,7 +68,7 @@ def decode(message: Bytes, count: int, width: int) -> Array:
 
 
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:
-    whole = as_buffer(bucket.flat()).as_numpy()
+    whole = bucket.on_host()
     mine = encode(whole, width)
     messages = np.zeros((group.size, mine.size), np.uint8)
     work = started(group.all_gather_into_tensor(messages, mine, async_op=True))

@@ -17,7 +17,6 @@ rank does so at the same place between the same two buckets.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +28,17 @@ from nc10d.reducer.gradients import SparseGradient, assign, check
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.layout import Layouts
 from nc10d.reducer.mean import Mean
-from nc10d.reducer.plan import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    Plan,
-    Spec,
-    arrival_order,
-    spec_of,
-)
+from nc10d.reducer.observed import Observed
+from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, Plan, arrival_order, spec_of
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
-from nc10d.reducer.timing import Moment, PassTimes, Recorder, Stopwatch
-from nc10d.reducer.usage import Usage
+from nc10d.reducer.timing import Moment
 from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.group import ProcessGroup
-    from nc10d.reducer.logger import Logger
 
 
-class Reducer:
+class Reducer(Observed):
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; of each, shape and dtype count, and its gradient has the same. `names`
@@ -96,15 +87,12 @@ class Reducer:
         )
         self._hook = None if hook is None else (hook, state)
         self._lock = threading.RLock()
-        self._usage = Usage(len(self._params))
         self._mean = Mean(group.size)
-        self._watch = Stopwatch(len(self._params), _device_timer(self._params, self.specs))
         self._pass: BackwardPass | None = None
         self._learnt: list[int] | None = None
-        self._logger: weakref.ref[Logger] | None = None
         self.arrived: list[int] | None = None
         self.rebuilt = False
-        self.passes = 0
+        super().__init__(self._params, self.specs)
         verify_alike(group, self._params, self.specs, self.settings)
         group.reducers += 1
         self._layouts = Layouts(
@@ -139,19 +127,6 @@ class Reducer:
             raise RuntimeError("a comm hook must be registered before the first pass")
         self._hook = hook, state
 
-    @property
-    def hook_name(self) -> str:
-        """The name of the registered comm hook; empty if there is none."""
-        return "" if self._hook is None else getattr(self._hook[0], "__qualname__", "a hook")
-
-    def set_logger(self, logger: Logger) -> None:
-        """Let a logger see the passes; it is not kept alive."""
-        self._logger = weakref.ref(logger)
-
-    def prepare_for_forward(self) -> None:
-        """Take note that a forward pass begins: for the times of the next pass alone."""
-        self._watch.record(Moment.FORWARD_START)
-
     def set_forward_pass_work_handle(self, work: Work, use_static_world_size: bool = False) -> None:
         """Divide the sums of the next pass by what `work` counts: ranks that still have a batch.
 
@@ -184,19 +159,23 @@ class Reducer:
         """Take note that a gradient is final; its bucket leaves when all in it are.
 
         Without `gradient` it lies in `gradients[param]` already. An array (or SparseGradient) of
-        the caller's own is copied there, and gets the mean when the pass is finished. Any order,
-        any thread; may block as long as the hook does. RuntimeError if the gradient was not
-        expected (again); ValueError or TypeError if it does not fit. Outside of a pass the
-        parameter only counts as used.
+        the caller's own is copied there, and gets the mean when the pass is finished; on a device
+        it is copied when the bucket leaves, in the order of its stream, so leave it alone until
+        then. Any order, any thread; may block as long as the hook does. RuntimeError if the
+        gradient was not expected (again); ValueError or TypeError if it does not fit. Outside of a
+        pass the parameter only counts as used.
         """
         if gradient is not None:
             chosen = self.settings
             check(gradient, self.specs[param], chosen.sparse[param], chosen.names[param])
+        if self._pass is not None:
+            self._pass.take(param, gradient)
+        elif gradient is not None:
             assign(self.gradients[param], gradient)
         with self._lock:
             self._usage.mark(param)
             if self._pass is not None:
-                self._pass.ready(param, gradient)
+                self._pass.ready(param)
 
     def _leave(self, index: int) -> None:
         if index == 0:
@@ -226,16 +205,9 @@ class Reducer:
         finally:
             self._mean.reset()
         self._watch.record(Moment.COMM_END)
-        self._learn(current)
-
-    def _learn(self, ended: BackwardPass) -> None:
         if self.arrived is None:
-            self.arrived, self._learnt = ended.arrived, ended.counts()
-        self._watch.ended(ended.began, ended.times, ended.left)
-        self.passes += 1
-        logger = self._logger and self._logger()
-        if logger:
-            logger.pass_ended(self)
+            self.arrived, self._learnt = current.arrived, current.counts()
+        self._ended(current.began, current.times, current.left)
 
     def shadow_pass(self) -> None:
         """Take part in one pass of the other ranks with zeros; `gradients` stay as they are.
@@ -272,42 +244,6 @@ class Reducer:
         self.rebuilt = True
         return True
 
-    @property
-    def used(self) -> list[bool]:
-        """Whether any rank used a parameter up to the end of the last pass that was finished.
-
-        All are, without `find_unused_parameters`.
-        """
-        return list(self._usage.used)
-
-    @property
-    def times(self) -> PassTimes:
-        """When the parts of the last pass that was finished happened, as the host saw it."""
-        return self._watch.last
-
-    def durations(self) -> dict[str, int]:
-        """Return how long the parts of the last pass took, in ns, by c10d's names.
-
-        Where all parameters are on one CUDA device, it is that which has measured (its current
-        stream, by events); then this blocks until it is through with the pass, and is of use until
-        the next one begins.
-        """
-        return self._watch.durations()
-
-    def get_backward_stats(self) -> list[int]:
-        """Return when each gradient of the last pass was ready, in ns since the pass began."""
-        return list(self.times.ready)
-
     def _refuse_running(self, what: str) -> None:
         if self._pass is not None:
             raise RuntimeError(f"{what}: the last pass has not been finished; call finish() first")
-
-
-def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> Recorder | None:
-    """Return what measures on the device, if all parameters are on one that can."""
-    devices = {spec.device for spec in specs}
-    if len(devices) != 1 or not devices.pop().startswith("cuda"):
-        return None
-    from nc10d.reducer.device_timing import DeviceTimer
-
-    return DeviceTimer(params[0])

@@ -50,8 +50,7 @@ class Schedule:
 
         RuntimeError if it was not expected any more, or in this pass at all.
         """
-        if self._left[param] == 0:
-            raise RuntimeError(self._too_often(param))
+        self.require_expected(param)
         self._left[param] -= 1
         if self._left[param]:
             return _NONE
@@ -64,6 +63,11 @@ class Schedule:
     def complete(self) -> bool:
         """Say whether all buckets have left."""
         return self._next == len(self._buckets)
+
+    def require_expected(self, param: int) -> None:
+        """Raise the RuntimeError that says that a gradient was not expected (any more), if so."""
+        if self._left[param] == 0:
+            raise RuntimeError(self._too_often(param))
 
     def missing(self) -> list[int]:
         """Return the parameters whose gradients are still to come."""

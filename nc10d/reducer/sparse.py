@@ -18,6 +18,7 @@ from nc10d.deadline import Timeout
 from nc10d.ops import Array, RedOp, ReduceOp
 from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
 from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
+from nc10d.reducer.lazy import Lazy
 from nc10d.reducer.plan import BucketPlan, Spec
 from nc10d.work import Future, Work
 
@@ -75,7 +76,7 @@ class SparseGradBucket(GradBucket):
         check(value, self._spec, True, self._name)
 
 
-class RowExchange(Future[SparseGradient]):
+class RowExchange(Lazy[SparseGradient]):
     """The rows of all ranks, each place once, times `factor`; begins by sending how many.
 
     It ends in the thread that waits, or at the end of the pass: no other has to wake up for it.
@@ -150,32 +151,10 @@ class RowExchange(Future[SparseGradient]):
         found = add_up(np.concatenate(places).T, rows, self._spec.shape)
         return SparseGradient(found.indices, (found.values * self._factor).astype(rows.dtype))
 
-    def wait(self, timeout: Timeout = None) -> SparseGradient:
+    def _bring(self, timeout: Timeout) -> None:
         """Send the rows if that has not been done, and block until all have come."""
         self.follow()
         self.over()
-        return super().wait(timeout)
-
-    def _child(self) -> Future[Any]:
-        return _After(self)
-
-
-class _After(Future[Any]):
-    """What follows from an exchange; a wait for it is one for that."""
-
-    __slots__ = ("_exchange",)
-
-    def __init__(self, exchange: RowExchange) -> None:
-        super().__init__()
-        self._exchange = exchange
-
-    def wait(self, timeout: Timeout = None) -> Any:
-        self._exchange.follow()
-        self._exchange.over()
-        return super().wait(timeout)
-
-    def _child(self) -> Future[Any]:
-        return _After(self._exchange)
 
 
 class SparseBucket:
@@ -190,10 +169,22 @@ class SparseBucket:
         names: Sequence[str],
     ) -> None:
         (param,) = plan.params
+        if plan.device != "cpu":
+            raise TypeError(
+                f"the gradient of {names[param]} is sparse, and on {plan.device}: rows travel on "
+                "the CPU alone, keep the parameter there or let its gradient be dense"
+            )
         self._seen = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
         self._empty = kept(self._seen.gradient)
+        self._given: SparseGradient | None = None
         self._outcome: Work | Future[Any] | None = None
         self.views = {param: self._seen.gradient}
+
+    def take(self, _param: int, gradient: SparseGradient | None) -> None:
+        """Take rows that are final: in their place already, or of the caller's own."""
+        if gradient is not None:
+            self._given = gradient
+            assign(self._seen.gradient, gradient)
 
     def zero(self) -> None:
         """Forget all rows."""
@@ -220,6 +211,12 @@ class SparseBucket:
                 assign(self._seen.gradient, reduced_array(outcome, self._seen))
         finally:
             self._seen.reset()
+
+    def end(self, reduced: bool) -> None:
+        """Let the rows that were given go: with the mean's, if all has been reduced."""
+        given, self._given = self._given, None
+        if reduced and given is not None:
+            assign(given, self._seen.gradient)
 
 
 def add_up(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from nc10d.buffer import as_buffer
+from nc10d.dtypes import DType
 from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
-from nc10d.reducer.hooks import CommHook, GradBucket
+from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.slots import as_rows, as_sparse
 from nc10d.torch.tensors import as_numpy, as_tensor
 from nc10d.views import on_views, view_of
@@ -75,6 +76,22 @@ class TensorBucket(GradBucket):
         if isinstance(outcome, Work):
             return outcome
         return outcome.then(lambda done: self._tensor(done.value()))
+
+    def on_host(self) -> Any:
+        """Return the buffer as an ndarray; TypeError if it is sparse, or on a device."""
+        return self._inner.on_host()
+
+    def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> torch.Tensor:
+        """Return the gradients, divided by the ranks of `over`, in another dtype."""
+        return as_tensor(self._inner.narrowed(dtype, over))
+
+    def widened(self, narrow: Any) -> torch.Tensor:
+        """Write what `narrow` has become to the buffer, in its dtype, and return the buffer."""
+        return as_tensor(self._inner.widened(view_of(narrow)))
+
+    def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
+        """Return the Future of what follows; see GradBucket."""
+        return self._inner.following(outcome, step)
 
     def check(self, value: Any) -> None:
         """Raise the TypeError or ValueError that says why a hook can't end with this."""

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.reducer.hooks import GradBucket, reduced_array
@@ -24,6 +24,7 @@ COUNTS = [int(np.prod(shape)) for shape in SHAPES]
 STARTS = [0, *np.cumsum(COUNTS)]
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 12), r=st.integers(1, 4), seed=st.integers(0, 99))
 def test_orthonormal_columns_span_what_was_spanned(n, r, seed):
     columns = np.random.default_rng(seed).normal(size=(n, min(n, r)))

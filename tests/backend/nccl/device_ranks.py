@@ -23,7 +23,6 @@ from nc10d import cuda
 from nc10d.backend.nccl.communicator import Communicator, mem_alloc, mem_free
 from nc10d.backend.nccl.forming import meet
 from nc10d.backend.nccl.library import library
-from nc10d.backend.nccl.registered import registered_zeros
 from nc10d.cuda.driver import call, driver
 from nc10d.deadline import Deadline
 from nc10d.dtypes import DType
@@ -196,46 +195,6 @@ def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
             group.scatter(mine, parts, src=1)
         assert value(mine) == group.rank + 1
         assert not root or [value(x) for x in parts or ()] == [1.0, 2.0]
-
-
-SHAPES = ((3, 4), (7,), (100,), (2, 2, 2))
-
-
-def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
-    """In place, and from arrays of the caller's own; in memory of its own and in registered."""
-    mine = device(group)
-    with cuda.on_device(mine):
-        for allocate in ({}, {"allocate": registered_zeros(group)}):
-            parameters = [cuda.zeros(shape, device=mine) for shape in SHAPES]
-            reducer = dist.Reducer(
-                parameters, group, cap_bytes=64, find_unused_parameters=True, **allocate
-            )
-            for turn in range(3):
-                _a_pass(group, reducer, parameters, turn)
-        del reducer
-        gc.collect()
-
-
-def _a_pass(group: ProcessGroup, reducer: Any, parameters: list[Any], turn: int) -> None:
-    """Give half of the gradients; the last parameter is used in the first pass alone."""
-    reducer.zero_grad()
-    reducer.begin(unused=() if turn == 0 else (3,))
-    given = [full_of(x, turn + 10 * k + group.rank) for k, x in enumerate(parameters)]
-    for k in reversed(range(4 if turn == 0 else 3)):
-        if k % 2:
-            reducer.grad_ready(k, given[k])
-        else:
-            reducer.gradients[k][...] = given[k]
-            reducer.grad_ready(k)
-    reducer.finish()
-    for k in range(4 if turn == 0 else 3):
-        mean = turn + 10 * k + (group.size - 1) / 2
-        assert value(reducer.gradients[k].reshape((given[k].buffer.count,))) == mean
-        assert not k % 2 or value(given[k].reshape((given[k].buffer.count,))) == mean
-
-
-def full_of(x: cuda.DeviceArray, number: float) -> cuda.DeviceArray:
-    return cuda.to_device(np.full(x.shape, number, np.float32), x.device)
 
 
 class Moving:

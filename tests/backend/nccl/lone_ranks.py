@@ -25,12 +25,13 @@ DOUBLE = premul_sum(2.0)
 
 
 @contextmanager
-def held(stream: int) -> Iterator[None]:
-    """Keep a stream from going on until the end of the block; the current device's."""
+def held(*streams: int) -> Iterator[None]:
+    """Keep streams from going on until the end of the block; the current device's."""
     address = int(call("cuMemHostAlloc", 4, 0))
     word = ctypes.c_uint32.from_address(address)
     word.value = 0
-    call("cuStreamWaitValue32", stream, address, 1, 0)
+    for stream in streams:
+        call("cuStreamWaitValue32", stream, address, 1, 0)
     try:
         yield
     finally:

@@ -14,22 +14,19 @@ from emulated import emulators, needs_emulators
 pytestmark = needs_emulators
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ["", "tools", "tests/backend/nccl", "tests/backend/staged", "tests/emulators"]
-# Emulated devices run a kernel's twin, which is registered in the process that launches.
+TESTS = ["backend/nccl", "backend/staged", "torch", "emulators"]
+FOLDERS = ["", "tools", *(f"tests/{name}" for name in TESTS)]
 CHECK = """
 import sys
 from gpu_check import main
 if __name__ == "__main__":
-    from test_device_packing import register_all
-
-    register_all()
     sys.exit(main(["--quick"]))
 """
 
 
 def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a folder, with all that the script finds, and with what `more` has before it."""
-    paths = [*map(str, more), *(str(ROOT / name) for name in [*FOLDERS, "tests/cuda"])]
+    paths = [*map(str, more), *(str(ROOT / name) for name in FOLDERS)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     script = where / "code.py"
     script.write_text(code)
@@ -39,10 +36,11 @@ def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
     )
 
 
+@pytest.mark.timeout(420)
 def test_it_runs_to_its_end(tmp_path: Path) -> None:
     with emulators(NC10D_EMULATED_GPUS="1"):
         done = python(CHECK, tmp_path)
@@ -50,7 +48,8 @@ def test_it_runs_to_its_end(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "gpu-results.json").read_text())["rows"]
     assert not [row for row in rows if row["failed"]]
     names = " ".join(row["name"] for row in rows)
-    for part in ("staged, 2", "abort", "registered", "nonblocking", "one copy", "as a plan"):
+    parts = "staged, 2", "abort", "registered", "nonblocking", "one copy", "as a plan", "one_launch"
+    for part in (*parts, "training by torch"):
         assert part in names
 
 

@@ -9,6 +9,7 @@ import device_ranks as on
 import lone_ranks as lone
 import pytest
 from emulated import emulators, needs_emulators
+from reducing_ranks import REDUCING
 
 import nc10d as dist
 from nc10d.testing.ranks import Ranks
@@ -27,6 +28,7 @@ LONE = [
     on.callbacks_and_await_come_when_it_is_over,
     on.both_kinds_of_arrays_in_one_group,
     on.a_group_with_a_device_is_bound_to_it_at_once,
+    *REDUCING,
 ]
 
 

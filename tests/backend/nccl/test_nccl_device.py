@@ -11,6 +11,7 @@ from typing import Any
 import device_ranks as on
 import pytest
 from emulated import emulators, needs_emulators
+from reducing_ranks import REDUCING
 
 from nc10d.backend.nccl.options import NcclOptions
 from nc10d.testing.ranks import Ranks
@@ -25,7 +26,6 @@ LAWS = [
     on.a_block_means_its_calls_in_order,
     on.messages_and_collectives_of_a_block_keep_their_order,
     on.gathers_and_scatters_may_be_ragged,
-    on.a_reducer_averages_gradients_on_devices,
     on.the_same_arrays_again_are_the_same_call,
     on.a_block_with_another_array_in_its_middle_is_another,
     on.an_array_that_has_moved_is_looked_up_again,
@@ -44,6 +44,7 @@ LAWS = [
     on.a_revoked_communicator_still_shrinks,
     on.an_abort_reaches_work_on_devices_that_it_has_not_used,
     on.a_collective_that_one_rank_never_enters_is_ended_by_an_abort,
+    *REDUCING,
 ]
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from device_ranks import LONG, device, full_of, value
+from device_ranks import LONG, device, value
 from emulated import emulators, needs_emulators
 from lone_ranks import held
+from reducing_ranks import full_of
 
 import nc10d as dist
 from nc10d import cuda

@@ -91,6 +91,10 @@ struct task *cuemu_task(cuemu_run run, const void *args, size_t size);
 struct range *cuemu_range(uintptr_t address, size_t size);
 void *cuemu_bytes(uintptr_t address, size_t size);
 
+/* Kernels. A twin is called with the launch's six dimensions, and copies of its arguments. */
+typedef void (*twin_fn)(const unsigned *grid, const unsigned *block, void **args);
+twin_fn cuemu_packing(const char *name); /* of one of nc10d's packing kernels, else NULL */
+
 /* Capture. `unsafe` is what a call does first that may not happen while somebody captures. */
 CUresult cuemu_unsafe(void);
 void cuemu_capture(CUstream stream, cuemu_run run, const void *args, size_t size);

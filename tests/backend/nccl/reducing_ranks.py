@@ -1,0 +1,310 @@
+"""What a Reducer of device arrays does on every rank, for the tests here and for gpu_check.py.
+
+As device_ranks: each function is run on every rank with its group. Means of halves are exact in
+every type, so results are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from device_ranks import device, value
+from lone_ranks import held
+
+import nc10d as dist
+from nc10d import cuda
+from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.backend.nccl.registered import registered_zeros
+from nc10d.cuda import memory
+from nc10d.cuda.driver import call
+from nc10d.group import ProcessGroup
+from nc10d.reducer import device_packing, hooks, local_sgd, powersgd, quantization
+from nc10d.reducer.gradients import SparseGradient
+
+SHAPES = ((3, 4), (7,), (100,), (2, 2, 2), (70_000,))
+WHOLE = 1 << 20
+"""A cap that all of SHAPES fit in."""
+
+
+def full_of(x: cuda.DeviceArray, number: float) -> cuda.DeviceArray:
+    return cuda.to_device(np.full(x.shape, number, np.float32), x.device)
+
+
+def number(x: Any) -> float:
+    """Return what all elements are, once everything on the device is done."""
+    return value(x.reshape((x.buffer.count,)))
+
+
+def parameters(group: ProcessGroup) -> list[cuda.DeviceArray]:
+    return [cuda.zeros(shape, device=device(group)) for shape in SHAPES]
+
+
+def memories(group: ProcessGroup) -> list[dict[str, Any]]:
+    """Return options for memory of the Reducer's own, and registered where NCCL is there."""
+    if not isinstance(group.backend("cuda"), NcclBackend):
+        return [{}]
+    with cuda.on_device(device(group)):
+        return [{}, {"allocate": registered_zeros(group)}]
+
+
+def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
+    """In place, and from arrays of the caller's own."""
+    with cuda.on_device(device(group)):
+        for allocate in memories(group):
+            reducer = dist.Reducer(
+                parameters(group), group, cap_bytes=64, find_unused_parameters=True, **allocate
+            )
+            for turn in range(3):
+                _a_pass(group, reducer, turn)
+        del reducer
+        gc.collect()
+
+
+def _a_pass(group: ProcessGroup, reducer: Any, turn: int) -> None:
+    """Give half of the gradients; the last parameter is used in the first pass alone."""
+    count = len(SHAPES) - bool(turn)
+    reducer.zero_grad()
+    reducer.begin(unused=range(count, len(SHAPES)))
+    given = [full_of(x, turn + 10 * k + group.rank) for k, x in enumerate(reducer.gradients)]
+    for k in reversed(range(count)):
+        if k % 2:
+            reducer.grad_ready(k, given[k])
+        else:
+            reducer.gradients[k][...] = given[k]
+            reducer.grad_ready(k)
+    reducer.finish()
+    for k in range(count):
+        mean = turn + 10 * k + (group.size - 1) / 2
+        assert number(reducer.gradients[k]) == mean
+        assert not k % 2 or number(given[k]) == mean
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the driver calls by which gradients are moved."""
+    calls: Counter[str] = Counter()
+    modules = (device_packing, memory)
+
+    def counting(name: str, *arguments: Any) -> Any:
+        calls[name] += 1
+        return call(name, *arguments)
+
+    for module in modules:
+        module.call = counting  # type: ignore[attr-defined]
+    try:
+        yield calls
+    finally:
+        for module in modules:
+            module.call = call  # type: ignore[attr-defined]
+
+
+def moves(calls: Counter[str]) -> tuple[int, int, int]:
+    """Return launches of kernels, tables that were written, and copies."""
+    names = ("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync")
+    return tuple(calls[name] for name in names)  # type: ignore[return-value]
+
+
+def reduced(reducer: Any, given: list[Any] | None) -> tuple[int, int, int]:
+    """Make a pass, of arrays of the caller's own or in place; return how gradients were moved."""
+    with counted() as calls:
+        reducer.begin()
+        for k in range(len(SHAPES)):
+            reducer.grad_ready(k, *(() if given is None else (given[k],)))
+        reducer.finish()
+    return moves(calls)
+
+
+def means_are(reducer: Any, given: list[Any], wanted: float) -> None:
+    for k, x in enumerate(given):
+        assert (number(reducer.gradients[k]), number(x)) == (wanted + k, wanted + k)
+
+
+def all_gradients_of_a_bucket_move_by_one_launch(group: ProcessGroup) -> None:
+    """In by one, out by one; the tables are written again only for arrays that lie elsewhere."""
+    reducer = dist.Reducer(parameters(group), group, cap_bytes=WHOLE, first_bytes=WHOLE)
+    assert len(reducer.plan.buckets) == 1
+    arrays = [
+        [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
+        for _ in range(2)
+    ]
+    mean = group.size - 1.0
+    for given, tables in ((arrays[0], 2), (arrays[0], 0), (arrays[1], 2), (arrays[1], 0)):
+        assert reduced(reducer, given) == (2, tables, 0)
+        means_are(reducer, given, mean)
+        for k, x in enumerate(given):
+            x.fill_from(np.full(x.shape, 2.0 * group.rank + k, np.float32))
+
+
+def gradients_in_their_buckets_are_not_moved(group: ProcessGroup) -> None:
+    reducer = dist.Reducer(parameters(group), group, cap_bytes=1024)
+    for k, gradient in enumerate(reducer.gradients):
+        gradient.fill_from(np.full(SHAPES[k], 2.0 * group.rank + k, np.float32))
+    assert reduced(reducer, None) == (0, 0, 0)
+    means_are(reducer, reducer.gradients, group.size - 1.0)
+
+
+def hooks_that_cast_do_so_in_the_launch_that_packs(group: ProcessGroup) -> None:
+    """In, wide again, and out; in place nothing goes out."""
+    for hook in (hooks.fp16_compress_hook, hooks.bf16_compress_hook):
+        for more in memories(group):
+            reducer = _with_hook(group, hook, **more)
+            for _ in range(2):
+                given = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
+                launches, _, copies = reduced(reducer, given)
+                assert (launches, copies) == (3, 0), hook
+                means_are(reducer, given, group.size - 1.0)
+            for k, gradient in enumerate(reducer.gradients):
+                gradient.fill_from(np.full(SHAPES[k], 2.0 * group.rank + k, np.float32))
+            launches, _, copies = reduced(reducer, None)
+            assert (launches, copies) == (2, 0), hook
+            means_are(reducer, reducer.gradients, group.size - 1.0)
+
+
+def _with_hook(group: ProcessGroup, hook: Any, state: Any = None, **more: Any) -> Any:
+    caps = {"cap_bytes": WHOLE, "first_bytes": WHOLE}
+    return dist.Reducer(parameters(group), group, hook=hook, state=state, **caps, **more)
+
+
+def hooks_work_on_devices_as_on_the_cpu(group: ProcessGroup) -> None:
+    """Also around each other, and those that look at the buffer or put another in its place."""
+    later = local_sgd.PostLocalSGDState(group, None, 0, False)
+    mean, mine = group.size - 1.0, 2.0 * group.rank
+    cases: list[tuple[Any, Any, float]] = [
+        (hooks.allreduce_hook, None, mean),
+        (hooks.noop_hook, None, mine),
+        (hooks.fp16_compress_wrapper(hooks.allreduce_hook), None, mean),
+        (hooks.bf16_compress_wrapper(hooks.noop_hook), None, mine),
+        (hooks.fp16_compress_wrapper(hooks.bf16_compress_hook), None, mean),
+        (local_sgd.post_localSGD_hook, local_sgd.PostLocalSGDState(group, group, 1), mean),
+        (local_sgd.post_localSGD_hook, later, mine),
+        (_in_another_array, None, mean),
+    ]
+    for hook, state, wanted in cases:
+        reducer = _with_hook(group, hook, state)
+        for _ in range(2):
+            given = [full_of(x, mine + k) for k, x in enumerate(reducer.gradients)]
+            reduced(reducer, given)
+            means_are(reducer, given, wanted)
+
+
+def _in_another_array(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
+    other = bucket.buffer().copy()
+    work = hooks.started(group.all_reduce(other, dist.AVG, async_op=True))
+    return bucket.following(work, lambda value: value()[0])
+
+
+def hooks_that_compute_in_numpy_say_what_to_use_instead(group: ProcessGroup) -> None:
+    """Before anything is sent: they have no group to send by. The next pass is free."""
+    state = powersgd.PowerSGDState(None, start_powerSGD_iter=2)
+    cases = [
+        (quantization.quantization_pertensor_hook, object()),
+        (quantization.quantization_perchannel_hook, object()),
+        (powersgd.powerSGD_hook, state),
+        (powersgd.batched_powerSGD_hook, state),
+    ]
+    for hook, nobody in cases:
+        reducer = _with_hook(group, hook, nobody)
+        for _ in range(2):
+            reducer.begin()
+            for k in range(len(SHAPES) - 1):
+                reducer.grad_ready(k)
+            told = rf"computes on the CPU, and bucket 0 is on cuda:{device(group)}: use one"
+            with pytest.raises(TypeError, match=told):
+                reducer.grad_ready(len(SHAPES) - 1)
+            with pytest.raises(TypeError, match=told):
+                reducer.finish()
+
+
+def gradients_that_do_not_fit_are_refused_at_once(group: ProcessGroup) -> None:
+    reducer = dist.Reducer(parameters(group), group)
+    reducer.begin()
+    there = cuda.zeros((24,), device=device(group))
+    strided = {**there.__cuda_array_interface__, "shape": (3, 4), "strides": (32, 8)}
+    every_other = type("Strided", (), {"__cuda_array_interface__": strided})()
+    with pytest.raises(TypeError, match=r"parameter 0 is on cuda:\d, its gradient on cpu"):
+        reducer.grad_ready(0, np.zeros((3, 4), np.float32))
+    with pytest.raises(ValueError, match="gradient of parameter 0 must be contiguous"):
+        reducer.grad_ready(0, every_other)
+    for k in range(len(SHAPES)):
+        reducer.grad_ready(k)
+    with pytest.raises(RuntimeError, match="parameter 1 was marked ready twice"):
+        reducer.grad_ready(1, full_of(reducer.gradients[1], 5.0))
+    reducer.finish()
+    assert {number(x) for x in reducer.gradients} == {0.0}
+    with pytest.raises(TypeError, match=r"parameter 0 is sparse, and on cuda:\d"):
+        dist.Reducer(parameters(group), group, expect_sparse=[True] + [False] * 4)
+    cpu = dist.Reducer([np.zeros(3, np.float32)], group, expect_sparse=[True])
+    cpu.begin()
+    rows = SparseGradient(np.zeros((1, 1), np.int64), np.ones(1, np.float32))
+    cpu.grad_ready(0, rows)
+    cpu.finish()
+    assert cpu.gradients[0].dense((3,)).tolist() == [1.0, 0.0, 0.0]
+
+
+def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) -> None:
+    """Gradients are made on streams that don't go on, by threads; the host waits for none."""
+    mine = device(group)
+    mean, alone = group.size - 1.0, 2.0 * group.rank
+    cases = ((None, mean), (hooks.bf16_compress_hook, mean), (hooks.noop_hook, alone))
+    for hook, wanted in cases:
+        reducer = _with_hook(group, hook)
+        made = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
+        given = [full_of(x, -9.0) for x in reducer.gradients]
+        reduced(reducer, given)  # whatever is made once is made here
+        streams = [cuda.Stream(mine) for _ in range(3)]
+        last = cuda.Stream(mine)
+        copies, behind = ([full_of(x, 0.0) for x in reducer.gradients] for _ in range(2))
+        with cuda.on_device(mine):
+            reducer.begin()
+            with held(*(stream.handle for stream in streams)):
+                for k, x in enumerate(given):
+                    task = _mark_on(streams[k % 3], reducer, k, x if k != 1 else None, made[k])
+                    thread = threading.Thread(target=task)
+                    thread.start()
+                    thread.join()
+                with cuda.stream(last):
+                    reducer.finish()
+                for k, gradient in enumerate(reducer.gradients):
+                    _queue_copy(copies[k], gradient, last)
+                    _queue_copy(behind[k], gradient if k == 1 else given[k], streams[k % 3])
+            cuda.synchronize(mine)
+        for k, copy in enumerate(copies):
+            assert (number(copy), number(behind[k])) == (wanted + k, wanted + k)
+
+
+def _mark_on(
+    stream: cuda.Stream, reducer: Any, k: int, given: Any, made: Any
+) -> Callable[[], None]:
+    """Return what makes a gradient on a stream, in its place or elsewhere, and marks it."""
+
+    def task() -> None:
+        target = reducer.gradients[k] if given is None else given
+        with cuda.on_device(made.device), cuda.stream(stream):
+            _queue_copy(target, made, stream)
+            reducer.grad_ready(k, given)
+
+    return task
+
+
+def _queue_copy(target: Any, source: Any, stream: cuda.Stream) -> None:
+    call("cuMemcpyDtoDAsync", target.address, source.address, source.nbytes, stream.handle)
+
+
+ANYWHERE = [
+    a_reducer_averages_gradients_on_devices,
+    all_gradients_of_a_bucket_move_by_one_launch,
+    gradients_in_their_buckets_are_not_moved,
+    hooks_that_cast_do_so_in_the_launch_that_packs,
+    hooks_work_on_devices_as_on_the_cpu,
+    hooks_that_compute_in_numpy_say_what_to_use_instead,
+    gradients_that_do_not_fit_are_refused_at_once,
+]
+"""By any backend; those that need other ranks before streams can wait may block the host."""
+REDUCING = [*ANYWHERE, a_bucket_leaves_behind_every_stream_of_its_gradients]

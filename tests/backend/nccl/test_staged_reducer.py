@@ -1,0 +1,27 @@
+"""A Reducer of device arrays by way of host memory does what it does by NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from emulated import emulators, needs_emulators
+from reducing_ranks import ANYWHERE
+
+from nc10d.group import ProcessGroup
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two ranks on one device, whose memory is out of the CPU's reach."""
+    given = {"NC10D_EMULATED_GUARD": "1", "NC10D_EMULATED_GPUS": "1"}
+    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:staged", timeout=20.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("law", ANYWHERE, ids=lambda law: law.__name__)
+def test_by_way_of_the_host(two: Ranks, law: Callable[[ProcessGroup], None]) -> None:
+    two.run(law)
