@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gpu_laws as laws
 import gpu_times as times
+import gpu_train
 from gpu_rows import Check, Row, keep, machine, run
 from test_nccl_conformance import FEW
 
@@ -36,6 +37,7 @@ def checks(quick: bool) -> dict[str, Check]:
     found["laws, 1 rank, nonblocking"] = lambda: laws.keep_laws(1, nonblocking=True)
     found["laws, 2 ranks"] = lambda: laws.keep_laws(2)
     found["arrays of other libraries"] = laws.libraries
+    found["training by torch"] = gpu_train.trains
     for ranks in (2,) if quick else (2, 4):
         found[f"staged conformance, {ranks} ranks"] = functools.partial(laws.stages, ranks, dtypes)
     found[many] = lambda: times.beside(size)

@@ -5,7 +5,7 @@
 # element or on a row that this machine should have had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for folder in tests/emulators tests/backend/staged tests/backend/nccl tools; do
+for folder in tests/emulators tests/backend/staged tests/backend/nccl tests/torch tools; do
   PYTHONPATH="$PWD/$folder${PYTHONPATH:+:$PYTHONPATH}"
 done
 export PYTHONPATH="$PWD:$PYTHONPATH"

@@ -5,7 +5,9 @@
 
 Contract: constructor, semantics and attributes are torch.nn.parallel.DistributedDataParallel's,
 on an nc10d group. A gradient leaves in its bucket as soon as autograd has made it; `backward`
-waits for all of them, and raises what went wrong. Modules are on the CPU so far.
+waits for all of them, and raises what went wrong. A module is on the CPU, or on one or several
+GPUs, whose gradients go by the group's backend for them, in the order of torch's current streams;
+its group needs a backend for the CPU too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.torch.bucket import on_tensors
 from nc10d.torch.gradients import Gradients
 from nc10d.torch.graph import unused_in
+from nc10d.torch.placement import placement
 from nc10d.torch.replicas import Contents, same_everywhere
 from nc10d.world import get_default_group
 
@@ -35,14 +38,15 @@ class DistributedDataParallel(torch.nn.Module):
     output does not depend on; with `static_graph`, the first pass shows that for all. With
     `gradient_as_bucket_view`, gradients lie in the buckets. `init_sync` gives every rank rank 0's
     parameters and buffers at the start, `broadcast_buffers` its buffers before each forward pass.
-    `device_ids` and `output_device` must be None, `dim` is of no use: modules are on the CPU.
-    `check_reduction` is torch's, without a meaning.
+    `device_ids` has the one GPU of a module, to which inputs are moved; it must be None for modules
+    on the CPU or on several. `output_device`, `dim` and `check_reduction` are torch's, without a
+    meaning: outputs are where the module has them.
 
     Names in `module._ddp_params_and_buffers_to_ignore` are left alone.
 
     Blocks until all ranks have made theirs. ValueError on every rank if their parameters differ,
-    RuntimeError if there is nothing to train. Backward passes raise DistErrors, and a RuntimeError
-    that names the parameters whose gradients have not come.
+    and for devices as torch raises it; RuntimeError if there is nothing to train. Backward passes
+    raise DistErrors, and a RuntimeError that names the parameters whose gradients have not come.
     """
 
     def __init__(
@@ -63,19 +67,20 @@ class DistributedDataParallel(torch.nn.Module):
         device_mesh: Any = None,
     ) -> None:
         super().__init__()
-        _check_devices(module, device_ids, output_device)
+        self._contents = Contents(module)
+        trained = self._contents.trained()
+        self._placement = placement(self._contents.parameters(), device_ids, output_device)
+        self.device_ids, self.output_device = self._placement
         self.process_group = _group(process_group, device_mesh)
         self.module = module
-        self.device_ids = self.output_device = None
         self.dim = dim
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self._contents = Contents(module)
         self._gradients = Gradients(
-            self._contents.trained(),
+            trained,
             self._contents.sparse(),
             self.process_group,
             as_views=gradient_as_bucket_view,
@@ -103,7 +108,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.reducer.prepare_for_forward()
         if self.broadcast_buffers and self.require_forward_param_sync:
             same_everywhere(self.process_group, self._contents.buffers())
-        output = self.module(*inputs, **kwargs)
+        output = self.module(*self._placement.moved(inputs), **self._placement.moved(kwargs))
         self.require_forward_param_sync = reducing
         if recording:
             searching = reducing and self.find_unused_parameters and not self.static_graph
@@ -142,16 +147,6 @@ class DistributedDataParallel(torch.nn.Module):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Look at one pass in `sample_rate` after the first ten."""
         self.logger.set_sample_rate(sample_rate)
-
-
-def _check_devices(module: torch.nn.Module, device_ids: Any, output_device: Any) -> None:
-    if device_ids or output_device is not None:
-        raise ValueError("device_ids and output_device must be None: modules are on the CPU so far")
-    found = {str(x.device) for x in (*module.parameters(), *module.buffers())}
-    if found - {"cpu"}:
-        raise ValueError(
-            f"the module must be on the CPU so far, it is on {', '.join(sorted(found))}"
-        )
 
 
 def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:

@@ -1,13 +1,15 @@
 """From autograd to the Reducer and back: gradients go in as they are made, means come out.
 
 Contract: autograd calls `_ready` once for each parameter in a backward pass, in whatever order,
-on the thread that called `backward`. The first of them begins the Reducer's pass, and the end of
+on the thread that called `backward`, or on one for each GPU, with the stream current on which the
+gradient is made. The first of them begins the Reducer's pass, and the end of
 autograd's work ends it: a forward pass that nobody computes backwards from leaves nothing behind. A
 hook holds no reference to its Gradients, and goes when they go.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -15,14 +17,13 @@ from typing import Any
 import torch
 
 from nc10d.group import ProcessGroup
-from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.graph import tensors_in
-from nc10d.torch.slots import Dense, Sparse
+from nc10d.torch.slots import Dense, Sparse, allocation, slot_of
 
 
 class Gradients:
-    """The gradients of `params` (by name, all on the CPU), averaged over a group.
+    """The gradients of `params` (by name, on the CPU or on GPUs), averaged over a group.
 
     With `as_views` they lie in the Reducer's buckets, else they are tensors of their own. Those of
     the names in `sparse` come as sparse tensors. `caps` are the sizes of buckets and of the first
@@ -50,7 +51,9 @@ class Gradients:
             expect_sparse=[name in sparse for name in params],
             find_unused_parameters=find_unused or static,
             static_graph=static,
+            allocate=allocation(self.params),
         )
+        self._beginning = threading.Lock()
         self._as_views, self._static = as_views, static
         self._reducing = self._running = self._awaited = False
         self._unused: Collection[int] = ()
@@ -66,12 +69,7 @@ class Gradients:
 
     def _lay_out(self) -> None:
         pairs = zip(self.params, self.reducer.gradients, strict=True)
-        self._slots = [
-            Sparse(gradient)
-            if isinstance(gradient, SparseGradient)
-            else Dense(x, gradient, self._as_views)
-            for x, gradient in pairs
-        ]
+        self._slots = [slot_of(x, gradient, self._as_views) for x, gradient in pairs]
         self._elsewhere = [i for i, slot in enumerate(self._slots) if not slot.as_view]
 
     def settle(self, reducing: bool) -> None:
@@ -102,17 +100,20 @@ class Gradients:
                     x.register_hook(hook)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
-        if self._reducing:
+        if not self._reducing:
+            self.reducer.grad_ready(index)
+            return
+        with self._beginning:
             if not self._running:
                 self._begin()
-            self._slots[index].take(x)
-            if self._static:
-                self._came.add(index)
-        self.reducer.grad_ready(index)
+        gradient = self._slots[index].take(x)
+        if self._static:
+            self._came.add(index)
+        self.reducer.grad_ready(index, gradient)
 
     def _begin(self) -> None:
         for index in self._unused:
-            self._slots[index].take(self.params[index])
+            self._slots[index].fill(self.params[index])
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
         if not self._awaited:

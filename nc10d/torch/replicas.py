@@ -22,6 +22,10 @@ class Contents:
         self._params = {n: x for n, x in module.named_parameters() if n not in ignored}
         self._ignored = ignored
 
+    def parameters(self) -> list[torch.Tensor]:
+        """Return all parameters."""
+        return list(self._params.values())
+
     def trained(self) -> dict[str, torch.Tensor]:
         """Return the parameters that require gradients; RuntimeError if there are none."""
         found = {name: x for name, x in self._params.items() if x.requires_grad}
@@ -41,7 +45,7 @@ class Contents:
 
     def states(self) -> list[torch.Tensor]:
         """Return all parameters and buffers."""
-        return [*self._params.values(), *self.buffers()]
+        return [*self.parameters(), *self.buffers()]
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the buffers as they are now: a module may replace them."""
@@ -50,10 +54,13 @@ class Contents:
 
 
 def same_everywhere(group: ProcessGroup, tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank what rank 0 has in `tensors`, as one submission. Blocks."""
+    """Give every rank what rank 0 has in `tensors`, as one submission for each kind of device.
+
+    Blocks, for tensors on the CPU.
+    """
     whole = [x.detach() for x in tensors if x.numel()]
-    if not whole:
-        return
-    with group.coalescing_manager():
-        for x in whole:
-            group.broadcast(x, 0)
+    for kind in sorted({x.device.type for x in whole}):
+        with group.coalescing_manager():
+            for x in whole:
+                if x.device.type == kind:
+                    group.broadcast(x, 0)

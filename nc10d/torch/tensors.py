@@ -121,12 +121,22 @@ def _check(x: torch.Tensor) -> DType:
     return dtype
 
 
-def as_tensor(x: Array) -> torch.Tensor:
-    """Return the tensor that is the memory of an ndarray; TypeError for dtypes torch has not."""
+def as_tensor(x: Any) -> torch.Tensor:
+    """Return the tensor that is the memory of an array; TypeError for dtypes torch has not.
+
+    A tensor is itself; what is neither that nor an ndarray is asked by torch (arrays on devices).
+    """
+    if type(x) is not np.ndarray:
+        return torch.as_tensor(x)
     dtype = dtype_of(x.dtype)
     if dtype not in _BITS:
         return torch.from_numpy(x)
     return torch.from_numpy(x.view(f"u{dtype.itemsize}")).view(_TORCH[dtype])
+
+
+def zeros(count: int, dtype: np.dtype[Any], device: torch.device) -> torch.Tensor:
+    """Return a flat tensor of zeros on a device."""
+    return torch.zeros(count, dtype=_TORCH[dtype_of(dtype)], device=device)
 
 
 def _values(x: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ import torch.distributed
 import zoo
 
 from nc10d.testing import Ranks
-from nc10d.torch import DistributedDataParallel
+from nc10d.torch import DistributedDataParallel, slots
 
 STEPS = 4
 VARYING = "branches", "repeats"
@@ -77,9 +77,12 @@ def same(a, b):
 
 
 def both(group, name, passes, options):
-    """Train the same model by torch's DDP and by ours; return where they first differ."""
+    """Train the same model by torch's DDP and by ours; return where they first differ.
+
+    It is on the GPU of the option `device_ids`, if there is one.
+    """
     torch.manual_seed(group.rank)  # ranks begin with different models
-    model = zoo.make(name)
+    model = zoo.make(name).to(*(f"cuda:{index}" for index in options.get("device_ids", ())))
     theirs = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model), **options)
     ours = DistributedDataParallel(model, **options)
     each = zip(
@@ -99,6 +102,23 @@ def test_gradients_and_buffers_are_torchs(ranks, name, views, kind):
     options = {"gradient_as_bucket_view": views, "bucket_cap_mb": 0.001, **OPTIONS[kind]}
     answers = ranks.run(both, [name] * 2, [[True] * STEPS] * 2, [options] * 2)
     assert answers == [None, None]
+
+
+def both_as_on_a_device(*arguments):
+    """As `both`, where buckets are tensors and the Reducer moves gradients, as it does on GPUs."""
+    before, slots.MOVED = slots.MOVED, {"cpu"}
+    try:
+        return both(*arguments)
+    finally:
+        slots.MOVED = before
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("name", ["perceptron", "convolution", "branches", "repeats"])
+def test_gradients_are_torchs_where_the_reducer_moves_them(ranks, name, views):
+    options = {"gradient_as_bucket_view": views, "find_unused_parameters": name in VARYING}
+    passes = [[True, False, True, True]] * 2
+    assert ranks.run(both_as_on_a_device, [name] * 2, passes, [options] * 2) == [None, None]
 
 
 @pytest.mark.parametrize("views", [False, True])

@@ -1,0 +1,143 @@
+"""DistributedDataParallel on devices, as far as that shows without one: rules, inputs, slots.
+
+torch's own constructor is asked on tensors that only say where they are (FakeTensors): what it
+takes, it fails to allocate on a GPU.
+"""
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
+
+from nc10d.reducer import hooks
+from nc10d.testing import run_local
+from nc10d.torch import DistributedDataParallel, slots
+from nc10d.torch.placement import moved, placement
+
+MODULES = [("cpu",), ("cuda:0",), ("cuda:1", "cuda:1"), ("cuda:0", "cuda:1"), ("cpu", "cuda:0")]
+IDS = [None, [], [0], [1], ["cuda:1"], [torch.device("cuda", 1)], [0, 1], ["cpu"]]
+OUTPUTS = [None, 0, 1, "cuda:1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def module_on(devices):
+    found = torch.nn.Module()
+    with FakeTensorMode():
+        for index, device in enumerate(devices):
+            found.register_parameter(f"p{index}", torch.nn.Parameter(torch.empty(2, device=device)))
+    return found
+
+
+def torchs(devices, device_ids, output_device):
+    kind = torch.nn.parallel.DistributedDataParallel
+    made = kind.__new__(kind)
+    try:
+        made.__init__(module_on(devices), device_ids, output_device, init_sync=False)
+    except ValueError:
+        return ValueError
+    except NotImplementedError:
+        pass  # there is no such memory here; the arguments were right
+    return made.device_ids, made.output_device
+
+
+def ours(devices, device_ids, output_device):
+    try:
+        return tuple(placement(module_on(devices).parameters(), device_ids, output_device))
+    except ValueError:
+        return ValueError
+
+
+@pytest.mark.parametrize("devices", MODULES, ids=",".join)
+def test_devices_are_taken_and_refused_as_by_torch(devices):
+    cases = [(ids, output) for ids in IDS for output in OUTPUTS]
+    wanted = [torchs(devices, *case) for case in cases]
+    assert [ours(devices, *case) for case in cases] == wanted
+    mixed = len({device.partition(":")[0] for device in devices}) > 1
+    assert (len(set(map(str, wanted))) == 1) == mixed  # else some are taken and some are not
+
+
+def test_what_is_wrong_is_said_before_ranks_meet():
+    def run(_group):
+        for module in (torch.nn.Linear(2, 2, device="meta"), module_on(("cpu", "cuda:0"))):
+            with pytest.raises(ValueError, match="on the CPU or on GPUs, all of it: it is on"):
+                DistributedDataParallel(module)
+        with pytest.raises(ValueError, match=r"got \[0\] and None for a module on cpu"):
+            DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[0])
+        return True
+
+    assert run_local(run, 1) == [True]
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def test_inputs_are_moved_wherever_tensors_are_in_them():
+    meta, x = torch.device("meta"), torch.ones(2)
+    found = moved(([x, {"a": x}], Pair(x, 3), OrderedDict(b=(x,)), pack_sequence([x]), "s"), meta)
+    [first, [second]], pair, ordered, packed, text = (
+        [found[0][0], list(found[0][1].values())],
+        *found[1:],
+    )
+    tensors = [first, second, pair.x, ordered["b"][0], packed.data]
+    assert all(one.device == meta for one in tensors)
+    assert (type(pair), pair.y, type(ordered), text) == (Pair, 3, OrderedDict, "s")
+    assert type(found) is tuple
+
+
+def channels_last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("lay", [torch.clone, channels_last, lambda x: x.permute(1, 0, 3, 2)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_gradients_memory_is_what_the_reducer_moves(lay, alike):
+    """In memory's order if it lies as its place does; else it is copied, element by element."""
+    values = torch.arange(36.0).reshape(1, 4, 3, 3)
+    x = torch.nn.Parameter(lay(torch.zeros(1, 4, 3, 3)))
+    x.grad = lay(values) if alike else lay(values).contiguous().flip(0)
+    expected = x.grad.clone()
+    bucket = torch.zeros(36)
+    slot = slots.Moved(x, bucket.reshape(x.shape))
+    lent = slot.take(x)
+    assert (lent is not None) == (x.grad.stride() == x.stride())
+    if lent is not None:
+        assert lent.is_contiguous()
+        assert lent.data_ptr() == x.grad.data_ptr()
+        bucket.copy_(lent.reshape(-1))
+    assert torch.equal(slot.view, expected)
+    bucket *= 2
+    if lent is not None:
+        lent.copy_(bucket.reshape(lent.shape))
+    copy = slot.give(x)
+    assert (copy is None) == (lent is not None)
+    if copy is not None:
+        copy[0].copy_(copy[1])
+    assert torch.equal(x.grad, 2 * expected)
+
+
+@pytest.mark.parametrize("hook", [None, hooks.fp16_compress_hook, hooks.bf16_compress_hook])
+def test_hooks_see_buckets_that_are_tensors(monkeypatch, hook):
+    monkeypatch.setattr(slots, "MOVED", {"cpu"})
+
+    def run(group):
+        model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
+        if hook is not None:
+            model.register_comm_hook(group, hook)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 3), 2.0 * group.rank)).sum().backward()
+        assert all(type(x) is torch.Tensor for x in model.reducer.gradients)
+        return model.module.weight.grad.tolist()
+
+    assert run_local(run, 3) == [[[2.0] * 3]] * 3

@@ -1,0 +1,79 @@
+"""The row of tools/gpu_check.py that trains: DistributedDataParallel on GPUs beside torch's.
+
+Two ranks, on one card if there is no other: torch's gradients go by gloo, ours by the staged
+backend and by NCCL. The models and the comparison are those of tests/torch, which see every bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import device_ranks as on
+from gpu_rows import Row, first_line
+
+from nc10d.group import ProcessGroup
+from nc10d.testing.ranks import Ranks
+
+TIMEOUT = 60.0
+MODELS = ("perceptron", "transformer", "convolution", "branches")
+PASSES = (True, False, True, True)
+
+
+def trains(models: Sequence[str] = MODELS) -> list[Row]:
+    """Train each model by both, with gradients in buckets and beside them."""
+    if importlib.util.find_spec("torch") is None:
+        return [Row("training by torch", "torch is not installed here")]
+    rows: list[Row] = []
+    for backend in ("staged", "nccl"):
+        with (
+            Ranks(2, "processes", f"cpu:cpu,cuda:{backend}", TIMEOUT) as ranks,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            if not all(ranks.run(has_cuda)):
+                return [Row("training by torch", "torch is installed without CUDA")]
+            ranks.run(prepare, [str(Path(folder) / "meet")] * 2)
+            for name in models:
+                rows += [compared(ranks, backend, name, views) for views in (False, True)]
+    return rows
+
+
+def compared(ranks: Ranks, backend: str, name: str, views: bool) -> Row:
+    """Return the row of one model."""
+    options = {"gradient_as_bucket_view": views, "find_unused_parameters": name == "branches"}
+    row = f"{name} by {backend}, {'in buckets' if views else 'of its own'}"
+    try:
+        found = ranks.run(first_difference, [name] * 2, [options] * 2)
+    except Exception as error:  # noqa: BLE001  (the others are run all the same)
+        return Row(row, first_line(error), failed=True)
+    same = found == [None, None]
+    return Row(row, "torch's gradients" if same else f"differs: {found}", failed=not same)
+
+
+def has_cuda(_group: ProcessGroup) -> bool:
+    """Say whether torch can use the card."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def prepare(group: ProcessGroup, path: str) -> None:
+    """Let torch's ranks meet, and the same sums be the same bits."""
+    import torch
+    from test_ddp import join_gloo
+
+    on.be_a_host_of_ones_own(group)
+    torch.cuda.set_device(on.device(group))
+    torch.backends.cudnn.deterministic = True
+    join_gloo(group, path)
+
+
+def first_difference(group: ProcessGroup, name: str, options: dict[str, Any]) -> str | None:
+    """Return where gradients first differ from those of torch's DDP."""
+    from test_ddp import both
+
+    found = both(group, name, PASSES, {**options, "device_ids": [on.device(group)]})
+    return None if found is None else f"step {found[0]}, tensor {found[1]}"
