@@ -282,6 +282,12 @@ new = dist.shrink_group()
 x = np.ones(3)
 dist.all_reduce(x)
 say("goes on with", new.size, x[0])
+try:
+    dist.new_group([0, 1])
+except dist.StoreError as error:
+    say("no new group:", error)
+dist.all_reduce(x)
+say("still", x[0])
 hear()
 """
 
@@ -305,49 +311,11 @@ def test_neither_the_store_nor_its_host_is_needed(names: str) -> None:
                 rank.tell("go on")
             for rank in ranks[1:]:
                 assert rank.line() == "goes on with 3 3.0"
+                if rank is not ranks[3]:
+                    assert f"127.0.0.1:{port}" in rank.line()
+                assert rank.line() == "still 9.0"
                 rank.tell("end")
             assert [rank.ended() for rank in ranks[1:]] == [0, 0, 0]
-
-
-STOPPED = """
-from nc10d.errors import DistError
-
-group = join(60.0)
-group.barrier()
-group.timeout = 0.5
-say("ready")
-x = np.ones(100_000)
-try:
-    while True:
-        dist.all_reduce(x)
-except DistError as error:
-    told = type(error).__name__
-kept = x.copy()
-try:
-    new = dist.shrink_group(timeout=1.0)
-except DistError as error:
-    say(told, type(error).__name__, (x == kept).all())
-else:
-    y = np.ones(3)
-    for _ in range(100):
-        dist.all_reduce(y)
-        y[:] = 1
-    say(told, "goes on with", new.size)
-hear()
-"""
-
-
-def test_a_rank_that_wakes_up_later_is_out_and_disturbs_nobody() -> None:
-    with Job(STOPPED, 3) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
-        ranks[2].kill(signal.SIGSTOP)
-        assert [rank.line() for rank in ranks[:2]] == ["CollectiveTimeout goes on with 2"] * 2
-        ranks[2].kill(signal.SIGCONT)
-        assert ranks[2].line() == "CollectiveTimeout Aborted True"
-        for rank in ranks:
-            rank.tell("go")
-            assert rank.ended() == 0
 
 
 STOPS = """

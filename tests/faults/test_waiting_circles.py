@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch, DistError
+from nc10d.debug.libraries import Nc10d
+from nc10d.debug.stage import Report, Stage
+from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
 Script = Callable[[list[Any]], object]  # what a rank does with its groups, the world first
@@ -65,40 +72,67 @@ def waits_of_asynchronous_calls(groups: list[Any]) -> None:
     second.all_reduce(x(), async_op=True).wait()
 
 
-CIRCLES: dict[str, tuple[int, list[list[int]], Script]] = {
-    "two groups": (2, [[0, 1]], two_groups),
-    "three groups": (3, [[0, 2], [0, 1], [1, 2]], three_groups),
-    "both receive": (2, [], both_receive),
-    "message and collective": (2, [], message_and_collective),
-    "both send": (2, [], both_send_what_has_no_room),
-    "asynchronous": (2, [[0, 1]], waits_of_asynchronous_calls),
+CIRCLES: dict[str, tuple[list[list[int]], Script]] = {
+    "two groups": ([[0, 1]], two_groups),
+    "three groups": ([[0, 2], [0, 1], [1, 2]], three_groups),
+    "both receive": ([], both_receive),
+    "message and collective": ([], message_and_collective),
+    "both send": ([], both_send_what_has_no_room),
+    "asynchronous": ([[0, 1]], waits_of_asynchronous_calls),
 }
+PLAYS = [
+    *[(name, "aaa" if name == "three groups" else "aa") for name in CIRCLES],
+    *[(name, "ab") for name in CIRCLES if name not in ("three groups", "both send")],
+    *[("three groups", hosts) for hosts in ("aab", "abb", "abc")],
+]
+"""Circles, and on which host (a letter) each rank is."""
 
 
-def told(group: Any, name: str) -> tuple[DistError | None, float]:
-    _, others, script = CIRCLES[name]
-    groups = groups_of(group, others)
+def main() -> None:
+    """Play them all, in processes that are forked from this one; print what ranks report."""
+    library = Nc10d()
+    library.warm()
+    for number, (name, hosts) in enumerate(PLAYS):
+        part = partial(waits, library, number, name, hosts)
+        print(json.dumps(Stage(len(hosts)).play(part, len(hosts), 60.0).reports))
+
+
+def waits(
+    library: Nc10d, number: int, name: str, hosts: str, stage: Stage, rank: int
+) -> Report | None:
+    os.environ["NC10D_HOST_ID"] = hosts[rank]
+    library.join(number, rank, stage.size, 120.0)
+    others, script = CIRCLES[name]
+    groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
     try:
         script(groups)
     except DistError as error:
-        return error, time.monotonic() - start
-    return None, 0.0
+        return {"late": time.monotonic() - start, **library.told(error)}
+    return {"late": 0.0, "message": "nothing"}
 
 
-@pytest.mark.parametrize("name", CIRCLES)
-def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(name: str) -> None:
-    size = CIRCLES[name][0]
-    with Ranks(size, "processes", timeout=120.0) as ranks:
-        errors = ranks.run(told, [name] * size)
-    assert len({str(error) for error, _ in errors}) == 1
-    for error, late in errors:
-        assert isinstance(error, CollectiveMismatch)
-        assert late < 30
+@pytest.fixture(scope="module")
+def played() -> list[list[Report]]:
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
+def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(
+    played: list[list[Report]], play: int
+) -> None:
+    reports, size = played[play], len(PLAYS[play][1])
+    assert sorted(report["rank"] for report in reports) == [*range(size)]
+    assert len({report["message"] for report in reports}) == 1
+    for report in reports:
+        assert report["kind"] == "CollectiveMismatch", report
+        assert report["late"] < 30
         for rank in range(size):
-            assert f"rank {rank} waits in" in str(error)
-            assert f"for rank {rank}" in str(error)
-        assert str(error).count("test_waiting_circles.py:") == size
+            assert f"rank {rank} waits in" in report["message"]
+            assert f"for rank {rank}" in report["message"]
+        assert report["message"].count("test_waiting_circles.py:") == size
 
 
 def comes_late(group: Any, by_thread: bool) -> bool:
@@ -146,3 +180,7 @@ def test_a_rank_that_waits_for_something_else_is_late_and_in_no_circle() -> None
     with Ranks(2, "processes", timeout=60.0) as ranks:
         told = ranks.run(apart)
     assert all("timed out on rank 0 waiting for rank 1" in one for one in told)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,14 +3,17 @@
 A rank that has waited long shows what it needs, and how far it is with everything that others
 could need of it. What it shows holds while its one thread is in that wait: calls that it has not
 made it can't make. So a circle of needs, each of which the next rank can't meet while it waits, is
-broken by nobody, and whoever finds one may say so, however slow the machine is. That it reads one
-rank after the other does not matter: if somebody of the circle had left before the last reading,
-take the first who did; the next rank had met its need by then, but had not when it was read, and
-was waiting ever since.
+broken by nobody, and whoever finds one may say so, however slow the machine is. That what it goes
+by was shown at different times, and has been on its way, does not matter: if somebody of the circle
+had left its wait since, take the first who did; the next rank had met its need by then, but had not
+when it showed what it did, and was waiting ever since.
 
 Two kinds of needs. A collective ends for nobody before all have entered it, so a rank in number n
 of a group needs everybody to have entered that. A message needs the counter of the other end of its
 link to change.
+
+Over distances, what a rank shows is a probe that follows the needs (Chandy, Misra and Haas 1983,
+"Distributed deadlock detection"): a rank that waits passes on what has led to it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _STATE = struct.Struct("<3q")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a waiting rank needs of `rank` (a number on the host): that `key` gets on.
+    """What a waiting rank needs of `rank` (a number in the job): that `key` gets on.
 
     A collective has `seen` -1 and is met when the group `key` has entered call number `until`; a
     message when the counter of the link `key` is no more what this rank has `seen`.
@@ -99,16 +102,27 @@ def circle(start: int, standings: Mapping[int, Standing]) -> list[int]:
     todo = [start]
     while todo:
         rank = todo.pop()
-        for need in standings[rank].needs:
-            other = standings.get(need.rank)
-            if other is None or other.meets(need):
-                continue
-            if need.rank == start:
+        for other in _needed(rank, standings):
+            if other == start:
                 return _way(start, rank, came)
-            if need.rank not in came:
-                came[need.rank] = rank
-                todo.append(need.rank)
+            if other not in came:
+                came[other] = rank
+                todo.append(other)
     return []
+
+
+def leading(to: int, standings: Mapping[int, Standing]) -> set[int]:
+    """Return the ranks whose needs lead to a rank in the end, and that rank."""
+    found = {to}
+    while more := {r for r in standings.keys() - found if found & _needed(r, standings)}:
+        found |= more
+    return found
+
+
+def _needed(rank: int, standings: Mapping[int, Standing]) -> set[int]:
+    """Return the ranks that are known not to meet what a rank needs of them."""
+    needs = (need for need in standings[rank].needs if need.rank in standings)
+    return {need.rank for need in needs if not standings[need.rank].meets(need)}
 
 
 def _way(start: int, rank: int, came: Mapping[int, int]) -> list[int]:

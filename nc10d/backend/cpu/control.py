@@ -35,6 +35,8 @@ _NEEDS: dict[str, dict[str, type]] = {
     "say": {"topic": str, "step": int, "value": str},
     "part": {"topic": str, "value": str},
     "left": {},
+    "waits": {"who": int, "version": int, "notice": str},
+    "circle": {"version": int, "verdict": str},
 }
 
 Message = dict[str, Any]
@@ -74,6 +76,10 @@ class Line:
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
                     self._out.popleft()
+
+    def behind(self) -> bool:
+        """Say whether something is kept that has not gone yet."""
+        return bool(self._out)
 
     def events(self) -> int:
         """Return what to poll for."""
@@ -160,6 +166,10 @@ class Control:
         went = [self.lines[number].send(data) for number in numbers]
         if not all(went):
             self.wake()
+
+    def behind(self, number: int) -> bool:
+        """Say whether a rank has not taken all yet that was sent to it."""
+        return self.lines[number].behind()
 
     def register(self, poller: select.poll) -> None:
         """Have a poller watch all lines that are not over."""

@@ -1,9 +1,10 @@
-"""Finding out that ranks of a host wait for each other in a circle, while they do.
+"""Finding out that ranks wait for each other in a circle, while they do.
 
 A thread that has waited for a slice shows on its rank's noticeboard what it needs, if it is the
-only one that could make a call. Whoever shows something looks at the others' boards. A circle is
-certain (circles.py); its finder tells the others in it, and each fails the group in which it waits,
-with the same words.
+only one that could make a call. Whoever shows something looks at the boards of its host, and at
+what has come from other hosts (probes.py). A circle is certain (circles.py); its finder tells the
+others in it, and each fails the group in which it waits, with the same words. That goes over the
+control lines, so that they know it before they can see the finder's end.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from nc10d.backend.cpu import circles
+from nc10d.backend.cpu import causes, circles
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.circles import Need, Standing, State
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.noticeboard import Noticeboard
+from nc10d.backend.cpu.probes import Probes
 from nc10d.backend.cpu.sites import called, here
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
+    from nc10d.backend.cpu.control import Message
+    from nc10d.backend.cpu.health import Health
     from nc10d.backend.cpu.host import Host
     from nc10d.backend.cpu.waits import Waits
 
@@ -34,54 +38,69 @@ OURS = tuple(f"nc10d-{name}" for name in ("worker", "control", "net", "store", "
 
 
 class Deadlocks:
-    """What one rank of a host shows, and finds out."""
+    """What one rank of the job shows, and finds out."""
 
     def __init__(self, host: Host) -> None:
         self._host: Host = weakref.proxy(host)  # whose part this is: no circle here
-        self._boards = [Noticeboard(mate.mapping) for mate in host.mates]
-        self._mine = self._boards[host.rank]
+        self._boards = {mate.number: Noticeboard(mate.mapping) for mate in host.mates}
+        self._mine = self._boards[host.number]
         self._shown: Standing | None = None
         self._owner = 0
+        self._where: tuple[Health, Channel] | None = None
+        self._probes = Probes()
 
     def stuck(self, backend: Waits, channel: Channel, submission: Submission | None) -> str | None:
         """Show that this thread waits in a channel for good; return why it never ends, if so.
 
         What it waits for is a submission, or the program that it runs itself there.
         """
-        mine = self._owner == get_ident()
-        verdict = self._mine.verdict() if mine or not self._owner else None
-        if mine and verdict is not None:
-            return verdict
         standing = self._standing(backend, channel) if self._alone() else None
         # What a channel is in now is this thread's affair only if that is not over.
         if standing is None or (submission is not None and submission.finished()):
             self.over()
             return None
+        # What changes all the time is not worth telling other hosts each time.
+        settled = self._shown in (None, standing)
         if standing != self._shown:
-            self._owner = get_ident()
+            self._owner, self._where = get_ident(), (backend.health, channel)
             self._mine.show(standing)
             self._shown = standing
-        return self._look()
+        return self._look(settled)
 
     def over(self) -> None:
         """Take away what this thread has shown, if it has: its wait has ended."""
         if self._owner == get_ident():
-            self._owner, self._shown = 0, None
+            self._owner, self._shown, self._where = 0, None, None
             self._mine.show(None)
 
-    def _look(self) -> str | None:
-        seen = {rank: board.read() for rank, board in enumerate(self._boards)}
-        standings = {rank: one for rank, (_, one) in seen.items() if one is not None}
-        ranks = circles.circle(self._host.rank, standings)
-        if not ranks:
+    def hear(self, message: Message) -> None:
+        """Take in what another rank says: what it waits for, or that this one waits in a circle."""
+        if message["kind"] == "waits":
+            self._probes.hear(message)
+            return
+        where = self._where
+        if where is not None and message["version"] == self._mine.version():
+            health, channel = where
+            health.abort(health.in_circle(channel, message["verdict"]))
+
+    def _look(self, settled: bool) -> str | None:
+        boards = {number: board.read() for number, board in self._boards.items()}
+        known = self._probes.heard | {n: one for n, one in boards.items() if one[1] is not None}
+        standings = {number: one for number, (_, one) in known.items() if one is not None}
+        me, control = self._host.number, self._host.peers.control
+        if me not in standings:  # it is too much for the board
             return None
-        numbers = {rank: self._host.mates[rank].number for rank in ranks}
-        words = {numbers[rank]: standings[rank].words for rank in ranks}
-        verdict = circles.told([numbers[rank] for rank in ranks], words)
-        for rank in ranks:
-            if rank != self._host.rank:
-                self._boards[rank].tell(seen[rank][0], verdict)
-        return verdict
+        ranks = circles.circle(me, standings)
+        if ranks:
+            verdict = circles.told(ranks, {rank: standings[rank].words for rank in ranks})
+            for rank in set(ranks) - {me}:
+                message = {"kind": "circle", "version": known[rank][0], "verdict": verdict}
+                control.send([rank], message | {"group": ""})
+            return verdict
+        if settled and self._host.abroad is not None:
+            leading = {rank: known[rank] for rank in circles.leading(me, standings)}
+            self._probes.pass_on(leading, me, self._boards.keys(), control)
+        return None
 
     def _alone(self) -> bool:
         """Say whether no other thread of this process could make a call while this one waits."""
@@ -121,31 +140,55 @@ def _link_key(backend: Waits, channel: Channel) -> int:
 
 def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
-    areas = backend.areas
-    if channel.shared.streams:  # of other hosts nothing is known
-        return
     if channel.shared.kind == at.COLLECTIVE:
-        number = channel.get(at.C_OPS)
-        for mate in range(areas.size):
-            if areas.last_record(mate)[0] < number:
-                yield Need(_key(backend.group_name), number, -1, areas.members[mate])
+        areas, number = backend.areas, channel.get(at.C_OPS)
+        # Of other hosts nothing is known here: who has entered says so itself.
+        entered = {n for m, n in enumerate(areas.numbers) if areas.last_record(m)[0] >= number}
+        for rank, member in enumerate(backend.members):
+            if rank not in entered:
+                yield Need(_key(backend.group_name), number, -1, member)
         return
     peer = backend.links.peer_of(channel)
-    counter = channel.shared.counters[channel.shared.kind == at.SENDER]
+    assert peer is not None, "every channel of the links is an end of one"
+    seen = _seen(channel)
+    if seen is not None:
+        yield Need(_link_key(backend, channel), 0, seen, backend.members[peer])
+
+
+def _seen(channel: Channel) -> int | None:
+    """Return what the other end of a link has counted up to; None if it need not go on.
+
+    There is no counter between hosts: a receiver waits for one message more than it has taken. A
+    sender needs room, which the kernel may still make.
+    """
+    sending = channel.shared.kind == at.SENDER
+    if channel.shared.streams:
+        return None if sending else channel.get(at.C_OPS)
+    counter = channel.shared.counters[sending]
     seen = int(engine.load_word(counter))
     blocked = channel.get(at.C_BLOCKED_AT) == counter and seen < channel.get(at.C_BLOCKED_FOR)
-    if blocked and peer in areas.numbers:
-        mate = areas.members[areas.numbers.index(peer)]
-        yield Need(_link_key(backend, channel), 0, seen, mate)
+    return seen if blocked else None
 
 
 def _states(backend: CpuBackend) -> Iterator[State]:
-    """Yield how far this rank is in a group and on its links."""
-    channel = backend.channel
-    yield State(_key(backend.group_name), channel.get(at.C_OPS), channel.busy())
+    """Yield how far this rank is in a group and on its links.
+
+    What is not busy makes no calls while this thread waits: that is asked before the count. Who is
+    in a group that has failed leaves it by that.
+    """
+    failed = causes.known(backend.areas)
+    busy = failed or backend.channel.busy()
+    yield State(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
     for link in backend.links.channels():
-        counter = engine.load_word(link.get(at.C_SELF))
-        yield State(_link_key(backend, link), int(counter), link.busy())
+        busy = failed or link.busy()
+        yield State(_link_key(backend, link), _count(link), busy)
+
+
+def _count(link: Channel) -> int:
+    """Return how far my end of a link is: the messages that have passed, or its counter."""
+    if link.shared.streams:
+        return link.get(at.C_OPS)
+    return int(engine.load_word(link.get(at.C_SELF)))
 
 
 def _words(number: int, backend: Waits, channel: Channel) -> str:

@@ -88,8 +88,12 @@ class Health:
 
     def stuck(self, channel: Channel, verdict: str) -> None:
         """Have the next `look` fail the group: a circle of ranks waits in a channel of it."""
+        self._circle = self.in_circle(channel, verdict)
+
+    def in_circle(self, channel: Channel, verdict: str) -> DistError:
+        """Return the error of ranks that wait in a circle, this one in a channel."""
         rank = self._blocked_on(channel)
-        self._circle = CollectiveMismatch(verdict, rank=rank, cause="a circle of waits")
+        return CollectiveMismatch(verdict, rank=rank, cause="a circle of waits")
 
     def trouble(self, channel: Channel, deadline: Deadline) -> bool:
         """Say whether there is a reason to stop waiting; changes nothing."""

@@ -288,9 +288,9 @@ class Host:
         self.peers.register(poller)
         patience = None
         while not self._closing:
-            for fd, _ in poller.poll(patience):
-                if self.peers.ready(fd, poller):
-                    continue
+            ready = [fd for fd, _ in poller.poll(patience)]
+            # What a rank has said comes before its end: poll looks at lines after ends.
+            for fd in [fd for fd in ready if not self.peers.ready(fd, poller)]:
                 if fd in by_fd:
                     poller.unregister(fd)
                     with self._lock:

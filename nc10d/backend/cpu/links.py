@@ -48,7 +48,7 @@ class Unexpected:
 
 
 def sender_site(channel: Channel) -> str:
-    """Return where the message at a link's head was sent from; "" from another host."""
+    """Return where the message at a link's head was sent from; "" if it is not known."""
     start = channel.shared.counters[0] + at.LINK_SITES
     return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
 

@@ -50,7 +50,7 @@ class Outside:
         would have put it.
         """
         streams = self._net.streams({0: self._messages[peer]}, 1)
-        inbox: Words = np.zeros(at.LINK_BOARD // 8, np.int64)
+        inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
         self._message_streams.append((streams, inbox))
         start = plain.address(inbox)
         return Shared(

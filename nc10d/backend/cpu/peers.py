@@ -78,6 +78,9 @@ class Peers:
         return None if number in self._host.near else self.control.lost(number)
 
     def _on_message(self, number: int, message: Message) -> None:
+        if message["kind"] in ("waits", "circle"):  # of the job, not of a group
+            self._host.deadlocks.hear(message)
+            return
         with self._lock:
             reference = self._host.groups.get(message["group"])
             backend = reference() if reference is not None else None

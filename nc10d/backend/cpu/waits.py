@@ -41,6 +41,7 @@ class Waits:
     links: Links
     group_name: str
     rank: int
+    members: list[int]
     health: Health
     post: Post
     ending: threading.RLock

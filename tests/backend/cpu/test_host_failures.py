@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from jobs import Job
 from test_failures import CALLS, caught, stand_aside
 from test_hosts import ranks_on
 
+from nc10d.backend.cpu.sites import text_at
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,
@@ -26,6 +28,35 @@ def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:
     assert all(isinstance(error, kind) for error in errors), errors
     assert len({str(error) for error in errors}) == 1, errors
     return errors[0]
+
+
+def sends_another(group: Any, taken_aside: bool, count: int) -> DistError:
+    """Rank 0 sends other than rank 1 receives, maybe behind a message that is received before."""
+    x = np.ones(count)
+
+    def exchange(group: Any) -> None:
+        if group.rank == 0:
+            group.send(x, 1, tag=5)
+        if taken_aside and group.rank == 0:
+            group.send(x, 1, tag=6)
+        elif taken_aside:
+            group.recv(x, 0, tag=6)
+        if group.rank == 1:
+            group.recv(np.ones(count, np.int32), 0, tag=5)
+        group.barrier()
+
+    return caught(group, exchange)
+
+
+@pytest.mark.parametrize("count", [4, 1 << 20])
+@pytest.mark.parametrize("taken_aside", [False, True])
+def test_messages_of_other_sizes_are_told_with_both_lines(taken_aside: bool, count: int) -> None:
+    with ranks_on("ab") as ranks:
+        errors = ranks.run(sends_another, [taken_aside] * 2, [count] * 2)
+    told = str(same_on_all(errors, CollectiveMismatch))
+    line = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"
+    assert re.search(rf"{8 * count} bytes of float64.* at {line}", told)
+    assert re.search(rf"{4 * count} bytes of int32.* at {line}", told)
 
 
 SHAPES = ["ab", "aab", "aabb", "abc", "abca"]

@@ -13,6 +13,8 @@ from nc10d.backend.cpu.program import At, Kernel, Kind, Space, Step
 
 HEADER_BYTES = 192
 """What hosts compare of each other's calls: sequence number, fingerprint, and the call as text."""
+MESSAGE_BYTES = 88
+"""What goes before a message: its tag, size and dtype, and the line that sends it."""
 
 
 def scratch(offset: int, stride: int = 0) -> At:
@@ -36,8 +38,8 @@ def push(peer: int, src: At, nbytes: int) -> Step:
 
 
 def head() -> Step:
-    """Send a message's tag, size and dtype, from its descriptor; a row of a `flow`."""
-    return Step(Kind.HEAD, 24)
+    """Send what goes before a message; a row of a `flow`."""
+    return Step(Kind.HEAD, MESSAGE_BYTES)
 
 
 def flow(rows: Iterable[Step]) -> list[Step]:

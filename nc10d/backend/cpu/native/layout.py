@@ -31,8 +31,7 @@ AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link t
 OPEN, CLOSED = 1, 2
 
 # -- the first pages of an arena: the doorbell, then the rank's noticeboard ----------------------
-BOARD_VERSION, BOARD_VERDICT = 64, 128
-BOARD_VERDICT_TEXT, BOARD_VERDICT_BYTES = 256, 3840
+BOARD_VERSION = 64
 BOARD_NOTICE, BOARD_NOTICE_BYTES = 4096, 12288
 FIRST_PAGES = BOARD_NOTICE + BOARD_NOTICE_BYTES
 
@@ -44,6 +43,9 @@ LINK_HEADER_BYTES = 24
 LINK_TAKEN = 64
 LINK_SITES = 128  # twice the sender's call site, which nobody reads while all goes well
 LINK_BOARD = 256
+# Between hosts a message has one header, sent from and taken to where a board would be.
+AWAY_HEADER_BYTES = LINK_HEADER_BYTES + SITE_BYTES
+AWAY_BYTES = LINK_BOARD + AWAY_HEADER_BYTES
 
 # -- a channel: one FIFO of programs (a group's collectives, or one end of a link) ---------------
 (

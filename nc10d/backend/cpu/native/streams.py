@@ -26,6 +26,7 @@ from nc10d.backend.cpu.native.interpreter import nc10d_show_site
 from nc10d.backend.cpu.native.layout import (
     ABORTED,
     AREA_ABORT,
+    AWAY_HEADER_BYTES,
     BLOCKED,
     C_AREA,
     C_AWAITED,
@@ -41,6 +42,7 @@ from nc10d.backend.cpu.native.layout import (
     C_PC,
     C_ROUND,
     C_SEGMENT,
+    C_SELF,
     C_SEQ,
     C_SPIN,
     C_STREAMS,
@@ -52,7 +54,9 @@ from nc10d.backend.cpu.native.layout import (
     L_RANK,
     L_SENT,
     L_TAKEN,
+    LINK_BOARD,
     LINK_HEADER_BYTES,
+    LINK_SITES,
     LINK_TAG,
     LOST,
     MISMATCH,
@@ -73,6 +77,7 @@ from nc10d.backend.cpu.native.layout import (
     S_STEP,
     S_TRIES,
     S_UNTIL,
+    SITE_BYTES,
     SIZES,
     TEXT_BYTES,
     WANT_IN,
@@ -169,7 +174,10 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
         return 0
     kind = load(row)
     if kind == HEAD:
-        address = load(channel + C_MESSAGE) + D_TAG
+        address = load(channel + C_SELF) + LINK_BOARD
+        if load(link + L_SENT) == 0:
+            move(address, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
+            nc10d_show_site(channel, address + LINK_HEADER_BYTES)
     else:
         address = nc10d_place(channel, users, row + (DST if kind == TAKE else SRC), parity, segment)
     progress = L_TAKEN if kind == TAKE else L_SENT
@@ -227,13 +235,13 @@ def _step(channel: int) -> int:
 @compiled_callback("int64(int64)")
 def _pull(channel: int) -> int:
     sent = load(load(channel + C_FLAGS))
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    header = sent + LINK_BOARD
     streams = load(channel + C_STREAMS)
     link = load(load(streams + S_LINKS))
     line = load(streams + S_LINE)
-    while load(link + L_TAKEN) < LINK_HEADER_BYTES:
+    while load(link + L_TAKEN) < AWAY_HEADER_BYTES:
         target = load_acquire(line) + 1
-        moved = nc10d_transfer(link, L_TAKEN, header, LINK_HEADER_BYTES)
+        moved = nc10d_transfer(link, L_TAKEN, header, AWAY_HEADER_BYTES)
         if moved < 0:
             return nc10d_lost(channel, link, moved)
         if moved == 0:
@@ -245,6 +253,9 @@ def _pull(channel: int) -> int:
             return BLOCKED
     store(link + L_TAKEN, 0)
     # As if its sender had put it here.
+    half = load(channel + C_ROUND) & 1
+    move(sent + LINK_TAG + LINK_HEADER_BYTES * half, header, LINK_HEADER_BYTES)
+    move(sent + LINK_SITES + SITE_BYTES * half, header + LINK_HEADER_BYTES, SITE_BYTES)
     store_release(sent, load(channel + C_SEQ) + 1)
     return DONE
 

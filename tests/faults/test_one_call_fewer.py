@@ -1,0 +1,85 @@
+"""A rank that makes one call fewer: the others are told at its next call, close or exit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import Job
+from test_hosts import ranks_on
+
+import nc10d as dist
+from nc10d.errors import CollectiveMismatch, DistError, PeerLost
+
+LATEST = 40.0  # the timeout of the groups
+HOSTS = ["aa", "ab", "aab"]
+"""On which host (a letter) each rank is; the last one makes one call fewer."""
+
+
+def one_fewer(group: Any, then: str) -> DistError | None:
+    group.barrier()
+    if group.rank < group.size - 1:
+        with pytest.raises(DistError) as caught:
+            group.all_reduce(np.ones(4))
+        return caught.value
+    if then == "close":
+        dist.destroy_process_group()
+        return None
+    with pytest.raises(CollectiveMismatch) as other:
+        group.barrier()
+    return other.value
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_all_are_told_at_the_ranks_next_call(hosts: str) -> None:
+    with ranks_on(hosts, LATEST) as ranks:
+        errors = ranks.run(one_fewer, ["call"] * len(hosts))
+    assert all(isinstance(error, CollectiveMismatch) for error in errors)
+    (told,) = {str(error) for error in errors}
+    assert f"rank {len(hosts) - 1} called barrier() at " in told or "called barrier() at" in told
+    assert "all_reduce(dtype=float64, count=4, op=SUM) at " in told
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_the_others_are_told_when_it_closes_its_groups(hosts: str) -> None:
+    with ranks_on(hosts, LATEST) as ranks:
+        *errors, _ = ranks.run(one_fewer, ["close"] * len(hosts))
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert isinstance(error, PeerLost)
+        assert error.rank == len(hosts) - 1
+        assert "has left group" in str(error)
+        assert "all_reduce #2" in str(error)
+
+
+EXITS = """
+os.environ["NC10D_HOST_ID"] = "aab"[rank]
+group = join()
+group.barrier()
+if rank == 1:
+    say("ready")
+    hear()
+    HOW
+else:
+    say("ready")
+    try:
+        dist.all_reduce(np.ones(4))
+    except dist.PeerLost as error:
+        say(error.rank, error.cause, error.seq)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("pass", 0), ("sys.exit(3)", 3)])
+def test_the_others_are_told_when_its_program_ends(how: str, code: int) -> None:
+    """Those of its host and of another one; and it ends as it would have without a group."""
+    with Job(EXITS.replace("HOW", how), 3) as ranks:
+        for rank in ranks:
+            assert rank.line() == "ready"
+        ranks[1].tell("go")
+        assert ranks[1].ended() == code
+        for rank in (ranks[0], ranks[2]):
+            assert rank.line() == "1 it has left the group 2"
+            assert rank.ended() == 0
+            assert rank.errors == []
+        assert ranks[1].errors == []
