@@ -59,8 +59,13 @@ class BackendTable:
     def abort(self, reason: DistError) -> None:
         """Fail everything, here and on every peer, with `reason`; never blocks."""
         self.fail(reason)
-        for backend in tuple(self._made.values()):
+        made = tuple(self._made.values())
+        for backend in made:
             backend.abort(reason)
+        if self.failure is reason:  # all ranks raise what was the cause before, if anything was
+            causes = [_cause_of(backend) for backend in made if hasattr(backend, "failure")]
+            earlier = (cause for cause in causes if cause and str(cause) != str(reason))
+            self.failure = next(earlier, reason)
 
     def close(self, reason: DistError) -> None:
         """Give all backends back; idempotent. A forked child has none to give."""

@@ -136,7 +136,7 @@ def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.Lanes:
     x, multiply = prepare(group, scenario, nbytes)
     host = group.backend("cpu").host  # type: ignore[attr-defined]
     group.barrier()
-    rows = host.start_trace()
+    rows = host.channels.start_trace()
     marks = [time.monotonic_ns()]
     work: Any = all_reduce(x, async_op=True)
     marks.append(time.monotonic_ns())
@@ -144,7 +144,7 @@ def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.Lanes:
     marks.append(time.monotonic_ns())
     work.wait()
     marks.append(time.monotonic_ns())
-    count = host.stop_trace()
+    count = host.channels.stop_trace()
     return timeline.Lanes(marks, *timeline.engine_spans(rows[:count].tolist()))
 
 

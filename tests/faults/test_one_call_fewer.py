@@ -70,7 +70,10 @@ else:
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("pass", 0), ("sys.exit(3)", 3)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("sys.exit(3)", 3), pytest.param("pass", 0, marks=pytest.mark.long)],
+)
 def test_the_others_are_told_when_its_program_ends(how: str, code: int) -> None:
     """Those of its host and of another one; and it ends as it would have without a group."""
     with Job(EXITS.replace("HOW", how), 3) as ranks:

@@ -100,7 +100,7 @@ class CpuBackend(Launching):
         hosts = None if outside is None else outside.hosts
         small = 65536 if self.size <= 2 else 16384
         self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT)
-        self.channel = host.channel(self._shared())
+        self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)
         self.post = Post(self)
         self.plans = Plans(self.layout)
@@ -237,7 +237,7 @@ class CpuBackend(Launching):
             return
         self.notify()
         for channel in (self.channel, *self.links.channels()):
-            self.host.retire(channel)
+            self.host.channels.retire(channel)
         self.council.leave(() if self.outside is None else self.outside.hosts.away(self.rank))
         if self.outside is not None:
             self.outside.close()

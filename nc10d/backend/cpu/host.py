@@ -7,8 +7,6 @@ callbacks; it starts with the first of them. Threads are joined before memory go
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
 import select
 import sys
@@ -16,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +22,7 @@ from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.abroad import Abroad
 from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.arena import Arena
-from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
+from nc10d.backend.cpu.channel import Waiting, Words
 from nc10d.backend.cpu.cores import waiting_policy
 from nc10d.backend.cpu.deadlocks import Deadlocks
 from nc10d.backend.cpu.log import Log
@@ -34,6 +31,7 @@ from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.peers import Peers
 from nc10d.backend.cpu.reading import Probe, can_read
+from nc10d.backend.cpu.registry import Registry
 from nc10d.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 CENTURY = 100 * 365.25 * 86400
-MAX_CHANNELS = 16384
 WORKER_SLICE_NS = 50_000_000
 # How often the notifier looks at works that nobody tells it about.
 RESTLESS_MS = 20
@@ -78,17 +75,11 @@ class Host:
         self.waiting: Waiting = waiting_policy(self.size)
         self._readable = mask(mate.rank for mate in self.mates if can_read(mate))
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
-        self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
         self.log = Log()
-        self._labels = itertools.count(1)
-        self._channels: dict[int, Channel] = {}
-        self._spare: list[int] = []
-        self._retired: list[tuple[int, Channel]] = []
         self._zombies: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
-        self._traces: list[Words] = []
         self.groups: dict[str, weakref.ref[CpuBackend]] = {}
         self._lock = threading.RLock()
         self._events = os.eventfd(0, os.EFD_CLOEXEC)
@@ -97,9 +88,9 @@ class Host:
         self._users = 0
         self._set(at.P_BELL, self.arena.mapping.base)
         self._set(at.P_BELLS, plain.address(self._bells))
-        self._set(at.P_CHANNELS, plain.address(self._table))
         self._set(at.P_EVENT_FD, self._events)
         self._set(at.P_LOG, self.log.address)
+        self.channels = Registry(self.arena, self._process, mask([self.rank]), self.waiting)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
         self.deadlocks = Deadlocks(self)
@@ -182,40 +173,6 @@ class Host:
         wanted = mask(members)
         return self._readable & wanted == wanted
 
-    # -- channels --------------------------------------------------------------------------
-
-    def channel(self, shared: Shared) -> Channel:
-        """Make a channel and show it to the worker."""
-        label = next(self._labels)
-        bit, back = mask([self.rank]), partial(_take_back, self.arena, self._process)
-        channel = Channel(shared, self.process, bit, self.waiting, label, back)
-        with self._lock:
-            index = heapq.heappop(self._spare) if self._spare else len(self._channels)
-            if index >= MAX_CHANNELS:
-                raise MemoryError(f"more than {MAX_CHANNELS} groups and links at a time")
-            self._channels[index] = channel
-            self._table[index] = channel.address
-            self._set(at.P_COUNT, max(self._process[at.P_COUNT // 8], index + 1))
-        return channel
-
-    def retire(self, channel: Channel) -> None:
-        """Hide a stopped channel from the worker, which may be looking at it right now."""
-        with self._lock:
-            for index, known in list(self._channels.items()):
-                if known is channel:
-                    self._table[index] = 0
-                    del self._channels[index]
-                    heapq.heappush(self._spare, index)
-            count = int(self._process[at.P_COUNT // 8])
-            while count and count - 1 not in self._channels:
-                count -= 1
-            self._set(at.P_COUNT, count)
-            # The worker has let go of what it read once it has gone round twice.
-            if self._worker is not None:
-                rounds = int(self._process[at.P_ROUNDS // 8])
-                self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]
-                self._retired.append((rounds, channel))
-
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of host ranks (a bit mask), and my own."""
         engine.ring(self.process, ranks)
@@ -229,6 +186,7 @@ class Host:
                 if self._worker is None and not self._closing:
                     thread = threading.Thread(target=self._work, name="nc10d-worker", daemon=True)
                     self._worker = thread
+                    self.channels.watched = True
                     thread.start()
 
     def need_notifier(self) -> None:
@@ -339,32 +297,13 @@ class Host:
         """
         self._lock = threading.RLock()
         self._closing = True
-        for channel in self._channels.values():
-            channel.disown()
+        self.channels.disown()
         for group in self.live_groups():
             group.disown()
         if self.abroad is not None:
             self.abroad.disown()
         self.peers.close(shared=True)
         self._close_descriptors()
-
-    # -- looking ---------------------------------------------------------------------------
-
-    def start_trace(self, events: int = 4096) -> Words:
-        """Record what channels do: rows of (ns, channel, event, descriptor); see layout.py."""
-        buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
-        # A thread may still write a row of the trace before.
-        self._traces.append(buffer)
-        self._set(at.P_TRACE_NEXT, 0)
-        self._set(at.P_TRACE_SIZE, events)
-        self._set(at.P_TRACE, plain.address(buffer))
-        return buffer
-
-    def stop_trace(self) -> int:
-        """Stop recording; return how many rows were written."""
-        self._set(at.P_TRACE, 0)
-        size, count = self._process[at.P_TRACE_SIZE // 8], self._process[at.P_TRACE_NEXT // 8]
-        return int(min(size, count))
 
 
 _hosts: weakref.WeakSet[Host] = weakref.WeakSet()
@@ -389,9 +328,3 @@ def deadline_ns(timeout: float) -> int:
     if timeout > CENTURY:
         return 0
     return time.monotonic_ns() + int(timeout * 1e9)
-
-
-def _take_back(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
-    """Let no other process write into a piece of my arena any more."""
-    process[at.P_FLOOR // 8] = arena.retire()  # that piece is shown to nobody from here on
-    arena.take_back(offset, nbytes)

@@ -184,7 +184,7 @@ class Links:
 
     def _abroad(self, outside: Outside, peer: int, *, sending: bool) -> Channel:
         areas = self._areas
-        return areas.host.channel(
+        return areas.host.channels.make(
             outside.message_end(peer, areas.address(areas.rank), sending=sending)
         )
 
@@ -206,7 +206,7 @@ class Links:
             kind=at.SENDER if sending else at.RECEIVER,
             reach=areas.reach([sender, receiver], folding=False),
         )
-        return areas.host.channel(shared)
+        return areas.host.channels.make(shared)
 
     def _make(self, word: int, sending: bool) -> int:
         host = self._areas.host

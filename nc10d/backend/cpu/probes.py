@@ -35,7 +35,7 @@ class Probes:
         if version <= self.heard.get(who, (0, None))[0]:
             return
         try:
-            standing = Standing.unpacked(base64.b64decode(message["notice"]))
+            standing = Standing.unpacked(base64.b64decode(message["notice"], validate=True))
         except (ValueError, struct.error):
             return
         self.heard = self.heard | {who: (version, standing)}

@@ -335,6 +335,20 @@ def test_ctrl_c_ends_a_blocking_call_and_the_others_hear_of_it() -> None:
     assert "interrupted in all_reduce" in second
 
 
+def aborted_later(group: Any) -> list[str]:
+    def call(group: Any) -> None:
+        group.all_reduce(np.ones(4 + group.rank))
+
+    first = caught(group, call)
+    group.abort("out of here")
+    return [str(first), str(caught(group, call)), str(caught(group, lambda g: g.barrier()))]
+
+
+def test_an_abort_of_what_has_failed_changes_no_words() -> None:
+    (told,) = {one for words in run_ranks(aborted_later, 2) for one in words}
+    assert "disagree on operation #1" in told
+
+
 def begun_again(group: Any) -> tuple[list[int], int]:
     """Wait for calls that disagree, as several threads do before one of them has told why."""
     group.barrier()

@@ -68,7 +68,7 @@ def test_a_circle_on_any_hosts_is_found_after_as_many_looks_as_it_has_ranks(host
     for _ in hosts:
         found = [world.look(rank) for rank in range(world.size)]
         sent += world.deliver()
-    assert [*range(world.size)] in found
+    assert [*range(world.size)] in [sorted(one) for one in found]
     assert sent <= world.size**2
     assert len(set(hosts)) > 1 or sent == 0, "mates read each other's boards"
 

@@ -19,13 +19,13 @@ def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]
     group.barrier()
     if group.rank == 1:
         both_begun.wait()
-    buffer = host.start_trace()
+    buffer = host.channels.start_trace()
     works = [group.all_reduce(x, async_op=True), other.all_reduce(y, async_op=True)]
     # Only the worker advances them: a thread that waits for one would help that one alone.
     while not all(work.is_completed() for work in works):
         if np.count_nonzero(buffer[:, 2] == TRACE_START) == 2:
             both_begun.set()
-    rows = buffer[: host.stop_trace()]
+    rows = buffer[: host.channels.stop_trace()]
     assert (x == 2).all()
     assert (y == 2).all()
     return [(int(row[1]), int(row[2])) for row in rows]
@@ -46,12 +46,12 @@ def coalesced(group: Any) -> list[tuple[int, int]]:
     arrays = [np.full(256, i, np.float32) for i in range(64)]
     host = group.backend("cpu").host
     group.barrier()
-    buffer = host.start_trace()
+    buffer = host.channels.start_trace()
     with dist.coalescing_manager(group, async_ops=True) as batch:
         for x in arrays:
             group.all_reduce(x)
     batch.wait()
-    rows = buffer[: host.stop_trace()]
+    rows = buffer[: host.channels.stop_trace()]
     assert all((x == 2 * i).all() for i, x in enumerate(arrays))
     return [(int(row[2]), int(row[3])) for row in rows]
 
