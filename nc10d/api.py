@@ -34,8 +34,10 @@ def rank_in(
     group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None
 ) -> int:
     """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
-    if type(group) is ProcessGroup and rank is not None and group_rank is None:
-        return group.group_rank(rank)  # the usual case, in one step
+    if group_rank is None and type(rank) is int and type(group) is ProcessGroup:
+        member = group.numbers.get(rank)  # the usual case, in one step
+        if member is not None:
+            return member
     if (rank is None) == (group_rank is None):
         raise ValueError(f"give either {name} or group_{name}, got {rank} and {group_rank}")
     if isinstance(group, NonMember):

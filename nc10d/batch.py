@@ -38,10 +38,11 @@ class BatchedWork(Work):
         self._place = place
         self._whole: Work | None = None
 
-    def _settle(self, timeout: Timeout, what: str) -> None:
+    def _settle(self, timeout: Timeout) -> None:
         if self._whole is None and not self._look():
+            what = self._describe()
             raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
-        super()._settle(timeout, what)
+        super()._settle(timeout)
 
     def _value(self) -> Any:
         # A batch need not tell who sent what was asked for by name.

@@ -26,10 +26,12 @@ from nc10d.ops import (
     Broadcast,
     Gather,
     Op,
+    Recv,
     Reduce,
     ReduceOp,
     ReduceScatter,
     Scatter,
+    Send,
 )
 from nc10d.work import Work
 
@@ -77,11 +79,11 @@ class Runner:
         """Run an operation if it is known and nothing stands in its way; see HotBackend.quick."""
         return False
 
-    def _quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+    def _quick_message(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> bool:
         """Send or receive if the message is known and nothing stands in its way."""
         return False
 
-    def _quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+    def _quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:
         """Send or receive if the message is known and ends at once."""
         return None
 

@@ -33,7 +33,8 @@ class Deadline:
     @classmethod
     def after(cls, timeout: Timeout) -> Deadline:
         """Make the deadline that lies `timeout` from now."""
-        return cls(time.monotonic() + seconds(timeout))
+        limit = timeout if type(timeout) is float and timeout >= 0 else seconds(timeout)
+        return cls(time.monotonic() + limit)
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""

@@ -25,7 +25,7 @@ from nc10d.deadline import Deadline, Timeout, seconds
 from nc10d.debugging import DebugLevel, get_debug_level
 from nc10d.errors import DistError
 from nc10d.guarding import guarded, settle
-from nc10d.ops import Array, Barrier, Op
+from nc10d.ops import Array, Barrier, Op, Recv, Send
 from nc10d.point_to_point import PointToPoint
 from nc10d.views import borrow, lend, lenders, on_views, view_of
 from nc10d.work import Work
@@ -48,11 +48,13 @@ class HotBackend(Backend, Protocol):
         """
         ...
 
-    def quick_message(self, kind: type[Op], peer: int, x: Array, tag: int, timeout: float) -> bool:
+    def quick_message(
+        self, kind: type[Send | Recv], peer: int, x: Array, tag: int, timeout: float
+    ) -> bool:
         """Send or receive if it is the latest message again; False: nothing has happened."""
         ...
 
-    def quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+    def quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:
         """Send or receive as the latest message if that ends at once; None: nothing happened."""
         ...
 
@@ -110,29 +112,36 @@ class Dispatcher(Collectives, PointToPoint):
             next(self._launches)
         return done
 
-    def _quick_message(self, kind: type[Op], peer: int, x: Array, tag: int) -> bool:
+    def _quick_message(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> bool:
         hot = self._hot
         if hot is None or type(peer) is not int or type(tag) is not int:
             return False
-        seen = x if type(x) is np.ndarray else lend(x)
-        if seen is None or not 0 <= tag <= LARGEST_TAG:
+        if not 0 <= tag <= LARGEST_TAG:
+            return False
+        if not hot.quick_message(kind, peer, x, tag, self.timeout):
+            return type(x) in lenders and self._quick_lent_message(kind, peer, x, tag)
+        next(self._launches)
+        return True
+
+    def _quick_lent_message(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> bool:
+        """Do as `_quick_message` on a lent view of another library's array."""
+        hot, seen = self._hot, lend(x)
+        if hot is None or seen is None:
             return False
         try:
             done = hot.quick_message(kind, peer, seen, tag, self.timeout)
         except (DistError, KeyboardInterrupt):
             self._stranded.append(x)
             raise
-        if not done:
-            return False
-        next(self._launches)
-        return True
+        if done:
+            next(self._launches)
+        return done
 
-    def _quick_start(self, kind: type[Op], peer: int, x: Array, tag: int) -> Work | None:
+    def _quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:
         hot = self._hot
-        plain = type(peer) is int and type(tag) is int and type(x) is np.ndarray
-        if hot is None or not plain or not 0 <= tag <= LARGEST_TAG:
+        if hot is None or type(peer) is not int or type(tag) is not int:
             return None
-        work = hot.quick_start(kind, peer, x, tag)
+        work = hot.quick_start(kind, peer, x, tag) if 0 <= tag <= LARGEST_TAG else None
         if work is not None:
             next(self._launches)
         return work

@@ -12,7 +12,8 @@ _MOST_NAMED = 8
 class Members:
     """`ranks` are global, in the group's order; `rank` is mine among them, `size` how many.
 
-    `reducers` counts the Reducers made on it so far: the same on all members.
+    `numbers` has the number of each; `reducers` counts the Reducers made on it so far: the same on
+    all members.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
@@ -21,13 +22,13 @@ class Members:
         self.rank = integer("ProcessGroup", "rank", rank)
         self.size = len(self.ranks)
         self.reducers = 0
-        self._index = {member: index for index, member in enumerate(self.ranks)}
+        self.numbers = {member: index for index, member in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in this group of a global rank; ValueError if it is no member."""
         if type(global_rank) is not int:  # as a key of the table, 1.0 would pass for 1
             global_rank = integer("group_rank", "global_rank", global_rank)
-        index = self._index.get(global_rank)
+        index = self.numbers.get(global_rank)
         if index is None:
             message = f"global rank {global_rank} is not in group {self.name!r} of ranks"
             raise ValueError(f"{message} {_short(self.ranks)}")

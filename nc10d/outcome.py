@@ -121,13 +121,18 @@ class Outcome:
                 self._poll()
         return self._state != PENDING
 
-    def _settle(self, timeout: Timeout, what: str) -> None:
+    def _describe(self) -> str:
+        """Name it in an error."""
+        return "a Future"
+
+    def _settle(self, timeout: Timeout) -> None:
         """Block until it is over, then raise what made it fail."""
         if self._state == PENDING:
             deadline = NEVER if timeout is None else Deadline.after(timeout)
             with Guest():
                 self._block(deadline)
             if self._state == PENDING:
+                what = self._describe()
                 message = f"{what} did not end within wait({timeout}); it goes on"
                 raise CollectiveTimeout(message, op=what)
         if self._exception is not None:

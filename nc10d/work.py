@@ -42,13 +42,6 @@ class Work(Outcome):
         self._started = perf_counter()
 
     @classmethod
-    def ended(cls, ops: Sequence[Op], result: Any = None) -> Work:
-        """Make a Work that was done as it was launched; `result` as in `result()`."""
-        work = Work(ops)
-        work._state, work._result, work._ended = DONE, result, work._started
-        return work
-
-    @classmethod
     def from_future(cls, future: Future[Any]) -> Work:
         """Make a Work that ends as `future` does, with its value as the result."""
         work = Work()
@@ -62,7 +55,8 @@ class Work(Outcome):
         operation is not over by then; it goes on, and can be waited for again. Without, the
         operation's own timeout is the limit.
         """
-        self._settle(timeout, self._describe())
+        if self._state != DONE:
+            self._settle(timeout)
         return True
 
     def synchronize(self) -> None:
@@ -149,7 +143,7 @@ class Future(Outcome, Generic[T]):
         A Future of a Work ends on a notifier thread: don't wait for one in a callback, attach
         with `then`.
         """
-        self._settle(timeout, "a Future")
+        self._settle(timeout)
         return cast(T, self._result)
 
     def value(self) -> T:

@@ -103,6 +103,7 @@ class CpuBackend(Launching):
         self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)
         self.post = Post(self)
+        self.latest = self.post.lanes.latest
         self.plans = Plans(self.layout)
         self.batches = Batches()
         self._address = self.channel.address

@@ -147,15 +147,15 @@ class Channel:
         return answer, submission
 
     def submit_message(
-        self, model: Submission, op: Send | Recv, deadline_ns: int, *, here: bool
+        self, model: Submission, op: Send | Recv, deadline_ns: int, patience: int
     ) -> tuple[int, Submission]:
-        """Submit a plain message like `model`, advanced `here` and now if so asked; as above."""
+        """Submit a plain message like `model`; see messages.submit_message for `patience`."""
         submission = self._blank(1, (model, op))
         end, words, like = self.address, submission.words, model.address
-        answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, here)
+        answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, patience)
         while answer == at.NEW_SITE:
             sites.learn()
-            answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, here)
+            answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, patience)
         if answer == at.BUSY:
             self.forget(submission)
         return answer, submission

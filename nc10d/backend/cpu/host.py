@@ -11,7 +11,6 @@ import os
 import select
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
     from nc10d.store.base import Store
 
-CENTURY = 100 * 365.25 * 86400
+CENTURIES = 9e9
+"""Seconds whose nanoseconds are an int64."""
 WORKER_SLICE_NS = 50_000_000
 # How often the notifier looks at works that nobody tells it about.
 RESTLESS_MS = 20
@@ -323,8 +323,6 @@ def mask(ranks: Iterable[int]) -> int:
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-def deadline_ns(timeout: float) -> int:
-    """Return the engine's deadline for a timeout in seconds; 0 for none (or centuries)."""
-    if timeout > CENTURY:
-        return 0
-    return time.monotonic_ns() + int(timeout * 1e9)
+def deadline_ns(deadline: Deadline) -> int:
+    """Return a deadline as the engine has it; 0 for never (or centuries)."""
+    return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)

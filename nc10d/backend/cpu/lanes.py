@@ -6,7 +6,7 @@ very array is looked at by compiled code. A short one goes here and now if nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import messages
-from nc10d.backend.cpu.works import CpuWork
+from nc10d.backend.cpu.native.progress import LOOKS
+from nc10d.backend.cpu.works import CpuWork, EndedMessage
 from nc10d.deadline import Deadline
 from nc10d.ops import Recv, Send
 from nc10d.work import Work
@@ -30,9 +31,9 @@ LIMIT = 1024
 _WORD = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lane:
-    """A message's channel and a descriptor of it; `inbox` is None for a send.
+    """A message's channel, and a descriptor of it (at `address`); `inbox` is None for a send.
 
     A `short` one never waits in the middle; a `near` one is to a rank of this host.
     """
@@ -43,42 +44,15 @@ class Lane:
     short: bool
     near: bool
     dtype: Any
+    address: int = field(init=False)
 
-    def run(self, x: Any, tag: int, *, patient: bool) -> int:
-        """Send or receive here and now: what run_message answers, BUSY if nothing has happened.
-
-        If the answer says to go on, `end` must be called after that.
-        """
-        channel, model, inbox = self.channel.address, self.model.address, self.inbox
-        if inbox is None:
-            answer = int(messages.run_message(channel, model, x, tag, patient))
-            return answer if answer != at.NEW_SITE else self._anew(x, tag, patient=patient)
-        with inbox.lock:
-            # What came early goes first, and a receive from anyone must not lose what it has seen.
-            if inbox.early or inbox.receiving:
-                return at.BUSY
-            inbox.receiving = True
-            answer = at.BUSY  # should a signal handler raise
-            try:
-                answer = int(messages.run_message(channel, model, x, tag, patient))
-                if answer == at.NEW_SITE:
-                    answer = self._anew(x, tag, patient=patient)
-            finally:
-                inbox.receiving = answer not in (at.DONE, at.BUSY)
-            return answer
-
-    def _anew(self, x: Any, tag: int, *, patient: bool) -> int:
-        """Send or receive from a line of the program that is new."""
-        channel, model, answer = self.channel.address, self.model.address, at.NEW_SITE
-        while answer == at.NEW_SITE:
-            sites.learn()
-            answer = int(messages.run_message(channel, model, x, tag, patient))
-        return answer
+    def __post_init__(self) -> None:
+        self.model.words[at.D_CHANNEL // _WORD] = self.channel.address
+        self.address = self.model.address
 
     def end(self) -> None:
-        """Let others receive again."""
-        if self.inbox is not None:
-            self.inbox.receiving = False
+        """Let others receive again, after what run_message had begun here."""
+        self.channel.words[at.C_RECEIVING // _WORD] = 0
 
 
 class Lanes:
@@ -119,6 +93,12 @@ class Lanes:
             self.latest[type(op)][op.peer] = lane
         return lane
 
+    def ends(self, lane: Lane, x: Any, tag: int) -> bool:
+        """Send or receive a short message if that ends at once; False: nothing has happened."""
+        while (answer := messages.try_message(lane.address, x, tag)) == at.NEW_SITE:
+            sites.learn()
+        return bool(answer == at.DONE)
+
     def start(self, op: Send | Recv, timeout: float, *, here: bool) -> Work | None:
         """Send or receive without waiting; None if the message is not known, or has no room.
 
@@ -127,22 +107,24 @@ class Lanes:
         lane = self.find(op)
         if lane is None:
             return None
-        if lane.short and lane.run(op.x, op.tag, patient=False) == at.DONE:
-            return Work.ended((op,), None if lane.inbox is None else op.peer)
+        if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag):
+            return EndedMessage(type(op), op.peer, op.x, op.tag)
         if lane.inbox is None:
             return self._submit(lane, op, timeout, here)
-        with lane.inbox.lock:
+        with lane.inbox.lock, lane.inbox:
             return None if lane.inbox.early else self._submit(lane, op, timeout, here)
 
     def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
         _ = messages.submit_message  # compiled now if need be: the deadline is for the peer
-        channel, limit = lane.channel, deadline_ns(timeout)
-        here = lane.near and (here or lane.short)
-        answer, submission = channel.submit_message(lane.model, op, limit, here=here)
+        channel, deadline, patience = lane.channel, Deadline.after(timeout), -1
+        if lane.near and (here or lane.short):
+            patience = LOOKS
+        elif lane.near and lane.inbox is None:
+            patience = 0  # the peer will read it where it lies: that takes a while
+        answer, submission = channel.submit_message(lane.model, op, deadline_ns(deadline), patience)
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
             self._backend.health.engine_failed(channel, answer)
         sender = None if lane.inbox is None else op.peer
-        deadline = Deadline.after(timeout)
         return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=sender)

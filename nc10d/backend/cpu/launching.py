@@ -19,17 +19,18 @@ from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.fusing import fuse
 from nc10d.backend.cpu.gates import FREE, Gates, find_gates
 from nc10d.backend.cpu.host import deadline_ns
+from nc10d.backend.cpu.lanes import Lane
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import engine, messages
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.strided import straighten
 from nc10d.backend.cpu.waits import LOOK, SLICE, Waits
-from nc10d.backend.cpu.works import CpuWork, Joined, Part
+from nc10d.backend.cpu.works import CpuWork, EndedMessage, Joined, Part
 from nc10d.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.outcome import fresh
@@ -45,6 +46,8 @@ class Launching(Waits):
     channel: Channel
     plans: Plans
     batches: Batches
+    latest: dict[type[Any], dict[int, Lane]]
+    """By kind and peer: the message that was found last."""
     _address: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
@@ -81,31 +84,36 @@ class Launching(Waits):
             raise
         return False
 
-    def quick_message(self, kind: type[Op], peer: int, x: Any, tag: int, timeout: float) -> bool:
+    def quick_message(
+        self, kind: type[Send | Recv], peer: int, x: Any, tag: int, timeout: float
+    ) -> bool:
         """Send or receive here and now if the message is as the latest one; else False."""
-        lane = self.post.lanes.latest[kind].get(peer)
+        lane = self.latest[kind].get(peer)
         if lane is None:
             return False
         try:
-            answer = lane.run(x, tag, patient=True)
+            answer = messages.run_message(lane.address, x, tag)
             if answer == at.DONE:
                 return True
-            if answer != at.BUSY:
-                self._go_on(lane.channel, answer, (_message(kind, peer, x, tag),), timeout)
-                lane.end()
-                return True
+            while answer == at.NEW_SITE:
+                sites.learn()
+                answer = messages.run_message(lane.address, x, tag)
+            if answer not in (at.DONE, at.BUSY):
+                try:
+                    self._go_on(lane.channel, answer, (kind(x, peer, tag),), timeout)
+                finally:
+                    lane.end()
         except BaseException:
-            lane.end()
-            self._let_go(lane.channel, (_message(kind, peer, x, tag),))
+            self._let_go(lane.channel, (kind(x, peer, tag),))
             raise
-        return False
+        return bool(answer != at.BUSY)
 
-    def quick_start(self, kind: type[Op], peer: int, x: Any, tag: int) -> Work | None:
+    def quick_start(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> Work | None:
         """Send or receive as the latest message if that ends at once; else None, nothing done."""
-        lane = self.post.lanes.latest[kind].get(peer)
-        if lane is None or not lane.short or lane.run(x, tag, patient=False) != at.DONE:
+        lane = self.latest[kind].get(peer)
+        if lane is None or not lane.short or not self.post.lanes.ends(lane, x, tag):
             return None
-        return Work.ended((_message(kind, peer, x, tag),), None if kind is Send else peer)
+        return EndedMessage(kind, peer, x, tag)
 
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Run one operation; if it is known, its arrays plain and nothing in its way, at once."""
@@ -154,7 +162,7 @@ class Launching(Waits):
         deadline = Deadline.after(timeout)
         known, _, x, y = found
         channel, keep = self.channel, (op, known)
-        answer, submission = channel.submit_known(known.address, x, y, keep, deadline_ns(timeout))
+        answer, submission = channel.submit_known(known.address, x, y, keep, deadline_ns(deadline))
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
@@ -173,8 +181,9 @@ class Launching(Waits):
         resolved = resolve(wanted)
         table = np.array(resolved.addresses or [0], np.int64)
         if not self._run_here(linked, plain.address(table), ops, timeout):
-            part = self._enqueue(linked, resolved, timeout)
-            self.wait_work(CpuWork(self, ops, [part], Deadline.after(timeout)))
+            deadline = Deadline.after(timeout)
+            part = self._enqueue(linked, resolved, deadline)
+            self.wait_work(CpuWork(self, ops, [part], deadline))
 
     def _run_here(self, linked: Linked, table: int, ops: Sequence[Op], timeout: float) -> bool:
         """Run a program on the arrays of a table in this thread; False if the channel is busy."""
@@ -196,8 +205,8 @@ class Launching(Waits):
         if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)
 
-    def _enqueue(self, linked: Linked, resolved: Resolved, timeout: float) -> Part:
-        submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(timeout))
+    def _enqueue(self, linked: Linked, resolved: Resolved, deadline: Deadline) -> Part:
+        submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(deadline))
         return self.enqueue(self.channel, submission)
 
     def _launch_batch(
@@ -211,10 +220,10 @@ class Launching(Waits):
         if not async_op and self._run_here(batch.linked, batch.address, ops, timeout):
             return None
         self.health.check()
-        addresses = batch.table[0]
-        submission = Submission(batch.linked, addresses, tuple(ops), deadline_ns(timeout))
+        addresses, deadline = batch.table[0], Deadline.after(timeout)
+        submission = Submission(batch.linked, addresses, tuple(ops), deadline_ns(deadline))
         part = self.enqueue(self.channel, submission)
-        work = CpuWork(self, ops, [part], Deadline.after(timeout))
+        work = CpuWork(self, ops, [part], deadline)
         if async_op:
             self.host.need_worker()
             return work
@@ -253,7 +262,8 @@ class Launching(Waits):
         self.health.check()
         for op in ops:
             validate(op, self.rank, self.size)
-        deadline, limit = Deadline.after(timeout), deadline_ns(timeout)
+        deadline = Deadline.after(timeout)
+        limit = deadline_ns(deadline)
         gates = find_gates(ops, self.layout)
         sent = [
             self.post.launch(op, deadline, limit, gates.passage(number) if gates else FREE)
@@ -303,7 +313,3 @@ class Launching(Waits):
         if work.passage.own:
             engine.open_gate(self._address, work.passage.own)
         return started
-
-
-def _message(kind: type[Op], peer: int, x: Any, tag: int) -> Op:
-    return Send(x, peer, tag) if kind is Send else Recv(x, peer, tag)

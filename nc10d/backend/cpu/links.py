@@ -58,23 +58,44 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.lock = threading.RLock()
         self.early: deque[Unexpected] = deque()
-        self.receiving = False
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Let nobody begin to receive past the ring; the caller holds the lock as well."""
+        self._guard(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._guard(-1)
+
+    @property
+    def receiving(self) -> bool:
         """Whether a receive is under way in its caller's own thread, not in the channel's ring."""
+        return self.channel.get(at.C_RECEIVING) != 0
+
+    def keep(self, message: Unexpected) -> None:
+        """Keep a message that came early; the caller holds the inbox."""
+        self.early.append(message)
+        self._guard(1)
 
     def take_early(self, tag: int) -> Unexpected | None:
-        """Return the oldest kept message with `tag`, if any; the caller holds the lock."""
+        """Return the oldest kept message with `tag`, if any; the caller holds the inbox."""
         for kept in self.early:
             if kept.tag == tag:
                 self.early.remove(kept)
+                self._guard(-1)
                 return kept
         return None
+
+    def _guard(self, change: int) -> None:
+        # A full fence: who receives past the ring is seen, or sees this.
+        now = self.channel.get(at.C_GUARD)
+        engine.compare_and_swap(self.channel.address + at.C_GUARD, now, now + change)
 
     def stray(self) -> tuple[int, int, int] | None:
         """Return (tag, bytes, dtype) of a message at the head that nobody has asked for, if any.
 
-        The caller holds the lock, so nothing new is posted; but what was posted just before may
+        The caller holds the inbox, so nothing new is posted; but what was posted just before may
         be matched and end meanwhile, and then the link is further on than it was.
         """
         channel = self.channel

@@ -104,7 +104,7 @@ class Post:
         buffer = as_buffer(op.x)
         inbox = self._backend.links.inbox(peer)
         channel = inbox.channel
-        with inbox.lock:
+        with inbox.lock, inbox:
             submission = self._submission(op, buffer, limit, passage, channel)
             # While there was no room, the message may have come and been taken aside.
             while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
@@ -139,7 +139,7 @@ class Post:
         def match() -> Work | None:
             for peer in peers:
                 inbox = backend.links.inbox(peer)
-                with inbox.lock:  # what is ready must be received before another thread does
+                with inbox.lock, inbox:  # what is ready must be received before another thread does
                     if self._ready(inbox, op.tag):
                         return self._taken(op, peer, deadline, limit)
             return None
@@ -192,7 +192,7 @@ class Post:
         """Take the message at a link's head aside, unless somebody has asked for it meanwhile."""
         for inbox in self._backend.links.inboxes():
             if inbox.channel is channel:
-                with inbox.lock:
+                with inbox.lock, inbox:
                     self._clear(inbox)
 
     def _clear(self, inbox: Inbox) -> None:
@@ -208,7 +208,7 @@ class Post:
         submission = Submission(linked, [plain.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
-            inbox.early.append(Unexpected(tag, dtype, data, submission, site))
+            inbox.keep(Unexpected(tag, dtype, data, submission, site))
 
     def _differs(self, peer: int, early: Unexpected, buffer: Buffer) -> CollectiveMismatch:
         what = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"

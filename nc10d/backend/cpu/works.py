@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
+from nc10d.outcome import DONE
 from nc10d.work import Work
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.waits import Waits
 
 Part = tuple[Channel, Submission]
+
+
+class EndedMessage(Work):
+    """A message that was over as it was launched; its operation is made when somebody asks.
+
+    It never changes, so most of what a Work keeps is kept here once for all.
+    """
+
+    __slots__ = ("_message",)
+
+    _state = DONE
+    _exception = _callbacks = _gate = None
+    _started = _ended = 0.0
+
+    def __init__(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> None:
+        self._message = kind, peer, x, tag
+        self._result = peer if kind is Recv else None
+
+    @property
+    def ops(self) -> Sequence[Op]:  # type: ignore[override]
+        """The message, made anew."""
+        kind, peer, x, tag = self._message
+        return (kind(x, peer, tag),)
 
 
 class CpuWork(Work):
@@ -49,6 +73,9 @@ class CpuWork(Work):
             self._backend.clear_way(self._parts)
 
     def _block(self, deadline: Deadline) -> None:
+        if all(submission.finished() for _, submission in self._parts):
+            self._complete()
+            return
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
         for channel, submission in list(self._parts):

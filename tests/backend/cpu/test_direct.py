@@ -108,6 +108,13 @@ def test_large_arrays_have_a_direct_way() -> None:
             assert Kind.DIVERT in {step.kind for step in one.steps}, name
 
 
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
+def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str) -> None:
+    for count, large in ((63, False), (64, True)):  # of 8 bytes; 512 are much
+        for one in MADE[name](direct(9), count, 0).programs:
+            assert (Kind.FETCH in {step.kind for step in one.steps}) == large
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     size=st.integers(2, 5),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.native import layout
 from nc10d.errors import CollectiveMismatch
-from nc10d.ops import Send
+from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
 
 Call = Callable[..., Any]
@@ -112,7 +113,7 @@ def areas_of(group: Any) -> Any:
 
 
 def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane() -> None:
-    def exchange(group: Any) -> int:
+    def exchange(group: Any) -> bool:
         strange = pickle.loads(pickle.dumps(np.ones(5)))
         for x in (strange, np.ones(5), np.ones(5)):
             if group.rank == 0:
@@ -121,11 +122,10 @@ def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane(
                 group.recv(x, 0)
         if group.rank == 1:
             group.recv(np.ones(5), 0)
-            return 0
-        lane = group.backend("cpu").post.lanes.latest[Send][1]
-        return int(lane.run(np.ones(5), 0, patient=True))
+            return True
+        return bool(group.backend("cpu").quick_message(Send, 1, np.ones(5), 0, 10.0))
 
-    assert run_ranks(exchange, 2)[0] == 0
+    assert run_ranks(exchange, 2)[0]
 
 
 def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -> None:
@@ -138,16 +138,38 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
         group.recv(x, 1)
         post = group.backend("cpu").post
         inbox = post._backend.links.inbox(2)
-        inbox.receiving = True  # as while a long message is on its way
+        inbox.channel.words[layout.C_RECEIVING // 8] = 1  # as while a long message is on its way
         work = group.irecv(x, None)
         assert work is not None
         assert not work.is_completed()
-        inbox.receiving = False
+        inbox.channel.words[layout.C_RECEIVING // 8] = 0
         sender = work.result()
         group.barrier()
         return int(sender)
 
     assert run_ranks(receive, 3)[0] == 2
+
+
+def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_message() -> None:
+    def receive(group: Any) -> list[bool]:
+        x = np.full(3, float(group.rank))
+        if group.rank == 1:
+            for work in [group.isend(x, 0, tag) for tag in (0, 1, 0, 0)]:
+                work.wait()
+            group.barrier()
+            return []
+        backend = group.backend("cpu")
+        group.recv(x, 1)
+        group.recv(x, 1)  # the message with the other tag is kept for later
+        inbox = backend.links.inbox(1)
+        found = [backend.quick_message(Recv, 1, x, 0, 10.0)]
+        group.recv(x, 1, 1)
+        group.barrier()
+        with inbox.lock, inbox:
+            found.append(backend.quick_message(Recv, 1, x, 0, 10.0))
+        return [*found, backend.quick_message(Recv, 1, x, 0, 10.0)]
+
+    assert run_ranks(receive, 2)[0] == [False, False, True]
 
 
 def messages_that_end_at_once(group: Any) -> None:

@@ -60,7 +60,7 @@ def even_all_to_all(
     if rounds > 1:
         body = _transfer(layout, route, slot, opening=False, own=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    if layout.size == 1 or layout.size * nbytes < layout.direct:
+    if layout.size == 1 or nbytes < layout.direct:
         return steps
     return direct.all_to_all(layout, nbytes, sends[0], recvs, steps)
 

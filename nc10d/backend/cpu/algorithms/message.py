@@ -1,14 +1,15 @@
 """send and recv over a link: one direction between two ranks, with a board of its own.
 
 On a link the sender is rank 0 and the receiver rank 1. The sender may be two halves ahead; then
-it waits until the receiver has taken the older one. A large message that the receiver can read
-where it lies is not put on the board at all.
+it waits until the receiver has taken the older one. A round spends TICKS, however many of them it
+needs. A large message that the receiver can read where it lies is not put on the board at all.
 """
 
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
-from nc10d.backend.cpu.algorithms.layout import NEVER
+from nc10d.backend.cpu.algorithms.layout import NEVER, line_up
+from nc10d.backend.cpu.native.layout import LINK_TICKS as TICKS
 from nc10d.backend.cpu.program import (
     Step,
     board,
@@ -25,34 +26,46 @@ from nc10d.backend.cpu.program import (
 )
 
 SENDER, RECEIVER = 0, 1
+SEGMENTS = TICKS
+"""Into how many half a board is cut: while the receiver copies one, the sender puts the next."""
 
 
 def send(half: int, nbytes: int, direct: int = NEVER) -> list[Step]:
     """Put user array 0 through the link, half a board at a time; or let it be read, if large."""
+    opening = [wait(RECEIVER, -TICKS), header()]
     if nbytes >= direct:
-        offered = expose(SENDER, user(0), True, flag=False)
-        opening = [wait(RECEIVER, -1), header(), offered, signal(1)]
-        return [*opening, *_ways([wait(RECEIVER, 1)], _puts(half, nbytes, 0), [])]
-    opening = [wait(RECEIVER, -1), header()]
-    if nbytes:
-        opening.append(copy(board(SENDER), user(0), min(nbytes, half)))
-    return [*opening, signal(1), end_round(1, 1), *_puts(half, nbytes, half)]
+        offered = [expose(SENDER, user(0), True, flag=False), signal(TICKS)]
+        return [*opening, *offered, *_ways([wait(RECEIVER, TICKS)], _puts(half, nbytes, 0), [])]
+    steps = list(opening)
+    for tick, low, count in _segments(half, nbytes):
+        steps += [copy(board(SENDER, low), user(0, low), count), signal(tick)]
+    return [*steps, end_round(TICKS, TICKS), *_puts(half, nbytes, half)]
 
 
 def recv(half: int, nbytes: int, direct: int = NEVER) -> list[Step]:
     """Take user array 0 from the link, or from where it lies."""
     if nbytes >= direct:
-        read = [fetch(user(0), SENDER, 0, nbytes), signal(1)]
-        return [wait(SENDER, 1), *_ways(read, _takes(half, nbytes, 0), [signal(1)])]
-    opening = [wait(SENDER, 1)]
-    if nbytes:
-        opening.append(copy(user(0), board(SENDER), min(nbytes, half)))
-    return [*opening, signal(1), end_round(1, 1), *_takes(half, nbytes, half)]
+        read = [fetch(user(0), SENDER, 0, nbytes), signal(TICKS)]
+        boards = _takes(half, nbytes, 0)
+        return [wait(SENDER, TICKS), *_ways(read, boards, [signal(TICKS)])]
+    steps = []
+    for tick, low, count in _segments(half, nbytes):
+        steps += [wait(SENDER, tick), copy(user(0, low), board(SENDER, low), count)]
+    end = [signal(TICKS), end_round(TICKS, TICKS)]
+    return [*steps, *end, *_takes(half, nbytes, half)]
+
+
+def _segments(half: int, nbytes: int) -> list[tuple[int, int, int]]:
+    """Cut what the first round moves: (tick that tells of it, offset, bytes); at least one."""
+    first, each = min(nbytes, half), line_up(-(-half // SEGMENTS))
+    lows = range(0, max(first, 1), each)
+    ticks = [*range(1, len(lows)), TICKS]
+    return [(tick, low, min(each, first - low)) for tick, low in zip(ticks, lows, strict=True)]
 
 
 def _ways(direct: list[Step], boards: list[Step], left: list[Step]) -> list[Step]:
     """Go `direct` if what the sender offers can be read; else end the round and use the boards."""
-    end = end_round(1, 1)
+    end = end_round(TICKS, TICKS)
     other = [*left, end, *boards]
     first = [*direct, end, jump(len(other))]
     return [pick(SENDER, len(first)), *first, *other]
@@ -60,16 +73,17 @@ def _ways(direct: list[Step], boards: list[Step], left: list[Step]) -> list[Step
 
 def _puts(half: int, nbytes: int, done: int) -> list[Step]:
     put = copy(board(SENDER), user(0, done, half), half, nbytes - done)
-    return _rounds([wait(RECEIVER, -1), put, signal(1)], half, nbytes - done)
+    return _rounds([wait(RECEIVER, -TICKS), put, signal(TICKS)], half, nbytes - done)
 
 
 def _takes(half: int, nbytes: int, done: int) -> list[Step]:
     take = copy(user(0, done, half), board(SENDER), half, nbytes - done)
-    return _rounds([wait(SENDER, 1), take, signal(1)], half, nbytes - done)
+    return _rounds([wait(SENDER, TICKS), take, signal(TICKS)], half, nbytes - done)
 
 
 def _rounds(body: list[Step], half: int, nbytes: int) -> list[Step]:
-    return [*body, end_round(1, 1, -(-nbytes // half), len(body))] if nbytes > 0 else []
+    rounds = -(-nbytes // half)
+    return [*body, end_round(TICKS, TICKS, rounds, len(body))] if nbytes > 0 else []
 
 
 def send_away(nbytes: int) -> list[Step]:

@@ -38,7 +38,12 @@ from nc10d.backend.cpu.native.objects import (
     PLAIN_FLAGS,
     TYPE_OFFSET,
 )
-from nc10d.backend.cpu.native.progress import nc10d_run, nc10d_submit, nc10d_submit_here
+from nc10d.backend.cpu.native.progress import (
+    LOOKS,
+    nc10d_run,
+    nc10d_submit,
+    nc10d_submit_here,
+)
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 SLICE_NS = 50_000_000
@@ -113,7 +118,7 @@ def _submit_known(
     store(users, load(as_int(x) + DATA_OFFSET))
     store(users + 8, load(as_int(y) + DATA_OFFSET))
     if load(known + K_SHORT) != 0:
-        return nc10d_submit_here(channel, descriptor, RING_SLOTS)
+        return nc10d_submit_here(channel, descriptor, RING_SLOTS, LOOKS)
     if load_acquire(channel + C_BROKEN) != 0:
         return BUSY
     return nc10d_submit(channel, descriptor, RING_SLOTS)

@@ -46,6 +46,8 @@ LINK_BOARD = 256
 # Between hosts a message has one header, sent from and taken to where a board would be.
 AWAY_HEADER_BYTES = LINK_HEADER_BYTES + SITE_BYTES
 AWAY_BYTES = LINK_BOARD + AWAY_HEADER_BYTES
+# What a round of a link spends; the last tick tells that all of it is there.
+LINK_TICKS = 8
 
 # -- a channel: one FIFO of programs (a group's collectives, or one end of a link) ---------------
 (
@@ -102,8 +104,10 @@ AWAY_BYTES = LINK_BOARD + AWAY_HEADER_BYTES
     C_BEGUN,  # when the running message began
     C_LENT,  # where in my arena peers write results just now, and how many bytes from there on
     C_LENT_BYTES,
-) = range(0, 53 * 8, 8)
-C_OWN_USERS = 53 * 8  # four addresses of a program run in the caller
+    C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
+    C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
+) = range(0, 55 * 8, 8)
+C_OWN_USERS = 55 * 8  # four addresses of a program run in the caller
 C_RING = C_OWN_USERS + 4 * 8
 RING_SLOTS = 512
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
@@ -141,7 +145,8 @@ FOLD_BLOCK = 8192
     D_ARRAY_DTYPE,  # what the array of a known message must be: its dtype object, its elements
     D_ARRAY_COUNT,
     D_SITE,
-) = range(0, 13 * 8, 8)
+    D_CHANNEL,  # of a known message
+) = range(0, 14 * 8, 8)
 DESCRIPTOR_WORDS = 16
 
 # -- a known operation: its program, and what its arrays must be for it --------------------------

@@ -13,6 +13,7 @@ from nc10d.backend.cpu.native.atomics import (
     any_object,
     as_int,
     call_engine,
+    exchange,
     load,
     load_acquire,
     nc10d_now,
@@ -27,9 +28,11 @@ from nc10d.backend.cpu.native.layout import (
     C_BEGUN,
     C_BROKEN,
     C_FLAGS,
+    C_GUARD,
     C_HEAD,
     C_KIND,
     C_MESSAGE,
+    C_RECEIVING,
     C_ROUND,
     C_SEQ,
     C_SITE,
@@ -38,6 +41,7 @@ from nc10d.backend.cpu.native.layout import (
     D_ARRAY_COUNT,
     D_ARRAY_DTYPE,
     D_BYTES,
+    D_CHANNEL,
     D_DEADLINE,
     D_DTYPE,
     D_PROGRAM,
@@ -47,6 +51,7 @@ from nc10d.backend.cpu.native.layout import (
     DONE,
     LINK_HEADER_BYTES,
     LINK_TAG,
+    LINK_TICKS,
     NEW_SITE,
     RECEIVER,
     RING_SLOTS,
@@ -92,10 +97,29 @@ def nc10d_soon(channel: int, flag: int, target: int, patient: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_admitted(channel: int) -> bool:
+    """Say whether this thread may take the message at the head of a link past the ring.
+
+    The exchange is a full fence: either I see that the inbox is held, or its holder sees me.
+    """
+    if load_acquire(channel + C_RECEIVING) != 0:
+        return False
+    exchange(channel + C_RECEIVING, 1)
+    if load_acquire(channel + C_GUARD) == 0:
+        return True
+    store_release(channel + C_RECEIVING, 0)
+    return False
+
+
+@njit(nogil=True)
 def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool:
-    """Say whether the message at the head of a link is the one that a descriptor is for."""
+    """Say whether the message at the head of a link is the one that a descriptor is for.
+
+    All of it must be there unless I am `patient`, so that I need not wait in the middle.
+    """
     sent = load(load(channel + C_FLAGS))
-    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + 1, patient):
+    wanted = 1 if patient != 0 else LINK_TICKS
+    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, patient):
         return False
     header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
     return (
@@ -114,10 +138,10 @@ def nc10d_move_message(
         return BUSY
     if load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         return BUSY
-    receiving = load(channel + C_KIND) == RECEIVER
-    if receiving and not nc10d_awaited(channel, descriptor, tag, patient):
-        return BUSY
-    if receiving:  # somebody asks for it now: it is no stray that could be taken aside
+    if load(channel + C_KIND) == RECEIVER:
+        if not nc10d_awaited(channel, descriptor, tag, patient):
+            return BUSY
+        # Somebody asks for it now: it is no stray that could be taken aside.
         store_release(channel + C_UNMATCHED, 0)
     store(descriptor + D_TAG, tag)
     store(load(descriptor + D_USERS), x)
@@ -131,9 +155,10 @@ def nc10d_move_message(
     return BUSY if call_engine(load(channel + C_ADVANCE), channel) == BLOCKED else DONE
 
 
-@on_demand(types.int64(_WORD, _WORD, any_object, _WORD, _WORD))
-def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: int) -> int:
-    array = as_int(x)
+@njit(nogil=True)
+def nc10d_message(descriptor: int, array: int, tag: int, patient: int) -> int:
+    """Send or receive here and now; see `run_message`."""
+    channel = load(descriptor + D_CHANNEL)
     if not nc10d_carries(channel, descriptor, array):
         return BUSY
     site = nc10d_site(channel)
@@ -141,18 +166,32 @@ def _run_message(channel: int, descriptor: int, x: object, tag: int, patient: in
         return NEW_SITE
     if not nc10d_try_lock(channel):
         return BUSY
+    if load(channel + C_KIND) == RECEIVER and not nc10d_admitted(channel):
+        nc10d_unlock(channel)
+        return BUSY
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, site, patient)
     if answer == DONE:
         nc10d_end_message(channel, nc10d_now())
     if answer in (DONE, BUSY):
+        store_release(channel + C_RECEIVING, 0)
         nc10d_unlock(channel)
     return answer
 
 
+@on_demand(types.int64(_WORD, any_object, _WORD))
+def _run_message(descriptor: int, x: object, tag: int) -> int:
+    return nc10d_message(descriptor, as_int(x), tag, 1)
+
+
+@on_demand(types.int64(_WORD, any_object, _WORD))
+def _try_message(descriptor: int, x: object, tag: int) -> int:
+    return nc10d_message(descriptor, as_int(x), tag, 0)
+
+
 @on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
 def _submit_message(
-    channel: int, words: object, model: int, deadline: int, x: object, tag: int, here: int
+    channel: int, words: object, model: int, deadline: int, x: object, tag: int, patience: int
 ) -> int:
     array = as_int(x)
     if not nc10d_carries(channel, model, array) or load_acquire(channel + C_BROKEN) != 0:
@@ -167,24 +206,28 @@ def _submit_message(
     store(descriptor + D_DTYPE, load(model + D_DTYPE))
     store(users, load(array + DATA_OFFSET))
     # A receiver keeps a place for the message that nobody has asked for.
-    if here != 0:
-        return nc10d_submit_here(channel, descriptor, RING_SLOTS - 1)
+    if patience >= 0:
+        return nc10d_submit_here(channel, descriptor, RING_SLOTS - 1, patience)
     return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
 
 
 run_message: EntryPoint
-"""run_message(channel, descriptor, x, tag, patient): send or receive here and now.
+"""run_message(descriptor, x, tag): send or receive here and now, and wait for the peer.
 
-`descriptor` says what message it is; x is any object. Only a short message may go without being
-`patient`, and then nothing waits. DONE; BUSY: nothing has happened (x is not such an array, the
-peer is not there yet, another message is at the head, the channel is used or stopped); NEW_SITE as
-engine.run; else as that, with `drive` to go on.
+`descriptor` says what message it is, on what channel; x is any object. DONE; BUSY: nothing has
+happened (x is not such an array, the peer is not there yet, another message is at the head, the
+inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as that, with `drive`
+to go on, and C_RECEIVING to be cleared after that.
 """
+try_message: EntryPoint
+"""try_message(descriptor, x, tag): as run_message, for a short message, without waiting at all."""
 submit_message: EntryPoint
-"""submit_message(channel, words, model, deadline_ns, x, tag, here): fill in, submit a descriptor.
+"""submit_message(channel, words, model, deadline_ns, x, tag, patience): fill in a descriptor and
+submit it.
 
-`words` is zeroed and has room for an address; the rest is as in the descriptor `model`. With `here`
-it is advanced in this thread first. As arrays.submit_known.
+`words` is zeroed and has room for an address; the rest is as in the descriptor `model`. If its
+`patience` is not negative, this thread advances it first, and spins so often for the peer. As
+arrays.submit_known.
 """
 
 __getattr__ = entry_points(__name__)

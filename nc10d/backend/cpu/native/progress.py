@@ -353,10 +353,10 @@ def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
+def nc10d_submit_here(channel: int, descriptor: int, room: int, patience: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
-    It waits a moment for peers that come at the same time, since that leaves nobody to wake. Where
+    It may wait a moment for peers that come at the same time: that leaves nobody to wake. Where
     it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which so
     need not wake up only to find that there is nothing to do yet.
     """
@@ -365,7 +365,7 @@ def nc10d_submit_here(channel: int, descriptor: int, room: int) -> int:
     answer = nc10d_append(channel, descriptor, room)
     if answer != DONE:
         return answer
-    answer = nc10d_attend(channel, True, LOOKS)
+    answer = nc10d_attend(channel, True, patience)
     tries = 1
     while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)
