@@ -35,7 +35,7 @@ class Lazy(Future[T]):
 
 
 class _Behind(Lazy[Any]):
-    """What `then` makes of a Lazy: its callback ends it, once that has ended."""
+    """What `then` makes of a Lazy: its callback ends it, or the Future which that returns."""
 
     __slots__ = ("_parent",)
 
@@ -44,8 +44,16 @@ class _Behind(Lazy[Any]):
         self._parent = parent
 
     def _bring(self, timeout: Timeout) -> None:
-        with contextlib.suppress(Exception):  # the callback has seen it
-            self._parent.wait(timeout)
+        behind = None
+        while behind is not self._parent:
+            behind = self._parent
+            with contextlib.suppress(Exception):  # the callback has seen it
+                behind.wait(timeout)
+
+    def _adopt(self, value: Any) -> None:
+        if isinstance(value, Future):
+            self._parent = value
+        super()._adopt(value)
 
 
 class InOrder(Lazy[Any]):

@@ -9,6 +9,7 @@ rows, in the order of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +31,10 @@ class SparseGradBucket(GradBucket):
     """What a hook sees of a sparse gradient: the buffer is a SparseGradient, of one parameter.
 
     `all_reduce` ends after all buckets have left, unless the hook waits for it on every rank: then
-    rows travel at once.
+    rows travel at once. What follows from it (`then`) may begin another one.
     """
 
-    __slots__ = ("_name", "_spec", "exchanges", "gradient")
+    __slots__ = ("_name", "_spec", "exchanges", "gradient", "thread")
 
     def __init__(
         self, index: int, plan: BucketPlan, parameters: Sequence[Array], is_last: bool, name: str
@@ -43,6 +44,7 @@ class SparseGradBucket(GradBucket):
         self._name = name
         self.gradient = no_rows(self._spec)
         self.exchanges: list[RowExchange] = []
+        self.thread = get_ident()
         super().__init__(index, self.gradient, plan.slots, parameters, is_last)
 
     def reset(self) -> None:
@@ -66,7 +68,15 @@ class SparseGradBucket(GradBucket):
         return [self._buffer]
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Future[SparseGradient]:
-        """Start to add up all ranks' rows; sums and means only, ValueError for other reductions."""
+        """Start to add up all ranks' rows; sums and means only, ValueError for other reductions.
+
+        RuntimeError in a callback on another thread than the pass's.
+        """
+        if get_ident() != self.thread:
+            raise RuntimeError(
+                f"the rows of {self._name} must be reduced in the comm hook or after a reduction of"
+                " rows: other callbacks run at another moment on each rank"
+            )
         exchange = RowExchange(group, self._buffer, self._spec, _factor(op, group.size))
         self.exchanges.append(exchange)
         return exchange
@@ -178,6 +188,7 @@ class SparseBucket:
         self._empty = kept(self._seen.gradient)
         self._given: SparseGradient | None = None
         self._outcome: Work | Future[Any] | None = None
+        self._followed = False
         self.views = {param: self._seen.gradient}
 
     def take(self, _param: int, gradient: SparseGradient | None) -> None:
@@ -192,22 +203,28 @@ class SparseBucket:
 
     def leave(self, hook: CommHook, state: Any) -> None:
         """Hand the bucket to a hook; does not block if the hook does not."""
+        self._seen.thread = get_ident()
         self._outcome = called(hook, state, self._seen)
 
     def follow(self) -> None:
         """Take the second step of what the hook has begun; see `RowExchange.follow`."""
+        self._seen.thread = get_ident()
         for exchange in self._seen.exchanges:
             exchange.follow()
+        self._followed = True
 
     def settle(self) -> None:
         """Wait until it is reduced and put the result where the gradient is; raise what failed."""
         outcome, self._outcome = self._outcome, None
-        exchanges = self._seen.exchanges
+        followed, self._followed = self._followed, False
+        self._seen.thread = get_ident()
         try:
-            for exchange in exchanges:
+            for exchange in self._seen.exchanges:
+                if followed:  # one that another has led to: it is here on every rank
+                    exchange.follow()
                 exchange.over()
             # Without its second step (the pass has failed before) an outcome might never come.
-            if outcome is not None and all(exchange.followed for exchange in exchanges):
+            if outcome is not None and all(one.followed for one in self._seen.exchanges):
                 assign(self._seen.gradient, reduced_array(outcome, self._seen))
         finally:
             self._seen.reset()

@@ -1,9 +1,11 @@
 """Comm hooks see sparse gradients: what they get, what they may end with, and what they refuse."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from nc10d.ops import MAX, SUM
+from nc10d.ops import AVG, MAX, SUM
 from nc10d.reducer import hooks, powersgd, quantization
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.local_sgd import PostLocalSGDState, post_localSGD_hook
@@ -69,6 +71,30 @@ def prescaled(group, bucket):
     return hooks.allreduce_hook(group, bucket)
 
 
+def chained(group, bucket):
+    """Reduce the rows once more when they have been reduced; what counts is the second time."""
+    if not isinstance(bucket.buffer(), SparseGradient):
+        return hooks.allreduce_hook(group, bucket)
+    return bucket.all_reduce(group, SUM).then(lambda _: bucket.all_reduce(group, AVG))
+
+
+def chained_and_waiting(group, bucket):
+    """Do the same, and wait for the second time in the hook."""
+    outcome = chained(group, bucket)
+    outcome.wait()
+    return outcome
+
+
+def waiting_in_a_callback(group, bucket):
+    if not isinstance(bucket.buffer(), SparseGradient):
+        return hooks.allreduce_hook(group, bucket)
+    return bucket.all_reduce(group, SUM).then(lambda _: bucket.all_reduce(group, AVG).wait())
+
+
+HOOKS = [hooks.allreduce_hook, following, waiting, prescaled]
+HOOKS += [chained, chained_and_waiting, waiting_in_a_callback]
+
+
 def passes(group, hook, count=4):
     reducer = reducer_of(group, hook)
     return [(one_pass(reducer, group.rank, step), reducer.rebuild())[0] for step in range(count)]
@@ -78,7 +104,7 @@ def on_the_engine(function, size, *given):
     return run_ranks(function, size, "threads", *given)
 
 
-@pytest.mark.parametrize("hook", [hooks.allreduce_hook, following, waiting, prescaled])
+@pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("run", [run_local, on_the_engine])
 def test_a_mean_by_a_hook_is_the_mean_without_one_to_the_bit(run, hook):
     size = 2  # halves are exact, so it does not matter when they are taken
@@ -195,6 +221,22 @@ def refused(group):
 def test_a_pass_in_which_rows_were_refused_leaves_the_next_one_free():
     expected = run_local(lambda group: one_pass(reducer_of(group, None), group.rank), 2)
     assert run_local(refused, 2) == expected
+
+
+def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share():
+    """A Work's callback runs when this rank is told of its end: reductions would never meet."""
+
+    def elsewhere(group, bucket):
+        if not isinstance(bucket.buffer(), SparseGradient):
+            return hooks.allreduce_hook(group, bucket)
+        with ThreadPoolExecutor() as threads:
+            return threads.submit(bucket.all_reduce, group, AVG).result()
+
+    def run(group):
+        with pytest.raises(RuntimeError, match="rows of rows must be reduced in the comm hook"):
+            one_pass(reducer_of(group, elsewhere), group.rank)
+
+    run_local(run, 1)
 
 
 def failing_after_rows(group):
