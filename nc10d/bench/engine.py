@@ -1,15 +1,18 @@
 """`python -m nc10d.bench.engine`: what a call costs at each floor, from the bare engine to the API.
 
-Two rank processes; each figure is the median over rounds of the mean time of a call, in µs.
+Two rank processes; each figure is the median over rounds of the mean time of a call, in µs. Where
+torch is installed, so is what a tensor costs beside an ndarray.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -30,14 +33,15 @@ Figures = dict[str, float]
 
 def timed(group: ProcessGroup, call: Callable[[], object], calls: int) -> float:
     """Return the median over rounds of the mean µs of a call; all ranks call together."""
-    means = []
-    for _ in range(ROUNDS):
-        group.barrier()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        means.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(means)
+    return statistics.median(_mean(group, call, calls) for _ in range(ROUNDS))
+
+
+def _mean(group: ProcessGroup, call: Callable[[], object], calls: int) -> float:
+    group.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls * 1e6
 
 
 def floors(group: ProcessGroup) -> Figures:
@@ -94,6 +98,19 @@ def blocks(group: ProcessGroup) -> Figures:
     }
 
 
+def tensors(group: ProcessGroup) -> Figures:
+    """Measure the same all_reduce of a torch tensor and of an ndarray, in turns."""
+    torch = importlib.import_module("torch")
+    importlib.import_module("nc10d.torch")
+    x, tensor = np.ones(2, np.float32), torch.ones(2)
+    calls: list[Callable[[], object]] = [lambda: all_reduce(x), lambda: all_reduce(tensor)]
+    rounds = [[_mean(group, call, 2000) for call in calls] for _ in range(ROUNDS)]
+    return {
+        "of a torch tensor": statistics.median(theirs for _, theirs in rounds),
+        "more than of an ndarray": statistics.median(theirs - ours for ours, theirs in rounds),
+    }
+
+
 def _new_arrays(group: ProcessGroup, block: Callable[[Any], Any]) -> float:
     times = []
     for _ in range(100):
@@ -111,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     print(f"# 2 ranks on {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.2f}")
     with Ranks(2, "processes", timeout=60.0) as ranks:
-        for measure in (floors, blocks):
+        for measure in (floors, blocks, *([tensors] if find_spec("torch") else [])):
             for what, value in ranks.run(measure)[0].items():
                 print(f"{what:<30}{value:>10.2f} us", flush=True)
     return 0

@@ -13,10 +13,12 @@ def test_each_floor_of_a_call_has_its_figure(capsys: pytest.CaptureFixture[str])
     assert engine.main([]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"# 2 ranks on \d+ cores, load \d+\.\d\d", head)
-    found = [re.fullmatch(r"(\S.*?) +(\d+\.\d\d) us", row) for row in rows]
+    found = [re.fullmatch(r"(\S.*?) +(-?\d+\.\d\d) us", row) for row in rows]
     figures = {match[1]: float(match[2]) for match in found if match}
-    assert len(figures) == len(rows) == 9
+    assert len(figures) == len(rows) == 11
+    more = figures.pop("more than of an ndarray")
     assert all(value > 0 for value in figures.values())
+    assert more < figures["of a torch tensor"]
 
 
 def test_imports_are_told_beside_numpys(
