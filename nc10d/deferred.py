@@ -2,9 +2,9 @@
 
 Contract: it has its own Work. Shape and dtype are known at once; whatever needs elements waits:
 operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
-What comes of that is plain arrays. On the CPU waiting blocks; on a GPU it orders streams, as
-`Work.wait` does. One that is dropped unused is waited for too, so that no memory is given back
-that peers still write.
+What comes of that is plain arrays; so are copies, pickles, and what arrives in objects. On the CPU
+waiting blocks; on a GPU it orders streams, as `Work.wait` does. One that is dropped unused is
+waited for too, so that no memory is given back that peers still write.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nc10d import buffer, views
+from nc10d.codec import register_type
 from nc10d.ops import Array
 from nc10d.work import Work
 
@@ -86,6 +87,13 @@ class AsyncCollectiveArray:
     def __repr__(self) -> str:
         return f"AsyncCollectiveArray({self.wait()!r})"
 
+    def __format__(self, how: str) -> str:
+        return format(self.wait(), how)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles are plain arrays.
+        return self.wait().__reduce_ex__(protocol)
+
 
 _AT_ONCE = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
 
@@ -131,17 +139,19 @@ _BINARY = {
     "and": operator.and_,
     "or": operator.or_,
 }
+_INPLACE = [name for name in _BINARY if hasattr(operator, f"__i{name}__")]
 _OTHERS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
     **{name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")},
     **{name: getattr(operator, name) for name in ("index", "getitem")},
     **{kind.__name__: kind for kind in (bool, int, float, complex)},
-    "len": len,
-    "iter": iter,
+    **{kind.__name__: kind for kind in (len, iter, round, divmod)},
 }
 for _name, _apply in _BINARY.items():
     _forward(f"__{_name}__", _apply)
     _forward(f"__r{_name}__", _reflected(_apply))
+for _name in _INPLACE:
+    _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
 for _name, _apply in _OTHERS.items():
     _forward(f"__{_name}__", _apply)
 
@@ -150,4 +160,5 @@ buffer.register(
     lambda x: buffer.as_buffer(x.wait()),
     lambda x: buffer.device_type(x._array),
 )
+register_type(AsyncCollectiveArray, lambda x: x.wait(), lambda x: x, "nc10d.AsyncCollectiveArray")
 views.register_view(AsyncCollectiveArray, lambda x: views.view_of(x.wait()), lambda _: None)

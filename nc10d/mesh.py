@@ -20,7 +20,7 @@ import numpy as np
 from nc10d.group import ProcessGroup
 from nc10d.queries import is_initialized
 from nc10d.subgroups import new_group
-from nc10d.world import get_default_group, init_process_group
+from nc10d.world import current_world, get_default_group, init_process_group
 
 Ranks = np.ndarray[Any, np.dtype[np.int64]]
 Dim = int | str
@@ -37,8 +37,10 @@ def lines(ranks: Ranks, dims: Sequence[int]) -> list[list[int]]:
 class DeviceMesh:
     """The global `ranks` in an array, for devices of a type ("cpu", "cuda").
 
-    Each rank at most once. ValueError for duplicates, for names that are not one a dimension or
-    not different, and for ranks that the default group has not.
+    Each rank at most once. Meshes of the same ranks, names and type are equal; copies and pickles
+    have the groups of the same names, of the process that they come to. ValueError for duplicates,
+    for names that are not one a dimension or not different, and for ranks that the default group
+    has not.
     """
 
     def __init__(
@@ -100,10 +102,10 @@ class DeviceMesh:
         """Return this process's global rank."""
         return get_default_group().rank
 
-    def get_coordinate(self) -> list[int] | None:
+    def get_coordinate(self) -> tuple[int, ...] | None:
         """Return this rank's place along each dimension; None if it is not in the mesh."""
         found = np.argwhere(self.mesh == self.get_rank())
-        return [int(place) for place in found[0]] if len(found) else None
+        return tuple(found[0].tolist()) if len(found) else None
 
     def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
         """Return this rank's place along a dimension, which a mesh of one need not name.
@@ -160,7 +162,9 @@ class DeviceMesh:
         name = mesh_dim_name or "_".join(self.mesh_dim_names or ("all",))
         if name in root._flat:
             return root._flat[name]
-        if name in (root.mesh_dim_names or ()) and self.ndim > 1:
+        if self.mesh_dim_names == (name,):
+            return self
+        if name in (root.mesh_dim_names or ()):
             raise ValueError(f"the mesh has a dimension {name!r} already")
         known = root.mesh_dim_names or ()
         dims = [known.index(one) for one in self.mesh_dim_names or ()] or range(root.ndim)
@@ -176,7 +180,7 @@ class DeviceMesh:
 
     def _places(self) -> list[tuple[int, int]]:
         """Return each dimension with my place along it; outside of the mesh, the first."""
-        return list(enumerate(self.get_coordinate() or [0] * self.ndim))
+        return list(enumerate(self.get_coordinate() or (0,) * self.ndim))
 
     def _dim(self, dim: Dim | None) -> int:
         if dim is None and self.ndim != 1:
@@ -193,6 +197,20 @@ class DeviceMesh:
         if name not in names:
             raise KeyError(f"no dimension {name!r}: the mesh has {names or 'no names'}")
         return names.index(name)
+
+    def _known_by(self) -> tuple[object, ...]:
+        return self.device_type, self.shape, self.mesh.tobytes(), self.mesh_dim_names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMesh) and self._known_by() == other._known_by()
+
+    def __hash__(self) -> int:
+        return hash(self._known_by())
+
+    def __reduce__(self) -> Any:
+        groups = [group and group.name for group in self._groups]
+        root = None if self._root is self else self._root
+        return _with_groups, (self.device_type, self.mesh, self.mesh_dim_names, groups, root)
 
     def __repr__(self) -> str:
         sides = zip(self.mesh_dim_names or [""] * self.ndim, self.shape, strict=True)
@@ -218,6 +236,22 @@ def init_device_mesh(
     if prod(shape) != size:
         raise ValueError(f"a mesh of {shape} has {prod(shape)} places, there are {size} ranks")
     return DeviceMesh(device_type, np.arange(size).reshape(shape), mesh_dim_names=mesh_dim_names)
+
+
+def _with_groups(
+    device_type: str,
+    mesh: Ranks,
+    mesh_dim_names: tuple[str, ...] | None,
+    names: Sequence[str | None],
+    root: DeviceMesh | None,
+) -> DeviceMesh:
+    """Return a mesh of this process's groups of these names; ValueError if one is not here."""
+    known = current_world().groups
+    missing = [name for name in names if name is not None and name not in known]
+    if missing:
+        raise ValueError(f"the mesh needs groups that are not here: {', '.join(missing)}")
+    groups = [None if name is None else known[name] for name in names]
+    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _groups=groups, _root=root)
 
 
 def _ranks(mesh: Any) -> Ranks:

@@ -1,7 +1,9 @@
 """Functional collectives: new arrays that wait on first use, and inputs as they were."""
 
+import copy
 import gc
 import operator
+import pickle
 import warnings
 
 import numpy as np
@@ -200,6 +202,12 @@ USES = {
     "astype by asarray": lambda a: np.asarray(a, np.int64),
     "dlpack": np.from_dlpack,
     "bool": lambda a: bool(a.all()),
+    "in place": lambda a: operator.iadd(a, 1),
+    "divmod": lambda a: divmod(a, 2)[0],
+    "format": lambda a: f"{a}" == f"{np.arange(3.0)}",
+    "pickle": lambda a: pickle.loads(pickle.dumps(a)),
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
     "interface": lambda a: a.__array_interface__["shape"],
     "another collective's": lambda a: dist.as_buffer(a).count,
 }
@@ -242,11 +250,15 @@ def test_it_can_be_written_and_given_to_collectives():
     def run(group):
         a = F.all_reduce(np.ones(2), "sum")
         b = F.all_reduce(F.all_reduce(a, "sum"), "sum")
+        objects = [b if group.rank == 0 else None]
+        dist.broadcast_object_list(objects)
         a[0] = 7
         dist.all_reduce(a)
-        return a.tolist(), b.tolist(), operator.index(F.all_reduce(np.array(3), "max"))
+        whole = a.tolist(), b.tolist(), operator.index(F.all_reduce(np.array(3), "max"))
+        plain = group.rank == 0 or isinstance(objects[0], np.ndarray)
+        return *whole, plain, objects[0].tolist()
 
-    assert run_local(run, 2) == [([14, 4], [8, 8], 3)] * 2
+    assert run_local(run, 2) == [([14, 4], [8, 8], 3, True, [8, 8])] * 2
 
 
 def test_one_that_is_dropped_is_waited_for_and_tells_of_its_failure():

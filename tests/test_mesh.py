@@ -1,5 +1,8 @@
 """A mesh has a group along each dimension, of just the ranks that lie there."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,7 +43,7 @@ def test_each_rank_is_in_its_line_along_each_dimension(shape):
     ranks = np.arange(np.prod(shape)).reshape(shape)
     found = run_local(along_each, ranks.size, [shape] * ranks.size)
     for rank, (each, coordinate) in enumerate(found):
-        assert coordinate == np.argwhere(ranks == rank)[0].tolist()
+        assert coordinate == tuple(np.argwhere(ranks == rank)[0])
         for dim, (members, place, size) in enumerate(each):
             mine = tuple(slice(None) if d == dim else at for d, at in enumerate(coordinate))
             assert list(members) == ranks[mine].tolist()
@@ -72,6 +75,9 @@ def test_a_flattened_slice_has_a_group_of_all_its_ranks_and_is_found_by_its_name
         mesh = named(group)
         flat = mesh["dp", "cp"]._flatten("data")
         assert mesh["data"] is flat is mesh["dp", "cp"]._flatten("data")
+        assert mesh["tp"]._flatten() == mesh["tp"]
+        with pytest.raises(ValueError, match="has a dimension 'dp' already"):
+            mesh["tp"]._flatten("dp")
         whole = mesh._flatten()
         assert whole.mesh_dim_names == ("dp_cp_tp",)
         assert whole.get_group() is group
@@ -80,6 +86,32 @@ def test_a_flattened_slice_has_a_group_of_all_its_ranks_and_is_found_by_its_name
         return flat.get_group().ranks, flat.mesh.tolist(), x.tolist()
 
     assert run_local(run, 4) == [((r, r + 2), [r, r + 2], [2.0]) for r in (0, 1)] * 2
+
+
+def test_meshes_that_say_the_same_are_equal():
+    def run(group):
+        mesh = named(group)
+        assert mesh["dp"] == mesh["dp"]
+        assert {mesh["dp"]: 1}[mesh["dp"]] == 1
+        renamed = DeviceMesh.from_group(mesh.get_group("dp"), "cpu", mesh_dim_names=("tp",))
+        return [mesh["dp"] == other for other in (mesh["tp"], renamed, "dp")]
+
+    assert run_local(run, 4) == [[False] * 3] * 4
+
+
+def test_copies_and_pickles_are_equal_and_have_the_same_groups():
+    def run(group):
+        mesh = named(group)
+        for one in (mesh, mesh["dp", "tp"], mesh["tp"]):
+            for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+                assert again == one
+                assert again.get_all_groups() == one.get_all_groups()
+        told = pickle.dumps(mesh["tp"])
+        dist.destroy_process_group(mesh.get_group("tp"))
+        with pytest.raises(ValueError, match="needs groups that are not here"):
+            pickle.loads(told)
+
+    run_local(run, 4)
 
 
 def test_ranks_outside_of_a_mesh_have_no_place_and_no_group():
