@@ -67,9 +67,17 @@ class BackwardPass:
         self.arrived.append(param)
         self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
-            leaving = self._schedule.mark(param)
-            if leaving:
-                self._send(leaving)
+            self._mark(param)
+
+    def absent(self, param: int) -> None:
+        """Take note that an expected gradient will not come: what lies there takes part."""
+        self._kept[param] = kept(self._storage.gradients[param])
+        self._mark(param)
+
+    def _mark(self, param: int) -> None:
+        leaving = self._schedule.mark(param)
+        if leaving:
+            self._send(leaving)
 
     def counts(self) -> list[int]:
         """Return how often each parameter has been marked."""

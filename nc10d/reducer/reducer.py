@@ -177,6 +177,19 @@ class Reducer(Observed):
             if self._pass is not None:
                 self._pass.ready(param)
 
+    def declare_unused(self, param: int) -> None:
+        """Take note that a gradient which this pass expects will not come, as `begin` is told.
+
+        What lies in `gradients` for it takes part. RuntimeError if it was not expected;
+        ValueError without `find_unused_parameters`, or with a static graph.
+        """
+        if not self.settings.varies:
+            raise ValueError("declare_unused needs find_unused_parameters without static_graph")
+        with self._lock:
+            if self._pass is None:
+                raise RuntimeError("declare_unused: no pass has begun")
+            self._pass.absent(param)
+
     def _leave(self, index: int) -> None:
         if index == 0:
             self._watch.record(Moment.COMM_START)

@@ -54,7 +54,7 @@ class Gradients:
             allocate=allocation(self.params),
         )
         self._beginning = threading.Lock()
-        self._as_views, self._static = as_views, static
+        self._as_views, self._static, self._searching = as_views, static, find_unused and not static
         self._reducing = self._running = self._awaited = False
         self._unused: Collection[int] = ()
         self._came: set[int] = set()
@@ -65,7 +65,8 @@ class Gradients:
             x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, x in enumerate(self.params)
         ]
-        weakref.finalize(self, _remove, handles)
+        self.close = weakref.finalize(self, _remove, handles)
+        """Remove the hooks: gradients are left alone from then on."""
 
     def _lay_out(self) -> None:
         pairs = zip(self.params, self.reducer.gradients, strict=True)
@@ -96,7 +97,7 @@ class Gradients:
             # before it (checkpointing): the outputs' gradients are there before any of that.
             hook = _output_hook(weakref.ref(self))
             for x in tensors_in(output):
-                if x.requires_grad:
+                if x.grad_fn is not None:  # a leaf would keep it for all passes
                     x.register_hook(hook)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
@@ -107,13 +108,13 @@ class Gradients:
             if not self._running:
                 self._begin()
         gradient = self._slots[index].take(x)
-        if self._static:
-            self._came.add(index)
+        self._came.add(index)
         self.reducer.grad_ready(index, gradient)
 
     def _begin(self) -> None:
         for index in self._unused:
             self._slots[index].fill(self.params[index])
+        self._came.clear()
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
         if not self._awaited:
@@ -129,6 +130,7 @@ class Gradients:
         self._awaited = False
         if not self._running:
             return
+        late = self._do_without_the_rest() if self._searching else ()
         self._running = False
         try:
             self.reducer.finish()
@@ -138,9 +140,21 @@ class Gradients:
                 error.add_note(_ADVICE)
             raise
         if self._static:
-            self._unused = set(range(len(self.params))) - self._came
+            self._unused = self._missing()
         used = self.reducer.used
-        self._hand_out(index for index in {*self._elsewhere, *self._unused} if used[index])
+        means = {*self._elsewhere, *self._unused, *late}
+        self._hand_out(index for index in means if used[index])
+
+    def _do_without_the_rest(self) -> Collection[int]:
+        """Declare unused what lies behind outputs from which nothing was computed backwards."""
+        late = self._missing() - set(self._unused)
+        for index in late:
+            self._slots[index].fill(self.params[index])
+            self.reducer.declare_unused(index)
+        return late
+
+    def _missing(self) -> set[int]:
+        return set(range(len(self.params))) - self._came
 
     def _hand_out(self, means: Iterable[int]) -> None:
         """Let these gradients be the means; all others are, as they lie in the buckets."""

@@ -6,7 +6,7 @@ what the module asks to leave alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 
@@ -14,13 +14,24 @@ from nc10d.group import ProcessGroup
 
 
 class Contents:
-    """The parameters and buffers of `module`, by name."""
+    """The parameters and buffers of `module`, by name, but for those in `ignored`.
+
+    RuntimeError if a parameter has no shape yet, ValueError for SyncBatchNorm on the CPU.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module = module
-        self._params = {n: x for n, x in module.named_parameters() if n not in ignored}
-        self._ignored = ignored
+        self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
+        for name, x in self._params.items():
+            if torch.nn.parameter.is_lazy(x):
+                raise RuntimeError(f"{name} has no shape yet: run a forward pass before wrapping")
+        if self.has_sync_bn() and all(x.is_cpu for x in self._params.values()):
+            raise ValueError("SyncBatchNorm works on GPUs alone: take BatchNorm")
+
+    def has_sync_bn(self) -> bool:
+        """Say whether a layer normalises by the statistics of all ranks."""
+        return any(isinstance(one, torch.nn.SyncBatchNorm) for one in self._module.modules())
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters."""
@@ -43,24 +54,30 @@ class Contents:
         }
         return {name for name, x in self._params.items() if id(x) in found}
 
-    def states(self) -> list[torch.Tensor]:
-        """Return all parameters and buffers."""
-        return [*self.parameters(), *self.buffers()]
+    def states(self, buffers: bool) -> dict[str, torch.Tensor]:
+        """Return all parameters, and the buffers if those are wanted."""
+        return {**self._params, **(self.buffers() if buffers else {})}
 
-    def buffers(self) -> list[torch.Tensor]:
+    def buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers as they are now: a module may replace them."""
-        found = self._module.named_buffers()
-        return [x for name, x in found if name not in self._ignored]
+        return {n: x for n, x in self._module.named_buffers() if n not in self.ignored}
 
 
-def same_everywhere(group: ProcessGroup, tensors: Iterable[torch.Tensor]) -> None:
+def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> None:
     """Give every rank what rank 0 has in `tensors`, as one submission for each kind of device.
 
-    Blocks, for tensors on the CPU.
+    Blocks, for tensors on the CPU. ValueError, on every rank, if elements of one share memory.
     """
-    whole = [x.detach() for x in tensors if x.numel()]
+    whole = [_own(name, x.detach()) for name, x in tensors.items() if x.numel()]
     for kind in sorted({x.device.type for x in whole}):
         with group.coalescing_manager():
             for x in whole:
                 if x.device.type == kind:
                     group.broadcast(x, 0)
+
+
+def _own(name: str, x: torch.Tensor) -> torch.Tensor:
+    # A rank that only reads it would not notice, and wait for the others.
+    if any(step == 0 and side > 1 for step, side in zip(x.stride(), x.shape, strict=True)):
+        raise ValueError(f"elements of {name} share memory (an expanded tensor): clone it")
+    return x

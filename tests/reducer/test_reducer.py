@@ -115,27 +115,33 @@ def test_buckets_are_rebuilt_once_in_rank_0s_order_and_keep_the_gradients():
     assert run_local(rebuilt_plans, 2, [orders] * 2) == [expected] * 2
 
 
-def some_unused(group, used):
+def some_unused(group, used, late):
     reducer = Reducer([np.zeros(1)] * 4, group, cap_bytes=8, find_unused_parameters=True)
     for g in reducer.gradients:
         g[...] = 0.1
     mine = used[group.rank]
-    reducer.begin(unused=set(range(4)) - set(mine))
+    unused = set(range(4)) - mine
+    reducer.begin(unused=unused - late)
     for param in mine:
         reducer.gradients[param][...] = 6
         reducer.grad_ready(param)
+    for param in unused & late:
+        reducer.declare_unused(param)
     reducer.finish()
     assert not reducer.rebuild()
     return [float(g[0]) for g in reducer.gradients]
 
 
 @settings(deadline=None, max_examples=20)
-@given(used=st.lists(st.sets(st.integers(0, 3)), min_size=3, max_size=3))
-def test_a_gradient_that_no_rank_used_stays_as_it_was(used):
+@given(
+    used=st.lists(st.sets(st.integers(0, 3)), min_size=3, max_size=3),
+    late=st.sets(st.integers(0, 3)),
+)
+def test_a_gradient_that_no_rank_used_stays_as_it_was(used, late):
     # Three times 0.1, added up and divided by 3, is not 0.1: only what was left alone is.
     assert (0.1 + 0.1 + 0.1) / 3 != 0.1
     votes = [sum(param in mine for mine in used) for param in range(4)]
-    for found in run_local(some_unused, 3, [used] * 3):
+    for found in run_local(some_unused, 3, [used] * 3, [late] * 3):
         for value, count in zip(found, votes, strict=True):
             assert value == (
                 0.1 if count == 0 else pytest.approx((6 * count + 0.1 * (3 - count)) / 3)
@@ -292,6 +298,10 @@ def test_mistakes_at_the_beginning():
             three(group).begin(unused=[0])
         with pytest.raises(ValueError, match="must be parameters' indices"):
             three(group, find_unused_parameters=True).begin(unused=[3])
+        with pytest.raises(ValueError, match="needs find_unused_parameters"):
+            three(group).declare_unused(0)
+        with pytest.raises(RuntimeError, match="no pass has begun"):
+            three(group, find_unused_parameters=True).declare_unused(0)
         with pytest.raises(ValueError, match="1 names for 2"):
             Reducer([np.zeros(1)] * 2, group, names=["x"])
 

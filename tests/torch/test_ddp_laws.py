@@ -1,6 +1,8 @@
 """What a user of DistributedDataParallel can rely on beyond the numbers: views, hooks, errors."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import nc10d as dist
 from nc10d.ops import SUM
 from nc10d.reducer import hooks
 from nc10d.reducer.plan import Slot
@@ -109,6 +112,31 @@ def test_a_parameter_that_another_rank_used_gets_its_mean_and_one_that_nobody_us
 
     assert run_local(run, 2, [True, False]) == [[[1.0] * 2, [0.5] * 3]] * 2
     assert run_local(run, 2, [False, False]) == [[[1.0] * 2, None]] * 2
+
+
+class Outputs(nn.Module):
+    """Two outputs, each by a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.ones(1)) for _ in range(2))
+
+    def forward(self, x):
+        return x * self.a, {"b": x * self.b}
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_each_output_may_have_a_backward_pass_of_its_own_if_unused_ones_are_looked_for(views):
+    def run(group):
+        options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+        model = DistributedDataParallel(Outputs(), **options)
+        a, rest = model(torch.tensor([group.rank + 1.0]))
+        a.backward()
+        found = [both_gradients(model)]
+        (2 * rest["b"]).backward()
+        return [*found, both_gradients(model)]
+
+    assert run_local(run, 2) == [[[[1.5], None], [[1.5], [3.0]]]] * 2
 
 
 def test_a_static_graph_forgets_what_other_ranks_put_into_an_unused_gradient():
@@ -333,6 +361,17 @@ def test_a_hook_that_ends_with_a_dense_tensor_for_rows_is_told_so():
     run_local(run, 1)
 
 
+def test_torchs_builtin_hooks_go_by_their_names():
+    def run(group, kind):
+        model = DistributedDataParallel(Two())
+        model._register_builtin_comm_hook(getattr(torch.distributed.BuiltinCommHookType, kind))
+        step(model, group.rank)
+        return both_gradients(model)[0], model.reducer.hook_name
+
+    for kind, name in [("ALLREDUCE", "allreduce_hook"), ("FP16_COMPRESS", "fp16_compress_hook")]:
+        assert run_local(run, 2, [kind] * 2) == [([0.5] * 2, name)] * 2
+
+
 def test_a_result_in_the_buckets_own_memory_is_the_bucket():
     def run(group):
         slots = [Slot(0, 0, 4, (4,))]
@@ -359,6 +398,115 @@ def test_a_hook_that_fails_fails_backward():
     run_local(run, 2)
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_weights_of_its_own_and_takes_part_when_it_is_trained(again):
+    def run(group):
+        model = DistributedDataParallel(Two(), find_unused_parameters=True)
+        step(model, 1)
+        twin = again(model)
+        with torch.no_grad():
+            if group.rank == 0:  # alone: an average of weights, say
+                assert again(model)(torch.tensor(1.0)).item() == 5
+            model.module.a.zero_()
+        twin.zero_grad()
+        step(twin, group.rank, both=False)
+        return both_gradients(model)[0], both_gradients(twin), twin.module.a.tolist()
+
+    assert run_local(run, 2) == [([1.0] * 2, [[0.5] * 2, None], [1.0] * 2)] * 2
+
+
+def test_what_a_group_of_some_ranks_trains_has_no_copies():
+    def run(group):
+        model = DistributedDataParallel(Two(), process_group=dist.new_group([0, 1]))
+        with pytest.raises(RuntimeError, match="by the default group"):
+            copy.deepcopy(model)
+
+    run_local(run, 2)
+
+
+def test_a_module_can_be_wrapped_again_when_its_hooks_are_removed():
+    def run(group):
+        model = Two()
+        first = DistributedDataParallel(model)
+        first._remove_autograd_hooks()
+        second = DistributedDataParallel(model)
+        step(second, group.rank)
+        return both_gradients(second), first.reducer.passes, second.reducer.passes
+
+    assert run_local(run, 2) == [([[0.5] * 2, [0.5] * 3], 0, 1)] * 2
+
+
+def test_a_graph_can_be_declared_static_before_the_first_pass():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        model._set_static_graph()
+        for _ in range(2):
+            step(model, group.rank, both=False)
+        with pytest.raises(RuntimeError, match="static_graph=True"):
+            model._set_static_graph()
+        return both_gradients(model), model.static_graph
+
+    assert run_local(run, 2) == [([[1.0] * 2, None], True)] * 2
+
+
+def test_buffers_are_rank_0s_from_the_start_or_before_passes_or_never():
+    def run(group, options):
+        model = nn.BatchNorm1d(2)
+        model.running_mean.fill_(group.rank + 1)
+        whole = DistributedDataParallel(model, **options)
+        found = [model.running_mean[0].item()]
+        model.running_mean.fill_(group.rank + 1)
+        model.eval()
+        whole(torch.ones(1, 2))
+        return [*found, model.running_mean[0].item(), whole.will_sync_module_buffers()]
+
+    two = [{"broadcast_buffers": False}] * 2
+    assert run_local(run, 2, two) == [[1.0, 1.0, False], [2.0, 2.0, False]]
+    two = [{"forward_sync_buffers": False}] * 2
+    assert run_local(run, 2, two) == [[1.0, 1.0, False], [1.0, 2.0, False]]
+    assert run_local(run, 2, [{}] * 2) == [[1.0, 1.0, True], [1.0, 1.0, True]]
+
+
+def test_a_buffer_whose_elements_share_memory_is_named_on_every_rank():
+    def run(group):
+        model = Two()
+        model.register_buffer("places", torch.zeros(1).expand(3))
+        with pytest.raises(ValueError, match="elements of places share memory"):
+            DistributedDataParallel(model)
+
+    run_local(run, 2)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler looks there
+def test_a_compiled_model_trains_as_others():
+    def run(group):
+        model = DistributedDataParallel(Two())
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(2):  # buckets are laid out anew before the second
+            step(compiled, 1)
+        return both_gradients(model)
+
+    assert run_local(run, 1) == [[[2.0] * 2, [2.0] * 3]]
+
+
+def test_an_output_that_is_a_parameter_does_not_collect_hooks():
+    class Open(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * self.a.sum(), self.a
+
+    def run(group):
+        model = DistributedDataParallel(Open())
+        for _ in range(3):
+            model(torch.tensor(1.0))[0].backward()
+        return len(model.module.a._backward_hooks or ())
+
+    assert run_local(run, 1) == [0]
+
+
 def test_mistakes_are_named_before_anything_is_sent():
     def run(group):
         with pytest.raises(ValueError, match="device_ids"):
@@ -369,6 +517,12 @@ def test_mistakes_are_named_before_anything_is_sent():
             DistributedDataParallel(Two().requires_grad_(False))
         with pytest.raises(ValueError, match="bucket_cap_mb"):
             DistributedDataParallel(Two(), bucket_cap_mb=0)
+        with pytest.raises(RuntimeError, match="weight has no shape yet"):
+            DistributedDataParallel(nn.LazyLinear(2))
+        with pytest.raises(ValueError, match="SyncBatchNorm works on GPUs alone"):
+            DistributedDataParallel(nn.SyncBatchNorm(2))
+        with pytest.raises(TypeError, match="must be a group of nc10d's"):
+            DistributedDataParallel(Two(), process_group=[0])
         with pytest.raises(TypeError, match="must be callable"):
             DistributedDataParallel(Two()).register_comm_hook(None, 3)
 
@@ -402,6 +556,7 @@ def test_passes_are_logged_in_torchs_fields():
         step(model, 1)
         found = model._get_ddp_logging_data()
         times = [found[f"avg_{what}_time"] for what in ("forward_compute", "backward_compute")]
-        return found["module_name"], found["iteration"], min(times) > 0
+        views = found["gradient_as_bucket_view"], found["broadcast_buffers"]
+        return found["module_name"], found["iteration"], min(times) > 0, views
 
-    assert run_local(run, 2) == [("Two", 1, True)] * 2
+    assert run_local(run, 2) == [("Two", 1, True, (0, 1))] * 2

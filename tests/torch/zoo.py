@@ -65,15 +65,19 @@ class Checkpointed(nn.Module):
 
 
 class Branches(nn.Module):
-    """Takes one of three branches by what it is told; one is never taken."""
+    """Takes one of three branches by what it is told; one is never taken.
+
+    Nothing is computed backwards from what lies beside the output.
+    """
 
     def __init__(self):
         super().__init__()
         self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         self.head = nn.Linear(4, 1)
+        self.beside = nn.Linear(4, 1)
 
     def forward(self, x, branch):
-        return {"y": [self.head(self.branches[branch](x))]}
+        return {"y": [self.head(self.branches[branch](x))], "beside": self.beside(x)}
 
 
 class Repeats(nn.Module):
