@@ -41,8 +41,8 @@ class Bucket:
     ) -> None:
         self.buffer = allocate(plan.count, plan.dtype.numpy)
         mine = [parameters[param] for param in plan.params]
-        self._seen = self._show(index, plan, mine, is_last, purpose, allocate)
-        self.views = dict(zip(plan.params, self._seen.gradients(), strict=True))
+        self.seen = self._show(index, plan, mine, is_last, purpose, allocate)
+        self.views = dict(zip(plan.params, self.seen.gradients(), strict=True))
         self._given: dict[int, Array] = {}
         self._outcome: Work | Future[Any] | None = None
 
@@ -58,7 +58,7 @@ class Bucket:
 
     def leave(self, hook: CommHook, state: Any) -> None:
         """Hand the bucket to a hook; does not block if the hook does not."""
-        self._outcome = called(hook, state, self._seen)
+        self._outcome = called(hook, state, self.seen)
 
     def follow(self) -> None:
         """Take the second step, for buckets that have one: this has none."""
@@ -74,11 +74,11 @@ class Bucket:
         """
         outcome, self._outcome = self._outcome, None
         try:
-            found = self.buffer if outcome is None else reduced_array(outcome, self._seen)
+            found = self.buffer if outcome is None else reduced_array(outcome, self.seen)
             if found is not self.buffer:
                 self.buffer[...] = found
         finally:
-            self._seen.set_buffer(self.buffer)
+            self.seen.set_buffer(self.buffer)
 
     def end(self, reduced: bool) -> None:
         """Let the arrays that were given go: with the means, if all has been reduced."""

@@ -25,7 +25,7 @@ from nc10d.reducer.agreement import agree_on_order, verify_alike
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, check
-from nc10d.reducer.hooks import CommHook
+from nc10d.reducer.hooks import CommHook, GradBucket
 from nc10d.reducer.layout import Layouts
 from nc10d.reducer.mean import Mean
 from nc10d.reducer.observed import Observed
@@ -113,6 +113,13 @@ class Reducer(Observed):
         They are other objects after `rebuild`.
         """
         return self._storage.gradients
+
+    def zeros_like_buckets(self) -> list[GradBucket]:
+        """Return the buckets as hooks see them, full of zeros, in memory of their own.
+
+        To size a hook's state by them, or to try a hook before the first pass.
+        """
+        return [bucket.seen for bucket in self._layouts.storage(self.plan).buckets]
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""

@@ -184,32 +184,32 @@ class SparseBucket:
                 f"the gradient of {names[param]} is sparse, and on {plan.device}: rows travel on "
                 "the CPU alone, keep the parameter there or let its gradient be dense"
             )
-        self._seen = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
-        self._empty = kept(self._seen.gradient)
+        self.seen = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
+        self._empty = kept(self.seen.gradient)
         self._given: SparseGradient | None = None
         self._outcome: Work | Future[Any] | None = None
         self._followed = False
-        self.views = {param: self._seen.gradient}
+        self.views = {param: self.seen.gradient}
 
     def take(self, _param: int, gradient: SparseGradient | None) -> None:
         """Take rows that are final: in their place already, or of the caller's own."""
         if gradient is not None:
             self._given = gradient
-            assign(self._seen.gradient, gradient)
+            assign(self.seen.gradient, gradient)
 
     def zero(self) -> None:
         """Forget all rows."""
-        assign(self._seen.gradient, self._empty)
+        assign(self.seen.gradient, self._empty)
 
     def leave(self, hook: CommHook, state: Any) -> None:
         """Hand the bucket to a hook; does not block if the hook does not."""
-        self._seen.thread = get_ident()
-        self._outcome = called(hook, state, self._seen)
+        self.seen.thread = get_ident()
+        self._outcome = called(hook, state, self.seen)
 
     def follow(self) -> None:
         """Take the second step of what the hook has begun; see `RowExchange.follow`."""
-        self._seen.thread = get_ident()
-        for exchange in self._seen.exchanges:
+        self.seen.thread = get_ident()
+        for exchange in self.seen.exchanges:
             exchange.follow()
         self._followed = True
 
@@ -217,23 +217,23 @@ class SparseBucket:
         """Wait until it is reduced and put the result where the gradient is; raise what failed."""
         outcome, self._outcome = self._outcome, None
         followed, self._followed = self._followed, False
-        self._seen.thread = get_ident()
+        self.seen.thread = get_ident()
         try:
-            for exchange in self._seen.exchanges:
+            for exchange in self.seen.exchanges:
                 if followed:  # one that another has led to: it is here on every rank
                     exchange.follow()
                 exchange.over()
             # Without its second step (the pass has failed before) an outcome might never come.
-            if outcome is not None and all(one.followed for one in self._seen.exchanges):
-                assign(self._seen.gradient, reduced_array(outcome, self._seen))
+            if outcome is not None and all(one.followed for one in self.seen.exchanges):
+                assign(self.seen.gradient, reduced_array(outcome, self.seen))
         finally:
-            self._seen.reset()
+            self.seen.reset()
 
     def end(self, reduced: bool) -> None:
         """Let the rows that were given go: with the mean's, if all has been reduced."""
         given, self._given = self._given, None
         if reduced and given is not None:
-            assign(given, self._seen.gradient)
+            assign(given, self.seen.gradient)
 
 
 def add_up(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:

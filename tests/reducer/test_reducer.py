@@ -230,6 +230,23 @@ def alone(function):
     return run_local(function, 1)[0]
 
 
+def test_a_hook_can_be_tried_on_buckets_of_zeros():
+    def run(group):
+        reducer = Reducer([np.zeros(3), np.zeros(2), np.zeros(4, int)], group)
+        for gradient in reducer.gradients:
+            gradient[...] = 7
+        buckets = reducer.zeros_like_buckets()
+        assert [bucket.is_last() for bucket in buckets] == [False, True]
+        for bucket in buckets:
+            bucket.buffer()[...] += group.rank
+            allreduce_hook(group, bucket).wait()
+        return [x.tolist() for bucket in buckets for x in bucket.gradients()], reducer.gradients
+
+    for sums, gradients in run_local(run, 3):
+        assert sorted(sums) == [[1] * 2, [1] * 3, [1] * 4]
+        assert all((x == 7).all() for x in gradients)
+
+
 def test_a_result_of_the_hooks_own_lands_in_the_gradients():
     def doubling(_state, bucket):
         done = Future()
