@@ -60,22 +60,25 @@ simulate: .venv/test.stamp
 	  $(BIN)/python -m nc10d.testing.simulation $(SEED) --count $(COUNT); \
 	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
-# The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own.
-test-nccl: .venv-gpu/test.stamp
-	NC10D_REQUIRE_NCCL=1 .venv-gpu/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
+# The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:
+# `make test-nccl CUDA=13 PYTHON=python3.12` takes those of CUDA 13, in .venv-gpu13.
+CUDA ?= 12
+GPU := .venv-gpu$(CUDA:12=)
+test-nccl: $(GPU)/test.stamp
+	NC10D_REQUIRE_NCCL=1 $(GPU)/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
 	  tests/backend/staged
 
 # What a launch on devices costs the CPU, without a GPU.
-nccl-cost: .venv-gpu/test.stamp
-	.venv-gpu/bin/python tools/nccl_cost.py
+nccl-cost: $(GPU)/test.stamp
+	$(GPU)/bin/python tools/nccl_cost.py
 
 # On a machine that has a GPU: PYTHON=... with cuda-bindings, numba, pytest and some libnccl.
 gpu-check:
 	@PYTHON=$(PYTHON) bash tools/gpu_check.sh
 
-.venv-gpu/test.stamp: pyproject.toml
-	$(PYTHON) -m venv .venv-gpu
-	.venv-gpu/bin/python -m pip install -q -e ".[gpu-test,gpu-dev]"
+$(GPU)/test.stamp: pyproject.toml
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install -q -e ".[gpu-test$(CUDA:12=),gpu-dev$(CUDA:12=)]"
 	@touch $@
 
 .venv/python.stamp:
@@ -93,5 +96,5 @@ gpu-check:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-gpu build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-gpu .venv-gpu13 build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

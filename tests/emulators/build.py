@@ -3,9 +3,9 @@
     libraries = build()                  # None where a compiler or NVIDIA's headers are missing
     environment = libraries.environment()
 
-They are compiled against the real cuda.h and nccl.h, of the wheels `nvidia-cuda-runtime-cu12` and
-`nvidia-nccl-cu12`: a prototype that is not NVIDIA's does not compile. The headers are found
-in this Python's packages: `make test-nccl` has a Python with them.
+They are compiled against the real cuda.h and nccl.h, of the wheels of CUDA's runtime and of NCCL,
+for CUDA 12 or 13: a prototype that is not NVIDIA's does not compile. The headers are found in this
+Python's packages: `make test-nccl` has a Python with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ROOT = HERE.parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Wmissing-declarations", "-Werror"]
 CFLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", *WARNINGS]
 WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))  # then tests that can't build them fail
-HEADERS = ("cuda_runtime/include/cuda.h", "nccl/include/nccl.h")
+CUDA_HEADERS = ("cuda_runtime/include/cuda.h", "cu13/include/cuda.h")  # of either major version
+NCCL_HEADER = "nccl/include/nccl.h"
 LDFLAGS = ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-pthread", "-ldl", "-lm"]
 
 
@@ -73,9 +74,10 @@ def build() -> Libraries | None:
 def find_headers() -> list[Path] | None:
     """Return cuda.h and nccl.h, None if they are not both there."""
     for packages in _packages():
-        found = [packages / "nvidia" / header for header in HEADERS]
-        if all(path.exists() for path in found):
-            return found
+        here = packages / "nvidia"
+        cuda = next((here / name for name in CUDA_HEADERS if (here / name).exists()), None)
+        if cuda is not None and (here / NCCL_HEADER).exists():
+            return [cuda, here / NCCL_HEADER]
     return None
 
 
