@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         barrier,
         broadcast,
         gather,
+        gather_single,
         irecv,
         isend,
         recv,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         reduce_scatter_single,
         reduce_scatter_tensor,
         scatter,
+        scatter_single,
         send,
     )
     from nc10d.backend.config import BackendConfig
@@ -132,8 +134,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "api": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
-        all_to_all_single barrier broadcast gather irecv isend recv reduce reduce_scatter
-        reduce_scatter_single reduce_scatter_tensor scatter send""",
+        all_to_all_single barrier broadcast gather gather_single irecv isend recv reduce
+        reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_single send""",
     "backend.config": "BackendConfig",
     "backend.registry": "register_backend",
     "buffer": "Buffer as_buffer",
@@ -242,6 +244,7 @@ __all__ = [
     "from_numpy",
     "gather",
     "gather_object",
+    "gather_single",
     "get_backend",
     "get_backend_config",
     "get_debug_level",
@@ -276,6 +279,7 @@ __all__ = [
     "rendezvous",
     "scatter",
     "scatter_object_list",
+    "scatter_single",
     "send",
     "send_object_list",
     "set_debug_level",

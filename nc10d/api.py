@@ -22,6 +22,7 @@ As methods of a group these calls take ranks in the group and a `timeout`: see n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 
 from nc10d.deadline import Timeout
 from nc10d.group import ProcessGroup
@@ -67,8 +68,13 @@ def all_reduce(
 
     TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
     """
-    # What a block has by the dozen: the usual group is found in one step.
+    # What a block has by the dozen: the usual group is found in one step, and the array is taken.
     found = process_world.default if group is None and not own_worlds else None
+    if found is not None and found._batches and not async_op:
+        batch = found._batches.get(get_ident())
+        if batch is not None and op is batch.how and batch.plain is type(tensor):
+            batch.take(tensor)
+            return None
     return (found or group_or_default(group)).all_reduce(tensor, op, async_op)
 
 
@@ -222,6 +228,42 @@ def scatter(
     found = group_or_default(group)
     root = rank_in(found, "src", first_unless(src, group_src), group_src)
     return found.scatter(tensor, scatter_list, root, async_op)
+
+
+def gather_single(
+    output: Array | None,
+    input: Array,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copy rank r's `input` into chunk r of rank `dst`'s `output` (0 if neither is given).
+
+    All inputs have as many elements; `output`, None on other ranks, has world size times as many,
+    in any shape. c10d has no such call: gather, whose sizes may differ, takes a list.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
+    return found.gather_single(output, input, root, async_op)
+
+
+def scatter_single(
+    output: Array,
+    input: Array | None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy chunk r of rank `src`'s `input` into rank r's `output` (0 if neither is given).
+
+    All outputs have as many elements; `input`, None on other ranks, has world size times as many,
+    in any shape. c10d has no such call: scatter, whose sizes may differ, takes a list.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "src", first_unless(src, group_src), group_src)
+    return found.scatter_single(output, input, root, async_op)
 
 
 def barrier(

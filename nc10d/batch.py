@@ -186,8 +186,10 @@ class Plan:
         """Run the operations again as one submission: block, or return a Work."""
         if not self.ops:
             return None
-        self.group.refuse_in_batch("launching a plan")
-        return self.group.launch(self.ops, self._device, async_op, self._timeout)
+        group = self.group
+        if group._batches:
+            group.refuse_in_batch("launching a plan")
+        return group.launch(self.ops, self._device, async_op, self._timeout)
 
 
 class CoalescingManager:

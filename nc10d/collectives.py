@@ -230,6 +230,19 @@ class Collectives(Runner):
             dst = integer("gather", "dst", dst)
         return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
 
+    def gather_single(
+        self,
+        output: Array | None,
+        input: Array,
+        dst: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.gather_single on this group; `dst` is a rank of it."""
+        if type(dst) is not int:
+            dst = integer("gather_single", "dst", dst)
+        return self._run(Gather(output, input, dst, even=True), input, async_op, timeout)
+
     def scatter(
         self,
         tensor: Array,
@@ -242,6 +255,19 @@ class Collectives(Runner):
         if type(src) is not int:
             src = integer("scatter", "src", src)
         return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
+
+    def scatter_single(
+        self,
+        output: Array,
+        input: Array | None,
+        src: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.scatter_single on this group; `src` is a rank of it."""
+        if type(src) is not int:
+            src = integer("scatter_single", "src", src)
+        return self._run(Scatter(output, input, src, even=True), output, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Do as nc10d.barrier on this group."""

@@ -72,6 +72,7 @@ class Dispatcher(Collectives, PointToPoint):
         self.config = config
         self.timeout = timeout
         self._backends = BackendTable()
+        self._ready = self._backends.ready
         self._lock = threading.RLock()
         self._batches: dict[int, OpenBatch] = {}
         self._observers: tuple[Observer, ...] = ()
@@ -84,6 +85,7 @@ class Dispatcher(Collectives, PointToPoint):
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
         self._hot: HotBackend | None = None
+        self._watched = get_debug_level() is DebugLevel.DETAIL
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
@@ -210,12 +212,12 @@ class Dispatcher(Collectives, PointToPoint):
         Blocks and returns None, or returns a Work with `async_op`. An open block is passed by.
         `timeout` (seconds or timedelta) replaces the group's.
         """
-        backend = self.backend(device)
+        backend = self._ready.get(device) or self.backend(device)
         number = next(self._launches)
         for observe in self._observers:
             observe(self, ops, number)  # type: ignore[arg-type]
         limit = self.timeout if timeout is None else seconds(timeout)
-        if get_debug_level() is DebugLevel.DETAIL:
+        if self._watched:
             if async_op:
                 return guarded(ops, lambda copies: backend.launch(copies, limit, async_op))
             settle(ops)
@@ -236,8 +238,8 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _refresh(self) -> None:
         with self._lock:
-            watched = get_debug_level() is DebugLevel.DETAIL
-            free = not (self._observers or self._batches or watched)
+            self._watched = get_debug_level() is DebugLevel.DETAIL
+            free = not (self._observers or self._batches or self._watched)
             usable = self._backends.usable("cpu") if free else None
             self._hot = cast(HotBackend, usable) if hasattr(usable, "launch_one") else None
 

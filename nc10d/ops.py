@@ -5,7 +5,8 @@ it; tracing, fingerprints, coalescing and tests all look at the same object. Arr
 as the user gave them; a backend resolves them to memory once, when it runs the operation.
 
 An `Arrays` field is either one flat array (equal chunks, rank after rank) or a list with one
-array per rank (sizes may differ). `root` and `peer` are ranks in the group.
+array per rank (sizes may differ). `root` and `peer` are ranks in the group. `even` says on every
+rank of a Gather or Scatter, also where there is no such field, that it is flat on the root.
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ class Gather:
     out: Arrays | None
     inp: Array
     root: int
+    even: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -179,6 +181,7 @@ class Scatter:
     out: Array
     inp: Arrays | None
     root: int
+    even: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -122,23 +122,27 @@ def _all_to_all_single(op: AllToAll, rank: int, size: int) -> None:
 
 
 def _gather(op: Gather, rank: int, size: int) -> None:
-    check_rank("gather", "dst", op.root, size)
-    piece = read("gather", "tensor", op.inp)
-    check_given("gather", "gather_list", op.out, "dst", rank, op.root)
-    if is_list(op.out):
-        check_chunks(written_list("gather", "gather_list", op.out, size), piece, rank, size)
+    call = "gather_single" if op.even else "gather"
+    mine, all_of_them = ("input", "output") if op.even else ("tensor", "gather_list")
+    check_rank(call, "dst", op.root, size)
+    piece = read(call, mine, op.inp)
+    check_given(call, all_of_them, op.out, "dst", rank, op.root)
+    if is_list(op.out) and not op.even:
+        check_chunks(written_list(call, all_of_them, op.out, size), piece, rank, size)
     elif op.out is not None:
-        check_flat(written("gather", "gather_list", op.out), piece, rank, size)
+        check_flat(written(call, all_of_them, op.out), piece, rank, size)
 
 
 def _scatter(op: Scatter, rank: int, size: int) -> None:
-    check_rank("scatter", "src", op.root, size)
-    piece = written("scatter", "tensor", op.out)
-    check_given("scatter", "scatter_list", op.inp, "src", rank, op.root)
-    if is_list(op.inp):
-        check_chunks(read_list("scatter", "scatter_list", op.inp, size), piece, rank, size)
+    call = "scatter_single" if op.even else "scatter"
+    mine, all_of_them = ("output", "input") if op.even else ("tensor", "scatter_list")
+    check_rank(call, "src", op.root, size)
+    piece = written(call, mine, op.out)
+    check_given(call, all_of_them, op.inp, "src", rank, op.root)
+    if is_list(op.inp) and not op.even:
+        check_chunks(read_list(call, all_of_them, op.inp, size), piece, rank, size)
     elif op.inp is not None:
-        check_flat(read("scatter", "scatter_list", op.inp), piece, rank, size)
+        check_flat(read(call, all_of_them, op.inp), piece, rank, size)
 
 
 def _send(op: Send, rank: int, size: int) -> None:

@@ -107,8 +107,8 @@ _MADE: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = 
     AllToAll: lambda op, see, each: AllToAll(
         each(op.out), each(op.inp), op.out_splits, op.in_splits
     ),
-    Gather: lambda op, see, each: Gather(each(op.out), see(op.inp), op.root),
-    Scatter: lambda op, see, each: Scatter(see(op.out), each(op.inp), op.root),
+    Gather: lambda op, see, each: Gather(each(op.out), see(op.inp), op.root, op.even),
+    Scatter: lambda op, see, each: Scatter(see(op.out), each(op.inp), op.root, op.even),
     Send: lambda op, see, each: Send(see(op.x), op.peer, op.tag),
     Recv: lambda op, see, each: Recv(see(op.x), op.peer, op.tag),
 }

@@ -75,6 +75,18 @@ class Others:
         """Say whether one of them learns of deaths, and finds one cause with all ranks."""
         return False
 
+    def note(self) -> int:
+        """Return where a rank tells what it began last, for the others to read; 0: nowhere.
+
+        That is the address of a record as `backend.cpu.native.layout` has it, until the group is
+        closed.
+        """
+        return 0
+
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        """Return what each rank began last, as the end of a message, and numbers by rank."""
+        return "", {}
+
     def cause(self) -> DistError | None:
         """Return why one of them has failed, None if none has; never blocks for long."""
         return None

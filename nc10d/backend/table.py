@@ -20,10 +20,14 @@ Maker = Callable[[str, Deadline], Backend]
 
 
 class BackendTable:
-    """Device → backend. All methods may be called by any thread."""
+    """Device → backend. All methods may be called by any thread.
+
+    `ready` has those that are made, as long as nothing has failed.
+    """
 
     def __init__(self) -> None:
         self.failure: DistError | None = None
+        self.ready: dict[str, Backend] = {}
         self._made: dict[str, Backend] = {}
         self._lock = threading.RLock()
 
@@ -38,15 +42,16 @@ class BackendTable:
         with self._lock:
             backend = self.find(device)
             if backend is None:
-                backend = self._made[device] = maker(device, deadline)
+                backend = self._made[device] = self.ready[device] = maker(device, deadline)
         if self.failure is not None:
+            self.ready.clear()
             backend.abort(self.failure)
             raise fresh(self.failure)
         return backend
 
     def usable(self, device: str) -> Backend | None:
         """Return a device's backend if it is there and nothing has failed."""
-        return None if self.failure is not None else self._made.get(device)
+        return self.ready.get(device)
 
     def others(self, device: str) -> Others:
         """Return the backends of all devices but one, those that are made later among them."""
@@ -55,6 +60,7 @@ class BackendTable:
     def fail(self, reason: DistError) -> None:
         """Let nothing be found or made any more; the first reason stays."""
         self.failure = self.failure or reason
+        self.ready.clear()
 
     def abort(self, reason: DistError) -> None:
         """Fail everything, here and on every peer, with `reason`; never blocks."""
@@ -86,6 +92,7 @@ class BackendTable:
         """Be over in a forked child, whose parent may have held the lock."""
         self._lock = threading.RLock()
         self.failure = reason
+        self.ready.clear()
 
 
 class _OthersThan(Others):
@@ -103,6 +110,13 @@ class _OthersThan(Others):
     @property
     def agree(self) -> bool:
         return any(True for _ in self._knowing())
+
+    def note(self) -> int:
+        return next((int(backend.note) for backend in self._knowing()), 0)
+
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        found = next(self._knowing(), None)
+        return ("", {}) if found is None else found.whereabouts()
 
     def cause(self) -> DistError | None:
         return next(filter(None, map(_cause_of, self._knowing())), None)

@@ -34,6 +34,8 @@ CALLS: dict[str, tuple[type[Any], bool]] = {
     "all_to_all_single": (O.AllToAll, True),
     "gather": (O.Gather, False),
     "scatter": (O.Scatter, False),
+    "gather_single": (O.Gather, True),
+    "scatter_single": (O.Scatter, True),
 }
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 _RAGGED = frozenset(

@@ -184,8 +184,16 @@ _ISSUE: dict[type[Any], Callable[[Any, Any, bool], Any]] = {
         if isinstance(o.out, list)
         else g.all_to_all_single(o.out, o.inp, o.out_splits, o.in_splits, async_op=a)
     ),
-    O.Gather: lambda g, o, a: g.gather(o.inp, o.out, o.root, async_op=a),
-    O.Scatter: lambda g, o, a: g.scatter(o.out, o.inp, o.root, async_op=a),
+    O.Gather: lambda g, o, a: (
+        g.gather_single(o.out, o.inp, o.root, async_op=a)
+        if o.even
+        else g.gather(o.inp, o.out, o.root, async_op=a)
+    ),
+    O.Scatter: lambda g, o, a: (
+        g.scatter_single(o.out, o.inp, o.root, async_op=a)
+        if o.even
+        else g.scatter(o.out, o.inp, o.root, async_op=a)
+    ),
     O.Barrier: lambda g, o, a: g.barrier(async_op=a),
 }
 
@@ -216,19 +224,20 @@ _MAKE: dict[type[Any], Callable[[Call, int], Any]] = {
     ),
     O.AllToAll: _make_all_to_all,
     O.Gather: lambda c, r: O.Gather(
-        c.pack(_zeros(c.inputs)) if r == c.root else None, c.lay(c.inputs[r]), c.root
+        c.pack(_zeros(c.inputs)) if r == c.root else None, c.lay(c.inputs[r]), c.root, c.flat
     ),
     O.Scatter: lambda c, r: O.Scatter(
         c.lay(np.zeros_like(c.inputs[c.root][r])),
         c.pack(c.inputs[c.root]) if r == c.root else None,
         c.root,
+        c.flat,
     ),
     O.Barrier: lambda c, r: O.Barrier(),
 }
 KINDS = tuple(_MAKE)
 _REDUCING = frozenset({O.AllReduce, O.Reduce, O.ReduceScatter})
 _SAME_SHAPE = frozenset({O.AllReduce, O.Reduce, O.Broadcast})
-_FLAT = frozenset({O.AllGather, O.ReduceScatter, O.AllToAll})  # as c10d's calls have it
+_FLAT = frozenset({O.AllGather, O.ReduceScatter, O.AllToAll, O.Gather, O.Scatter})
 _MATRIX = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})
 
 

@@ -211,6 +211,15 @@ def _only(array: Any, rank: int, size: int) -> Pieces:
     return Pieces([buffer], cuts, buffer.dtype.label)
 
 
+def _of_all(arrays: Any, size: int) -> Pieces:
+    """One piece for each rank: the arrays of a list, or equal chunks of one of any shape."""
+    if isinstance(arrays, (list, tuple)):
+        return _pieces(arrays, None, size)
+    buffer = as_buffer(arrays)
+    nbytes = buffer.nbytes // size
+    return Pieces([buffer], [(0, r * nbytes, nbytes) for r in range(size)], buffer.dtype.label)
+
+
 def _nothing(size: int, label: str) -> Pieces:
     return Pieces([], [(0, 0, 0)] * size, label)
 
@@ -218,7 +227,7 @@ def _nothing(size: int, label: str) -> Pieces:
 def _gather(op: Gather, layout: Layout) -> Request:
     sends = _only(op.inp, op.root, layout.size)
     if layout.rank == op.root:
-        recvs = _pieces(op.out, None, layout.size)
+        recvs = _of_all(op.out, layout.size)
     else:
         recvs = _nothing(layout.size, sends.label)
     return _announced("gather", layout, sends, recvs, root=op.root)
@@ -227,7 +236,7 @@ def _gather(op: Gather, layout: Layout) -> Request:
 def _scatter(op: Scatter, layout: Layout) -> Request:
     recvs = _only(op.out, op.root, layout.size)
     if layout.rank == op.root:
-        sends = _pieces(op.inp, None, layout.size)
+        sends = _of_all(op.inp, layout.size)
     else:
         sends = _nothing(layout.size, recvs.label)
     return _announced("scatter", layout, sends, recvs, root=op.root)

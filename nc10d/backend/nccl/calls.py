@@ -4,8 +4,8 @@ A Call is a function's name and its arguments without the last two, communicator
 all of NCCL's operations end with. Operations that NCCL lacks are several calls, which belong
 into one group. Which ones must not depend on what a single rank knows: every rank must come to the
 same calls. So lists of arrays are always one call per rank, even where they lie side by side; and
-gathers and scatters are always messages: ncclGather and ncclScatter need parts of one size, and no
-rank knows that of the others'.
+gathers and scatters are messages, whose sizes may differ, unless all ranks have called one that is
+`even`: ncclGather and ncclScatter need parts of one size in one piece.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _COUNT = {
     name: 2 if name in ("ncclSend", "ncclRecv") else 3
     for name in (
         *("ncclSend", "ncclRecv", "ncclAllReduce", "ncclReduce", "ncclBroadcast"),
-        *("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll"),
+        *("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "ncclGather", "ncclScatter"),
     )
 }
 
@@ -81,8 +81,7 @@ def flat(op: Op, x: Any) -> Buffer:
     name = OP_NAMES[type(op)]
     if found.device != "cuda":
         raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
-    if not found.contiguous:
-        raise ValueError(f"{name}: nccl takes contiguous arrays: copy it, and copy back what comes")
+    assert found.contiguous, "strided arrays have been straightened"
     part = min(found.dtype.itemsize, 8)
     if found.address % part:
         raise ValueError(f"{name}: the array is not aligned to its elements ({part} bytes)")
@@ -180,6 +179,10 @@ def _exchange(sent: Sequence[Span], got: Sequence[Span]) -> Iterator[Call]:
 
 def _gather(op: Gather, place: Place) -> Iterator[Call]:
     x = flat(op, op.inp)
+    if op.even and place.has("ncclGather"):
+        out = 0 if op.out is None else flat(op, op.out).address
+        yield "ncclGather", x.address, out, x.nbytes, BYTES, op.root
+        return
     yield "ncclSend", x.address, x.nbytes, BYTES, op.root
     if op.out is not None:
         for peer, (address, nbytes) in enumerate(_chunks(op, op.out, place.size)):
@@ -187,6 +190,10 @@ def _gather(op: Gather, place: Place) -> Iterator[Call]:
 
 
 def _scatter(op: Scatter, place: Place) -> Iterator[Call]:
+    if op.even and place.has("ncclScatter"):
+        inp, x = 0 if op.inp is None else flat(op, op.inp).address, flat(op, op.out)
+        yield "ncclScatter", inp, x.address, x.nbytes, BYTES, op.root
+        return
     if op.inp is not None:
         for peer, (address, nbytes) in enumerate(_chunks(op, op.inp, place.size)):
             yield "ncclSend", address, nbytes, BYTES, peer
