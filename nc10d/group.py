@@ -114,7 +114,8 @@ class ProcessGroup(Dispatcher, Members):
         error the group is closed.
         """
         try:
-            for device in self.config.places:
+            # What learns of deaths comes first: it helps those that form behind it.
+            for device in sorted(self.config.places, key=lambda place: place not in AT_ONCE):
                 if device in AT_ONCE or self.device_id is not None:
                     self._make(device, deadline)
         except BaseException:

@@ -6,8 +6,10 @@ or a timeout, blocks the host. A subclass says when a stream can be told to wait
 
 from __future__ import annotations
 
+from typing import Any
+
 from nc10d.access import first_array
-from nc10d.cuda.streams import stream_of
+from nc10d.cuda.streams import stream_handle, stream_of
 from nc10d.deadline import Timeout
 from nc10d.outcome import FAILED, fresh
 from nc10d.work import Work
@@ -52,8 +54,8 @@ class DeviceWork(Work):
         """Put the operation in front of what is queued next on the current stream."""
         self.join()
 
-    def join(self, stream: int | None = None) -> None:
-        """Let a stream (without one, the current) wait for the operation.
+    def join(self, stream: Any = None) -> None:
+        """Let a stream (anybody's, or its handle; without one, the current) wait for the operation.
 
         Blocks the host only while other ranks are needed before that can be.
         """
@@ -61,4 +63,5 @@ class DeviceWork(Work):
         if self._state == FAILED:
             assert self._exception is not None
             raise fresh(self._exception)
-        self.order(stream_of(first_array(self.ops)) if stream is None else stream)
+        current = stream is None
+        self.order(stream_of(first_array(self.ops)) if current else stream_handle(stream))

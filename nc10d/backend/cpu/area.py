@@ -1,7 +1,8 @@
 """The shared part of a group: one area a rank, each in its rank's arena.
 
 An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
-the cause of a failure it reported, where its links lie, and its two board halves.
+the cause of a failure it reported, where its links lie, what it did last on another device (its
+note, a record like those of the ring), and its two board halves.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ Words = npt.NDArray[np.int64]
 
 def header_bytes(size: int) -> int:
     """Return the bytes of an area before its boards."""
-    return -(-(at.AREA_LINKS + 8 * size) // PAGE) * PAGE
+    return -(-(_note_offset(size) + at.RECORD_BYTES) // PAGE) * PAGE
+
+
+def _note_offset(size: int) -> int:
+    return at.AREA_LINKS + 8 * size
 
 
 def area_bytes(size: int, half: int) -> int:
@@ -125,6 +130,22 @@ class Areas:
             if number > best[0]:
                 best = (number, self._called(rank, start))
         return best
+
+    @property
+    def note(self) -> int:
+        """The address of my note: who launches on another device counts and tells it there."""
+        return self._addresses[self.rank] + _note_offset(self.size)
+
+    def latest(self, rank: int) -> tuple[int, str]:
+        """Return what a rank began last, its latest call or what its note tells; see last_record.
+
+        Calls and notes are numbered apart.
+        """
+        start = _note_offset(self.size)
+        number, begun = self._bytes(rank, start, 16).view(np.int64).tolist()
+        if number and begun > self.begun(rank):
+            return number, self._called(rank, start)
+        return self.last_record(rank)
 
     def progress(self) -> dict[int, int]:
         """Return the number of the latest call of each rank of this host."""

@@ -184,6 +184,15 @@ class CpuBackend(Launching):
         """Return the number of the latest collective of each rank of this host."""
         return self.areas.progress()
 
+    @property
+    def note(self) -> int:
+        """The address of the record in which this rank tells what it began on another device."""
+        return self.areas.note
+
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        """Return what each rank of this host began last: as the end of a message, and numbers."""
+        return self.health.whereabouts()
+
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return registered memory, which goes back when no array refers to it any more."""
         self.health.check()

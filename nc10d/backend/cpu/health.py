@@ -154,6 +154,10 @@ class Health:
             return None if peer == self._areas.number else peer  # a gate of my own
         return self._links.peer_of(channel)
 
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        """Return what each rank of this host began last: as the end of a message, and numbers."""
+        return self._reasons.everyone(), self._reasons.numbers()
+
     # -- failing ---------------------------------------------------------------------------
 
     def abort(self, reason: BaseException) -> None:

@@ -53,7 +53,8 @@ class Reasons:
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._number_of(channel)
             return name, seq, f"{name} #{seq}"
-        seq, last = self._areas.last_record(self._areas.rank)
+        look = self._areas.last_record if ops else self._areas.latest
+        seq, last = look(self._areas.rank)
         name = describe(ops) if ops else last.partition("(")[0]
         return name, seq, f"{name} #{seq}"
 
@@ -70,7 +71,12 @@ class Reasons:
         """
         begun = self._areas.begun(self._areas.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
-        return {"waited": waited, "last": self._areas.progress()}
+        return {"waited": waited, "last": self.numbers()}
+
+    def numbers(self) -> dict[int, int]:
+        """Return the number of what each rank of this host began last, on any device."""
+        areas = self._areas
+        return {number: areas.latest(mate)[0] for mate, number in enumerate(areas.numbers)}
 
     def late(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None
@@ -80,7 +86,7 @@ class Reasons:
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
             f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
-            f"{self._elsewhere()}{self._everyone()}"
+            f"{self._elsewhere()}{self.everyone()}"
         )
         known = self._known()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
@@ -112,7 +118,7 @@ class Reasons:
         seq = self._number_of(channel)
         message = (
             f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
-            f"{self._areas.number}{self._everyone()}"
+            f"{self._areas.number}{self.everyone()}"
         )
         known = self._known()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
@@ -122,19 +128,19 @@ class Reasons:
         name, seq, text = self.mine(ops, channel)
         message = (
             f"rank {peer} has left group {self._name!r}, but rank {self._areas.number} still waits "
-            f"for it in {text}{self._everyone()}"
+            f"for it in {text}{self.everyone()}"
         )
         cause = "it has left the group"
         return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._known())
 
     def dead(self, rank: int, mate: Mate) -> PeerLost:
         """A mate (by its number on the host) has died."""
-        seq, what = self._areas.last_record(rank)
+        seq, what = self._areas.latest(rank)
         rank, cause = self._areas.numbers[rank], causes.death(mate)
         message = (
             f"rank {rank} of group {self._name!r} is lost: {cause} "
             f"(pid {mate.pid} on {mate.host}); its last operation was {_told(seq, what)}"
-            f"{self._everyone()}"
+            f"{self.everyone()}"
         )
         name, mine, _ = self.mine(())
         fields = {"host": mate.host, "pid": mate.pid, "cause": cause, **self._known()}
@@ -145,7 +151,7 @@ class Reasons:
         name, seq, text = self.mine(())
         message = (
             f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
-            f"{card.host}); rank {self._areas.number} was last in {text}{self._everyone()}"
+            f"{card.host}); rank {self._areas.number} was last in {text}{self.everyone()}"
         )
         fields = {"host": card.host, "pid": card.pid, "cause": reason, **self._known()}
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
@@ -228,10 +234,11 @@ class Reasons:
         numbers = self._areas.numbers
         return self._areas.site(numbers.index(rank), seq) if rank in numbers else ""
 
-    def _everyone(self) -> str:
+    def everyone(self) -> str:
+        """Return what each rank of this host began last, as the end of a message."""
         if self._areas.size > 16:
             return ""
-        last = [self._areas.last_record(rank) for rank in range(self._areas.size)]
+        last = [self._areas.latest(rank) for rank in range(self._areas.size)]
         told = [
             f"rank {rank} {_told(seq, what)}"
             for rank, (seq, what) in zip(self._areas.numbers, last, strict=True)

@@ -11,9 +11,11 @@ What is different from other backends, because NCCL is:
   block the host, as c10d has it; `wait_blocking()` and `wait(timeout)` do block.
 - 16-bit ints can be moved but not reduced; bitwise reductions are for bools; products of complex
   numbers are refused. What NCCL adds in which order is its own affair; MIN and MAX of NaNs too.
-- Arrays must be contiguous, and aligned to their element; others are a ValueError before anything
-  is sent. c10d refuses them too, but takes permuted ones without gaps as they lie in memory, which
-  is wrong where ranks' differ. Arrays must be on one device.
+- Arrays must be aligned to their element; others are a ValueError before anything is sent. Strided
+  ones go by way of a copy in C order, which costs a copy of the driver's for each row that lies
+  apart, and are refused where that are thousands. c10d sends permuted ones without gaps as they lie
+  in memory, which is wrong where ranks' differ, and refuses all others.
+- Arrays must be on one device.
 - A receive must name its sender (ValueError); c10d's NCCL has no other kind either. A message of a
   coalescing block meets only one of a block.
 - Ranks that make different calls are found by their timeout, not at once.

@@ -18,7 +18,7 @@ from nc10d.access import first_array
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl import causes
 from nc10d.backend.nccl.communicator import Communicator
-from nc10d.backend.nccl.lanes import Who
+from nc10d.backend.nccl.lanes import ALL, Who
 from nc10d.backend.nccl.library import RESULT, library
 from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.site import Site
@@ -27,7 +27,7 @@ from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.deadline import Deadline
-from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
+from nc10d.errors import Aborted, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
 from nc10d.outcome import fresh
 from nc10d.store.prefix import PrefixStore
@@ -85,7 +85,7 @@ class NcclBackend:
         """Return the group's communicator; all ranks call, and it blocks until they have met."""
         self.bind(self._on(current_device()).device, deadline)
         assert self._site is not None
-        main = self._site.lanes.find("all")
+        main = self._site.lanes.find(ALL)
         assert main is not None
         assert main.comm is not None, "a barrier has run on it"
         return main.comm
@@ -128,7 +128,14 @@ class NcclBackend:
             if self._site is None:
                 self._store = self._keys.clone()
                 self._site = Site(
-                    self._who, device, self._keys, library(), self._options, self.fail, self._check
+                    self._who,
+                    device,
+                    self._keys,
+                    library(),
+                    self._options,
+                    self.fail,
+                    self._check,
+                    self._others.note(),
                 )
                 watchdog.watch(self)
             return self._site
@@ -227,7 +234,7 @@ class NcclBackend:
             return None
         late = site.flights.late()
         if late is not None:
-            self.fail(self._too_late(late))
+            self.fail(causes.too_late(self._who, late, self._others))
         elif site.flights.busy:
             self._listen()
         return site.flights.pause()
@@ -251,18 +258,6 @@ class NcclBackend:
                 cause = causes.heard(self._store)
         if cause is not None:
             self.fail(cause, tell=False)
-
-    def _too_late(self, work: NcclWork) -> CollectiveTimeout:
-        name, who = work._describe(), self._who
-        where = "has waited for other ranks to come" if work.submitted else "is still under way"
-        return CollectiveTimeout(
-            f"{name} #{work.seq} of rank {who.rank} in group {who.group!r} {where} at its timeout",
-            rank=who.rank,
-            pid=os.getpid(),
-            group=who.group,
-            op=name,
-            seq=work.seq,
-        )
 
     def close(self) -> None:
         """Give the communicators back; idempotent. What is in flight fails with GroupClosed.
@@ -290,6 +285,7 @@ class NcclBackend:
             _log.warning("NCCL has not let go of group %r: it keeps what it has", self._who.group)
 
     def _let_go(self, site: Site) -> None:
+        site.flights.freeze()  # a launch that has just begun still uses what goes now
         site.lanes.close()
         self._ended.set()
 

@@ -1,14 +1,18 @@
-"""A failure as text in the store, so that every rank of a group raises the same one."""
+"""Failures: a late launch in words; any as text in the store, so that all ranks raise the same."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from nc10d import errors
-from nc10d.errors import Aborted, DistError
+from nc10d.errors import Aborted, CollectiveTimeout, DistError
 
 if TYPE_CHECKING:
+    from nc10d.backend.base import Others
+    from nc10d.backend.nccl.lanes import Who
+    from nc10d.backend.nccl.works import NcclWork
     from nc10d.store.base import Store
 
 KEY = "cause"
@@ -43,3 +47,20 @@ def _read(text: bytes) -> DistError:
     )
     made.__dict__.update(said["known"])
     return made
+
+
+def too_late(who: Who, work: NcclWork, others: Others) -> CollectiveTimeout:
+    """Return the failure of a launch that has not ended by its deadline."""
+    name = work._describe()
+    what = f"{name} #{work.seq} of rank {who.rank} in group {who.group!r}"
+    where = "has waited for other ranks to come" if work.submitted else "is still under way"
+    told, last = others.whereabouts()
+    return CollectiveTimeout(
+        f"{what} {where} at its timeout{told}",
+        rank=who.rank,
+        pid=os.getpid(),
+        group=who.group,
+        op=name,
+        seq=work.seq,
+        last=last or None,
+    )

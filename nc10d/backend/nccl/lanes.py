@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
+ALL = "all"
+"""The name of the lane of a group's collectives."""
+
+
 class Who(NamedTuple):
     """Which group this is, and who is this rank in it."""
 
@@ -121,7 +125,7 @@ class Lanes:
         if isinstance(op, Recv):
             assert op.peer is not None, "a receive from anybody is refused before"
             return self._link(op.peer, self._rank, op.tag, deadline)
-        return self.get("all", self._rank, self._size, deadline)
+        return self.get(ALL, self._rank, self._size, deadline)
 
     def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> Lane:
         return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)

@@ -10,12 +10,14 @@ import numpy as np
 from nc10d.access import first_array
 from nc10d.backend.nccl import alike, datatypes
 from nc10d.backend.nccl.calls import Call, Place, calls_of
-from nc10d.backend.nccl.lanes import Lane, Lanes, Who
+from nc10d.backend.nccl.lanes import ALL, Lane, Lanes, Who
 from nc10d.backend.nccl.library import Library
+from nc10d.backend.nccl.notes import Note, Text, words_of
 from nc10d.backend.nccl.options import NcclOptions
 from nc10d.backend.nccl.programs import (
     Body,
     Events,
+    Grouped,
     Placed,
     Program,
     Rows,
@@ -23,6 +25,7 @@ from nc10d.backend.nccl.programs import (
     in_groups,
 )
 from nc10d.backend.nccl.recipes import Key, Recipe, Recipes, key_of
+from nc10d.backend.nccl.straight import Straight
 from nc10d.cuda.driver import call, driver
 from nc10d.cuda.events import EventPool
 from nc10d.cuda.memory import device_of, to_device
@@ -37,7 +40,13 @@ class Maker:
     """Makes what a group launches on one device; used under the lock of the launches."""
 
     def __init__(
-        self, who: Who, library: Library, options: NcclOptions, pool: EventPool, lanes: Lanes
+        self,
+        who: Who,
+        library: Library,
+        options: NcclOptions,
+        pool: EventPool,
+        lanes: Lanes,
+        note: int,
     ) -> None:
         self.device = pool.device
         self._who = who
@@ -46,6 +55,7 @@ class Maker:
         self._pool = pool
         self._lanes = lanes
         self._known = Recipes()
+        self._note, self._nowhere = Note(note), Note()
         self._before = pool.take()
         self._joint = Stream(self.device, options.high_priority)
         self._scratch = to_device(np.ones(1, np.int32), self.device)
@@ -66,7 +76,7 @@ class Maker:
 
     def _alike(self, ops: Sequence[Op], key: Key | None) -> Recipe | None:
         """Make the recipe of a block of all_reduces that are right; None for any other launch."""
-        main = self._lanes.find("all")
+        main = self._lanes.find(ALL)
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
             return None
         ends = self._library.address("ncclAllReduce"), main.handle, main.stream
@@ -74,7 +84,9 @@ class Maker:
         if rows is None:
             return None
         recipe = Recipe((main,), ops)
-        recipe.program = self._laid_out(recipe.lanes, self._before, lambda table: table.block(rows))
+        recipe.program = self._laid_out(
+            ops, recipe.lanes, self._before, lambda table: table.block(rows)
+        )
         self._known.keep(key, ops, recipe)
         return recipe
 
@@ -85,13 +97,16 @@ class Maker:
             if getattr(op, "peer", 0) is None:
                 raise ValueError("recv: nccl must know from whom: src can't be None")
             self._check_device(op)
-        calls = self._calls(ops, lambda *_: 0)
+        straight = Straight(ops, self._who.rank, self.device)
+        calls = self._calls(straight.ops, lambda *_: 0)
         lanes: dict[Lane, None] = {self._lanes.of(op, deadline): None for op in ops}
         recipe = Recipe(tuple(lanes), ops)
         if all(lane.comm is not None for lane in lanes):
             if any(map(_is_scaled, ops)):
-                calls = self._calls(ops, self._scaled)
-            recipe.program = self._planned(ops, recipe.lanes, deadline, self._before, calls)
+                calls = self._calls(straight.ops, self._scaled)
+            recipe.program = self._planned(
+                ops, straight, recipe.lanes, deadline, self._before, calls
+            )
             self._known.keep(key, ops, recipe)
         return recipe
 
@@ -116,31 +131,53 @@ class Maker:
 
         The event `before` has been recorded already.
         """
-        return self._planned(ops, lanes, deadline, before, self._calls(ops, self._scaled))
+        straight = Straight(ops, self._who.rank, self.device)
+        calls = self._calls(straight.ops, self._scaled)
+        return self._planned(ops, straight, lanes, deadline, before, calls)
+
+    def tell(self, ops: Sequence[Op], lanes: tuple[Lane, ...]) -> None:
+        """Tell the peers of a launch that waits for its lanes."""
+        self._note_of(lanes).write(Text(words_of(ops)))
+
+    def _note_of(self, lanes: tuple[Lane, ...]) -> Note:
+        """Return where to tell of a launch: messages alone, as everywhere, are not told of."""
+        return self._note if any(lane.name == ALL for lane in lanes) else self._nowhere
 
     def _planned(
         self,
         ops: Sequence[Op],
+        straight: Straight,
         lanes: tuple[Lane, ...],
         deadline: Deadline,
         before: int,
         calls: Sequence[list[Call]],
     ) -> Program:
         ways = [self._lanes.of(op, deadline) for op in ops]
-        groups = [
-            [Placed(ways[at], one, at) for at in group for one in calls[at]]
-            for group in in_groups(ops)
-        ]
-        return self._laid_out(lanes, before, grouped([one for one in groups if one], lanes))
+        groups = []
+        for group in in_groups(ops):
+            placed = [Placed(ways[at], one, at) for at in group for one in calls[at]]
+            by_lane = [[at for at in group if ways[at] is lane] for lane in lanes]
+            if placed:
+                copies = list(map(straight.before, by_lane)), list(map(straight.behind, by_lane))
+                groups.append(Grouped(placed, *copies))
+        return self._laid_out(ops, lanes, before, grouped(groups, lanes), straight.kept)
 
-    def _laid_out(self, lanes: tuple[Lane, ...], before: int, body: Body) -> Program:
+    def _laid_out(
+        self,
+        ops: Sequence[Op],
+        lanes: tuple[Lane, ...],
+        before: int,
+        body: Body,
+        kept: object = None,
+    ) -> Program:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(lanes) > 1 else 0)
-        return Program(lanes, events, body, Rows(self._library))
+        note, text = self._note_of(lanes), Text(words_of(ops))
+        return Program(lanes, events, body, Rows(self._library), note, (text, kept))
 
     def _scaled(self, factor: float, datatype: int, dtype: DType) -> int:
         """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
-        main = self._lanes.find("all")
+        main = self._lanes.find(ALL)
         assert main is not None
         assert main.comm is not None, "only what runs on a formed lane is scaled"
         value = np.array(factor).astype(dtype.numpy)

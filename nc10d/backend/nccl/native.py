@@ -15,7 +15,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from nc10d.kernels.cache import compiled
+from nc10d.backend.cpu.native.atomics import load, move, nc10d_now, store
+from nc10d.backend.cpu.native.layout import RECORD_TEXT, TEXT_BYTES
+from nc10d.kernels.cache import compiled, compiled_callback
 
 WORDS = 11
 PLAIN, GROUPED, ENDS = 0, 1, 2
@@ -49,20 +51,10 @@ _call0, _call1, _call2, _call3 = map(_caller, (0, 1, 2, 3))
 _call6, _call7, _call8 = map(_caller, (6, 7, 8))
 
 
-@intrinsic
-def _word(_typing: Any, address: Any) -> Any:
-    """Load the 64-bit integer at an address."""
-
-    def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        return b.load(b.inttoptr(args[0], _I64.as_pointer()))
-
-    return types.int64(types.int64), generate
-
-
 @njit(nogil=True)
 def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
     """Make the call of the row at an address; return its result."""
-    function, count, arguments = _word(row), _word(row + 8), row + 24
+    function, count, arguments = load(row), load(row + 8), row + 24
     if count == 7:
         return _call7(function, arguments)
     if count == 6:
@@ -85,7 +77,7 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
     index = first
     while index < count:
         row = table + index * _ROW
-        mark = _word(row + 16)
+        mark = load(row + 16)
         code = nc10d_nccl_call(row)
         if code == IN_PROGRESS:
             waiting = True
@@ -95,7 +87,7 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
                 while mark != ENDS:
                     index += 1
                     row = table + index * _ROW
-                    mark = _word(row + 16)
+                    mark = load(row + 16)
                 nc10d_nccl_call(row)
             return failed
         index += 1
@@ -104,14 +96,13 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
     return 0
 
 
-@intrinsic
-def _set_word(_typing: Any, address: Any, value: Any) -> Any:
-    """Store a 64-bit integer at an address."""
-
-    def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        b.store(args[1], b.inttoptr(args[0], _I64.as_pointer()))
-
-    return types.void(types.int64, types.int64), generate
+@compiled_callback("int64(int64, int64)")
+def nc10d_nccl_note(record, text):  # type: ignore[no-untyped-def]
+    """Write a launch into a record: its number, when it began (ns), and what it is."""
+    store(record, load(record) + 1)
+    store(record + 8, nc10d_now())
+    move(record + RECORD_TEXT, text, TEXT_BYTES)
+    return 0
 
 
 @compiled("int64(int64, int64, int64, int64, int64, int64, int64)")
@@ -124,10 +115,10 @@ def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: i
     records and the one behind it waits for.
     """
     last = table + end * _ROW
-    _set_word(table + 32, current)
-    _set_word(last + 24, ended)
-    _set_word(last + _ROW + 24, current)
-    _set_word(last + _ROW + 32, ended)
+    store(table + _ROW + 32, current)
+    store(last + 24, ended)
+    store(last + _ROW + 24, current)
+    store(last + _ROW + 32, ended)
     code = nc10d_nccl_call(device)
     if code != 0:
         return SCALE + code
@@ -143,11 +134,11 @@ _SIZE = object.__basicsize__
 @compiled("int64(int64, int64, int64)")
 def nc10d_nccl_same(items, known, count):  # type: ignore[no-untyped-def]
     """Say whether the list at an address has these `count` objects, by their addresses (ids)."""
-    if _word(items + _SIZE) != count:
+    if load(items + _SIZE) != count:
         return 0
-    first = _word(items + _SIZE + 8)
+    first = load(items + _SIZE + 8)
     for index in range(count):
-        if _word(first + 8 * index) != _word(known + 8 * index):
+        if load(first + 8 * index) != load(known + 8 * index):
             return 0
     return 1
 
@@ -158,15 +149,15 @@ def nc10d_nccl_sort(keys, order, count):  # type: ignore[no-untyped-def]
     gap = count // 2
     while gap > 0:
         for index in range(gap, count):
-            this = _word(order + 8 * index)
+            this = load(order + 8 * index)
             place = index
             while place >= gap:
-                other = _word(order + 8 * (place - gap))
-                if _word(keys + 8 * other) <= _word(keys + 8 * this):
+                other = load(order + 8 * (place - gap))
+                if load(keys + 8 * other) <= load(keys + 8 * this):
                     break
-                _set_word(order + 8 * place, other)
+                store(order + 8 * place, other)
                 place -= gap
-            _set_word(order + 8 * place, this)
+            store(order + 8 * place, this)
         gap //= 2
 
 
@@ -179,20 +170,20 @@ def nc10d_nccl_alike(places, table, count, itemsize, elements):  # type: ignore[
     """
     counts, order = places + 8 * count, places + 16 * count
     for index in range(count):
-        address, n = _word(places + 8 * index), _word(counts + 8 * index)
+        address, n = load(places + 8 * index), load(counts + 8 * index)
         if n == 0 or address % min(itemsize, 8) != 0:
             return 0
         row = table + index * _ROW
-        _set_word(row + 24, address)
-        _set_word(row + 32, address)
-        _set_word(row + 40, n * elements)
-        _set_word(order + 8 * index, index)
+        store(row + 24, address)
+        store(row + 32, address)
+        store(row + 40, n * elements)
+        store(order + 8 * index, index)
     nc10d_nccl_sort(places, order, count)
     end = 0
     for index in range(count):
-        at = _word(order + 8 * index)
-        address = _word(places + 8 * at)
+        at = load(order + 8 * index)
+        address = load(places + 8 * at)
         if index > 0 and address < end:
             return 0
-        end = address + _word(counts + 8 * at) * itemsize
+        end = address + load(counts + 8 * at) * itemsize
     return 1

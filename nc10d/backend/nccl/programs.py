@@ -1,5 +1,6 @@
 """A launch as a table of C calls: events, group, operations, events. Built once, run often.
 
+    tell the peers what comes                  a record that they read if this rank dies
     record `before` on the current stream      what is queued there comes first
     wait for it on each lane's stream
     group start, the operations' calls, group end
@@ -20,17 +21,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nc10d.access import touched
 from nc10d.backend.nccl.calls import Call
-from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS
-from nc10d.buffer import as_buffer
+from nc10d.backend.nccl.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_note
+from nc10d.backend.nccl.notes import Note, Text
+from nc10d.buffer import Buffer, as_buffer, overlap
 from nc10d.cuda.driver import address, context
 from nc10d.ops import Op
-from nc10d.spans import Use, apart, clash
+from nc10d.spans import apart
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.lanes import Lane
     from nc10d.backend.nccl.library import Library
 
 _PAD = (0,) * 8
+LATE = 2
+_OF_CUDA = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2")
 Row = tuple[int, ...]
 
 
@@ -57,17 +61,31 @@ class Program:
     """The rows of one launch, at `address`; run under the lock of whoever owns its lanes.
 
     Row `ended` records the event by which the launch ends, the one behind it, the last, lets the
-    current stream wait for it. A launch whose `before` was recorded already runs from row 1.
+    current stream wait for it. A launch that waited for its lanes, told of and with its `before`
+    recorded, runs from row LATE.
     """
 
-    __slots__ = ("_words", "address", "begun", "ended", "lanes", "lock", "places")
+    __slots__ = ("_keep", "_words", "address", "begun", "ended", "lanes", "lock", "places")
 
-    def __init__(self, lanes: tuple[Lane, ...], events: Events, body: Body, words: Rows) -> None:
-        """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`."""
+    def __init__(
+        self,
+        lanes: tuple[Lane, ...],
+        events: Events,
+        body: Body,
+        words: Rows,
+        note: Note,
+        keep: tuple[Text, object],
+    ) -> None:
+        """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`.
+
+        It keeps the words that are told of it, and what else its calls need.
+        """
+        self._keep = keep
         self.lanes = lanes
         self.lock = lanes[0].lock if len(lanes) == 1 else _Locks(lanes)
         self.begun = events.begun
         record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
+        words.add(nc10d_nccl_note.address, note.address, keep[0].address)
         words.add(record, events.before, 0)
         for lane in lanes:
             words.add(wait, lane.stream, events.before, 0)
@@ -90,10 +108,7 @@ class Program:
         """Return the code of a failed run, the place of the operation (None: none), if CUDA's."""
         number, code = divmod(answer, SCALE)
         row = number - 1
-        by_cuda = self._words[row * WORDS] in (
-            address("cuEventRecord"),
-            address("cuStreamWaitEvent"),
-        )
+        by_cuda = self._words[row * WORDS] in map(address, _OF_CUDA)
         spans = (places[row - at : row - at + 1] for at, places in self.places if row >= at)
         return code, next((place for span in spans for place in span), None), by_cuda
 
@@ -143,6 +158,10 @@ class Rows:
         self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
+    def on(self, lane: Lane, rows: Iterable[Row]) -> None:
+        """Add calls that are given without their last argument, the stream of a lane."""
+        self.extend((*row, lane.stream) for row in rows)
+
     def extend(self, rows: Iterable[Row]) -> None:
         """Add calls that are no operations."""
         for row in rows:
@@ -175,14 +194,26 @@ Body = Callable[[Rows], None]
 """What adds the calls of a launch's operations."""
 
 
-def grouped(groups: Sequence[Sequence[Placed]], lanes: tuple[Lane, ...]) -> Body:
+class Grouped(NamedTuple):
+    """Calls of one group; for each lane, in order, what is queued there before and behind them."""
+
+    placed: Sequence[Placed]
+    before: Sequence[Sequence[Row]]
+    behind: Sequence[Sequence[Row]]
+
+
+def grouped(groups: Sequence[Grouped], lanes: tuple[Lane, ...]) -> Body:
     """Return what adds groups of calls, which are made one after the other."""
 
     def add(rows: Rows) -> None:
         for number, group in enumerate(groups):
             if number:
                 rows.extend(_in_step(lanes, address("cuEventRecord"), address("cuStreamWaitEvent")))
-            rows.group(group)
+            for lane, copies in zip(lanes, group.before, strict=True):
+                rows.on(lane, copies)
+            rows.group(group.placed)
+            for lane, copies in zip(lanes, group.behind, strict=True):
+                rows.on(lane, copies)
 
     return add
 
@@ -206,17 +237,24 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     if len(ops) < 2:
         return together
     uses = [_uses(op) for op in ops]
-    if apart(span for several in uses for span, _ in several):
+    if apart(x.span for several in uses for x, _ in several):
         return together
     groups: list[list[int]] = [[]]
     for place, mine in enumerate(uses):
-        if any(clash(mine, uses[other]) for other in groups[-1]):
+        if any(_clash(mine, uses[other]) for other in groups[-1]):
             groups.append([])
         groups[-1].append(place)
     return groups
 
 
-def _uses(op: Op) -> list[Use]:
-    """Return what an operation uses; what it only reads counts as read."""
-    found = ((as_buffer(x), written) for x, written in touched(op))
-    return [((x.address, x.address + x.nbytes), written) for x, written in found]
+def _uses(op: Op) -> list[tuple[Buffer, bool]]:
+    """Return the memory that an operation uses, and whether it writes it on some rank."""
+    return [(as_buffer(x), written) for x, written in touched(op)]
+
+
+def _clash(some: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
+    """Say whether some use of the ones writes what one of the others uses, or the reverse.
+
+    Elements count, and not what lies between them: that only this rank may know of.
+    """
+    return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

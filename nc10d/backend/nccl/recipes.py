@@ -108,7 +108,7 @@ Spot = tuple[Any, ...]
 def _spot(x: Any) -> Spot:
     """Return all that a program knows of an array which may change."""
     found = as_buffer(x)
-    return found.address, found.count, found.dtype, found.contiguous, found.writable
+    return found.address, found.shape, found.strides, found.dtype, found.writable
 
 
 class Recipes:

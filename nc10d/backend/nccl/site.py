@@ -13,10 +13,7 @@ from nc10d.backend.nccl.lanes import Lane, Lanes, Who
 from nc10d.backend.nccl.library import Library
 from nc10d.backend.nccl.making import Maker
 from nc10d.backend.nccl.options import NcclOptions
-from nc10d.backend.nccl.programs import (
-    Context,
-    Program,
-)
+from nc10d.backend.nccl.programs import LATE, Context, Program
 from nc10d.backend.nccl.recipes import Recipe
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import call, on_device
@@ -43,7 +40,8 @@ class Deferred(NamedTuple):
 class Site:
     """All that a group needs on one device. `launch` is called by any thread.
 
-    `failed` is set by whoever lets nothing be launched any more; `check` says why.
+    `failed` is set by whoever lets nothing be launched any more; `check` says why. `note` is where
+    peers read what is launched; see Others.
     """
 
     def __init__(
@@ -55,6 +53,7 @@ class Site:
         options: NcclOptions,
         fail: Callable[[DistError], None],
         check: Callable[[], None],
+        note: int = 0,
     ) -> None:
         self.device = device
         self._who = who
@@ -66,8 +65,8 @@ class Site:
         self.lanes = Lanes(
             who, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
         )
-        self._maker = Maker(who, library, options, self._pool, self.lanes)
-        self._captured: list[int] = []
+        self._maker = Maker(who, library, options, self._pool, self.lanes, note)
+        self._captured: list[tuple[int, Recipe]] = []  # what graphs use
         self._context = Context(device)
         self._device_rows = self._context.address
         self._timing = options.timing
@@ -101,7 +100,7 @@ class Site:
                     flights.add(work)  # before: a thread that NCCL keeps is looked after, too
                 self._submit(program, work, current, join)
                 if captured:  # its event is the graph's, and never over
-                    self._captured.append(work.event)
+                    self._captured.append((work.event, recipe))
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
@@ -114,6 +113,7 @@ class Site:
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
+        self._maker.tell(work.ops, lanes)
         waiting = Deferred(work, lanes, before)
         for lane in lanes:
             lane.queue.append(waiting)
@@ -144,7 +144,8 @@ class Site:
         assert work.submitted is not None
         try:
             program = self._maker.program(work.ops, one.lanes, work.deadline, one.before)
-            self._submit(program, work, 0, False, first=1)
+            work.recipe.program = program
+            self._submit(program, work, 0, False, first=LATE)
         except DistError as error:
             self._fail(error)
             return

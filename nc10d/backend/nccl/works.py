@@ -50,7 +50,7 @@ class NcclWork(DeviceWork):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "lanes", "receives", "seq", "submitted"),
+        *("event", "lanes", "recipe", "seq", "submitted"),
     )
 
     def __init__(self, ops: Sequence[Op], owner: Owner, timeout: float, recipe: Recipe) -> None:
@@ -69,7 +69,7 @@ class NcclWork(DeviceWork):
         self._seconds: float | None = None
         self.due = now + timeout
         self.blocks = recipe.blocks
-        self.receives = recipe.receives
+        self.recipe = recipe  # with what its calls use, as long as they are under way
         self.event = 0
         self.begun = 0
         self.seq = 0
@@ -107,7 +107,7 @@ class NcclWork(DeviceWork):
 
     def outcome(self) -> Any:
         """Return what `result()` answers with: the sender, a list of them, or None."""
-        if not self.receives:
+        if not self.recipe.receives:
             return None
         senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
         return senders if len(senders) > 1 else senders[0]

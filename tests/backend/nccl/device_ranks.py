@@ -111,7 +111,7 @@ def the_current_stream_comes_first(group: ProcessGroup) -> None:
     mine = cuda.Stream(device(group))
     with cuda.on_device(device(group)):
         opens = group.all_reduce(gate, async_op=True)
-        opens.join(mine.handle)
+        opens.join(mine)
         call("cuMemcpyDtoDAsync", x.address, new.address, x.nbytes, mine.handle)
         with cuda.stream(mine):
             work = group.all_reduce(x, async_op=True)
@@ -195,6 +195,19 @@ def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
             group.scatter(mine, parts, src=1)
         assert value(mine) == group.rank + 1
         assert not root or [value(x) for x in parts or ()] == [1.0, 2.0]
+
+
+def equal_parts_come_and_go_in_one_array(group: ProcessGroup) -> None:
+    """By NCCL's own calls where it has them, else by messages: the same results."""
+    root, mine = group.rank == 1, full(group, float(group.rank + 1), 10)
+    whole = cuda.zeros((5, 2 * group.size), device=device(group)) if root else None
+    for _ in range(2):
+        with group.coalescing_manager():
+            group.gather_single(whole, mine, dst=1)
+            group.all_reduce(mine)
+            group.scatter_single(mine, whole, src=1)
+        assert value(mine) == group.rank + 1
+        assert not root or cuda.to_host(whole).ravel().tolist() == [1.0] * 10 + [2.0] * 10
 
 
 class Moving:
@@ -321,14 +334,15 @@ def both_kinds_of_arrays_in_one_group(group: ProcessGroup) -> None:
     group.all_reduce(y)
     group.barrier()
     assert (value(x), y[0]) == (group.size, group.size)
+    assert dist.get_backend_config(group) == "cpu:cpu,cuda:nccl"
     with pytest.raises(ValueError, match="one kind of device"):
-        _both(group, x, y)
+        _all_of(group, x, y)
 
 
-def _both(group: ProcessGroup, x: Any, y: Any) -> None:
+def _all_of(group: ProcessGroup, *arrays: Any) -> None:
     with group.coalescing_manager():
-        group.all_reduce(x)
-        group.all_reduce(y)
+        for x in arrays:
+            group.all_reduce(x)
 
 
 def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
@@ -338,21 +352,56 @@ def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
         elsewhere = cuda.to_device(np.ones(3), (device(group) + 1) % cuda.device_count())
         with pytest.raises(ValueError, match=r"is on cuda:\d, got an array on cuda"):
             group.all_reduce(elsewhere)
+        with pytest.raises(ValueError, match=r"is on cuda:\d, got an array on cuda"):
+            _all_of(group, x, elsewhere, x)
+    shorts = cuda.to_device(np.ones(3, np.int16), device(group))
+    with pytest.raises(TypeError, match="NCCL has no SUM of int16"):
+        _all_of(group, x, shorts, x)
     with pytest.raises(ValueError, match="must have 16 elements"):
         group.all_gather_into_tensor(x, ones(group, 8))
-    every_other = Strided(x)
-    with pytest.raises(ValueError, match="contiguous"):
-        group.all_reduce(every_other)
+    scattered = Strided(x, (5000, 5000, 2), (8, 80_000, 40_000))
+    with pytest.raises(ValueError, match=r"all_reduce: .* more than 4096: copy it"):
+        group.all_reduce(scattered)
     group.all_reduce(x)
     assert value(x) == group.size**2
 
 
 class Strided:
-    """Every other element of an array."""
+    """Some elements of an array."""
 
-    def __init__(self, whole: cuda.DeviceArray) -> None:
-        half = {"shape": (4,), "strides": (8,)}
-        self.__cuda_array_interface__ = {**whole.__cuda_array_interface__, **half}
+    def __init__(
+        self, whole: cuda.DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...], at: int = 0
+    ) -> None:
+        interface = whole.__cuda_array_interface__
+        given = {"shape": shape, "strides": strides, "data": (whole.address + at, False)}
+        self.__cuda_array_interface__ = {**interface, **given}
+
+
+def strided_arrays_are_what_they_are_elsewhere(group: ProcessGroup) -> None:
+    """Rank 1 has the transpose of what rank 0 has; columns lie between each other on rank 0 alone.
+
+    In a block, behind and beside each other, and again.
+    """
+    mine = np.arange(12, dtype=np.float32).reshape(3, 4) * (group.rank + 1)
+    x = cuda.to_device(np.ascontiguousarray(mine.T if group.rank else mine), device(group))
+    seen = Strided(x, (3, 4), (4, 12)) if group.rank else x
+    pair = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    apart = [cuda.to_device(np.ascontiguousarray(pair[:, k]), device(group)) for k in (0, 1)]
+    both = cuda.to_device(pair, device(group))
+    columns = apart if group.rank else [Strided(both, (3,), (8,), 4 * k) for k in (0, 1)]
+    expected = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for turn in range(1, 4):
+        with group.coalescing_manager():
+            group.all_reduce(seen)
+            for column in columns:
+                group.all_reduce(column)
+            group.all_reduce(seen)
+        cuda.synchronize(device(group))
+        found = cuda.to_host(x)
+        right = expected * 3 * 2 ** (2 * turn - 1)
+        assert np.array_equal(found.T if group.rank else found, right)
+        if not group.rank:
+            assert np.array_equal(cuda.to_host(both), pair * 2**turn)
 
 
 def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
@@ -380,11 +429,15 @@ def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
 
 
 def the_device_says_how_long_it_took(group: ProcessGroup) -> None:
-    """The emulator begins each all_reduce 50 ms late, on the stream."""
+    """The emulator begins each all_reduce 50 ms late, on the stream, which is an urgent one."""
     work = group.all_reduce(ones(group), async_op=True)
     work.wait_blocking()
     assert work.duration is not None
     assert 0.05 <= work.duration < LONG
+    with cuda.on_device(device(group)):
+        _, highest = call("cuCtxGetStreamPriorityRange")
+    backend: Any = group.backend("cuda")
+    assert call("cuStreamGetPriority", backend._site.lanes.find("all").stream) == highest
 
 
 def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
@@ -395,6 +448,8 @@ def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
         with pytest.raises(CollectiveTimeout, match=r"all_reduce #2 of rank 0") as caught:
             work.wait_blocking()
         assert (caught.value.rank, caught.value.op) == (0, "all_reduce")
+        assert "rank 0 #2 all_reduce(dtype=float32, count=100, op=SUM)" in str(caught.value)
+        assert caught.value.last == {0: 2, 1: 1}
         once(group, "failed")
     else:
         after(group, "failed")
@@ -409,7 +464,7 @@ def a_stuck_collective_is_ended_by_an_abort(group: ProcessGroup) -> None:
     group.all_reduce(x)
     work = group.all_reduce(x, async_op=True)
     if group.rank == group.size - 1:
-        group.abort("enough")
+        group._abort("enough")
     with pytest.raises(Aborted, match="enough"):
         work.wait_blocking()
     with pytest.raises(Aborted, match="enough"):
@@ -473,6 +528,32 @@ def a_group_with_a_device_is_bound_to_it_at_once(group: ProcessGroup) -> None:
     mine.all_reduce(x)
     assert value(x) == group.size
     dist.destroy_process_group(mine)
+
+
+def groups_of_groups_end_alone(group: ProcessGroup) -> None:
+    """A child that is aborted fails on all its ranks, while its parent and its own child go on."""
+    child = group.split_group([[0, 1]])
+    assert child is not None
+    grandchild = child.split_group([[0, 1]])
+    assert grandchild is not None
+    arrays = [ones(group) for _ in range(3)]
+    for one, x in zip((group, child, grandchild), arrays, strict=True):
+        one.all_reduce(x)
+    if child.rank == 0:
+        work = child.all_reduce(arrays[1], async_op=True)
+        child.abort("enough")
+        with pytest.raises(Aborted, match="enough"):
+            work.wait_blocking()
+        once(group, "aborted")
+    else:
+        after(group, "aborted")
+        with pytest.raises(Aborted, match="enough"):
+            _reduce_and_wait(child, arrays[1])
+    grandchild.all_reduce(arrays[2])
+    group.all_reduce(arrays[0])
+    assert (value(arrays[0]), value(arrays[2])) == (4.0, 4.0)
+    for one in (grandchild, child):
+        one.close()
 
 
 def communicator(group: ProcessGroup, name: str) -> Communicator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ LAWS = [
     on.a_block_means_its_calls_in_order,
     on.messages_and_collectives_of_a_block_keep_their_order,
     on.gathers_and_scatters_may_be_ragged,
+    on.equal_parts_come_and_go_in_one_array,
+    on.strided_arrays_are_what_they_are_elsewhere,
     on.the_same_arrays_again_are_the_same_call,
     on.a_block_with_another_array_in_its_middle_is_another,
     on.an_array_that_has_moved_is_looked_up_again,
@@ -39,6 +42,7 @@ LAWS = [
     on.mistakes_are_told_before_anything_is_sent,
     on.a_graph_repeats_its_collectives,
     on.a_group_with_a_device_is_bound_to_it_at_once,
+    on.groups_of_groups_end_alone,
     on.communicators_are_split_shrunk_and_ended,
     on.memory_is_registered_until_it_is_closed,
     on.a_revoked_communicator_still_shrinks,
@@ -90,7 +94,7 @@ def test_with_faults(law: Callable[..., None], nonblocking: str, faults: str) ->
 
 
 def test_durations_are_the_devices() -> None:
-    options = NcclOptions(timing=True)
+    options = NcclOptions(timing=True, high_priority=True)
     ranks = Ranks(2, "processes", "nccl", timeout=20.0, pg_options=options)
     with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@*=delay:50"), ranks:
         ranks.run(on.the_device_says_how_long_it_took)
@@ -104,8 +108,22 @@ def test_a_death_ends_work_on_devices(tmp_path: Path, backend: str, size: int) -
         with pytest.raises(RuntimeError, match="-9"):
             ranks.run(law, [str(tmp_path)] * size)
         words = {(tmp_path / f"words-{rank}").read_text() for rank in range(size) if rank != 1}
-        assert len(words) == 1
-        assert "rank 1" in words.pop()
+        (told,) = words
+        assert re.search(r"rank 1 .* its last operation was #[12] barrier\(\);", told)
+        assert re.search(r"rank 0 #[23] all_reduce\(dtype=float32, count=100, op=SUM\)", told)
+
+
+BEFORE_GATHER = {"NC10D_EMULATED_NCCL_VERSION": "22703"}
+NEVER_GATHERS = {"NC10D_EMULATED_FAULTS": "ncclGather@*=fail:3,ncclScatter@*=fail:3"}
+
+
+def test_nccl_that_has_no_gather_gathers_by_messages() -> None:
+    law = on.equal_parts_come_and_go_in_one_array
+    with emulators(**BEFORE_GATHER, **NEVER_GATHERS), Ranks(2, "processes", "nccl") as ranks:
+        ranks.run(law)
+    refused = pytest.raises(Exception, match="operation 0: gather")
+    with emulators(**NEVER_GATHERS), Ranks(2, "processes", "nccl") as ranks, refused:
+        ranks.run(law)
 
 
 STUCK = """

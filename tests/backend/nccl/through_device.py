@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from nc10d import cuda
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
+from nc10d.backend.nccl.straight import MOST, how_many
+from nc10d.buffer import Buffer, as_buffer, register
 from nc10d.deadline import Deadline
-from nc10d.dtypes import dtype_of
+from nc10d.dtypes import DType
 from nc10d.ops import Op
 from nc10d.outcome import PENDING
 from nc10d.store.base import Store
@@ -80,8 +83,8 @@ class Copies:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._made: dict[int, cuda.DeviceArray] = {}
-        self._back: list[tuple[np.ndarray[Any, Any], cuda.DeviceArray]] = []
+        self._made: dict[int, Twin] = {}
+        self._back: list[tuple[np.ndarray[Any, Any], Twin]] = []
 
     def of(self, op: Op) -> Op:
         """Return an operation on copies."""
@@ -96,15 +99,49 @@ class Copies:
             return [self._copy(one, written) for one in x]
         found = self._made.get(id(x))
         if found is None:
-            found = self._made[id(x)] = cuda.empty(x.shape, dtype_of(x.dtype), self._device)
-            found.fill_from(x)
+            found = self._made[id(x)] = Twin(x, self._device)
         if written and x.flags.writeable:
             self._back.append((x, found))
         return found
 
     def bring_back(self) -> None:
-        for x, copy in self._back:
-            x[...] = cuda.to_host(copy)
+        for x, twin in self._back:
+            twin.bring_back(x)
+
+
+class Twin:
+    """A copy in device memory that lies as an ndarray does, with what is between its elements.
+
+    It is contiguous where that are more pieces than NCCL's backend takes.
+    """
+
+    def __init__(self, x: np.ndarray[Any, Any], device: int) -> None:
+        self._as_it_lies = how_many(as_buffer(x)) <= MOST
+        given = x if self._as_it_lies else np.ascontiguousarray(x)
+        like = as_buffer(given)
+        self.memory = cuda.to_device(memory_of(given), device)
+        address = self.memory.address + like.address - like.span[0]
+        self.buffer = dataclasses.replace(
+            like, address=address, device="cuda", owner=self.memory, writable=True
+        )
+
+    def bring_back(self, x: np.ndarray[Any, Any]) -> None:
+        """Write everything, what is between the elements too, to the array."""
+        found = cuda.to_host(self.memory)
+        if self._as_it_lies:
+            memory_of(x)[...] = found
+        else:
+            x[...] = found.view(x.dtype).reshape(x.shape)
+
+
+def memory_of(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bytes from the first of an array's elements to its last."""
+    low, high = as_buffer(x).span
+    n = high - low
+    return Buffer(low, n, DType.UINT8, "cpu", (x,), True, True, (n,), (1,)).as_numpy()
+
+
+register(Twin, attrgetter("buffer"), "cuda")
 
 
 class CopyBack(Work):
