@@ -14,6 +14,7 @@
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
 | `check_backend`, `conformance` | what any backend must do |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
+| `networks` | hosts on one machine: network namespaces, made by root |
 | `simulator` | every rank's program in one thread, in any interleaving, with a race detector |
 
 Each is imported when first used: `reference` needs no hypothesis, and only the CPU's backend
@@ -26,7 +27,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nc10d.testing import conformance, layouts, reference, simulator, strategies
+    from nc10d.testing import conformance, layouts, networks, reference, simulator, strategies
     from nc10d.testing.conformance import check_backend
     from nc10d.testing.covering import pairwise
     from nc10d.testing.launched import Launcher
@@ -39,6 +40,7 @@ __all__ = [
     "check_backend",
     "conformance",
     "layouts",
+    "networks",
     "pairwise",
     "reference",
     "run_local",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from namespaces import why_not
 
 from nc10d.debug import networks
 from nc10d.debug.libraries import Nc10d
+from nc10d.testing.networks import why_not
 
 REASON = why_not()
 

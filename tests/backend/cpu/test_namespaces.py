@@ -7,14 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 from clocks import soon
-from namespaces import Net, network, why_not
+from namespaces import job
+
+from nc10d.testing.networks import Network, network, why_not
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[Net]:
+def net() -> Iterator[Network]:
     with network(3) as made:
         yield made
 
@@ -47,10 +49,10 @@ def everyone(ranks: list, word: str) -> None:
     assert [rank.line() for rank in ranks] == [word] * len(ranks)
 
 
-@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 1, 1], [0, 1, 2], [0, 0, 1], [0, 0, 0, 1, 2]])
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 0, 1, 1, 1], [0, 1, 2], [0, 0, 1, 2]])
 @pytest.mark.parametrize("family", [4, 6])
 def test_the_bytes_of_an_all_reduce_go_over_the_wire(
-    net: Net, hosts: list[int], family: int
+    net: Network, hosts: list[int], family: int
 ) -> None:
     count = 1 << 20
     # Each host sends its part of every other host's piece, and its own piece to every other one.
@@ -58,7 +60,7 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
     needed = 2 * others * 4 * count // len(set(hosts))
 
     def most() -> int:
-        with net.job(REDUCE.format(count=count), hosts, family) as ranks:
+        with job(net, REDUCE.format(count=count), hosts, family) as ranks:
             everyone(ranks, "ready")
             before = [net.sent(host) for host in set(hosts)]
             for rank in ranks:
@@ -73,12 +75,12 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
 
 
 @pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 2], [0, 0, 1]])
-def test_messages_go_over_the_wire(net: Net, hosts: list[int]) -> None:
-    with net.job(MESSAGES, hosts) as ranks:
+def test_messages_go_over_the_wire(net: Network, hosts: list[int]) -> None:
+    with job(net, MESSAGES, hosts) as ranks:
         everyone(ranks, "right")
 
 
-def test_nobody_listens_once_the_group_has_formed(net: Net) -> None:
+def test_nobody_listens_once_the_group_has_formed(net: Network) -> None:
     code = """
 group = join()
 tables = [open(f"/proc/net/{name}").read().splitlines()[1:] for name in ("tcp", "tcp6")]
@@ -87,16 +89,32 @@ listening = {int(line.split()[1].rpartition(":")[2], 16)
 say(*sorted(listening - {29500}), "is all")
 hear()
 """
-    with net.job(code, [0, 1, 2]) as ranks:
+    with job(net, code, [0, 1, 2]) as ranks:
         everyone(ranks, "is all")
 
 
-def test_an_interface_can_be_named(net: Net) -> None:
-    with net.job(REDUCE.format(count=8), [0, 1], NC10D_SOCKET_IFNAME="eth0") as ranks:
+def test_an_interface_can_be_named(net: Network) -> None:
+    with job(net, REDUCE.format(count=8), [0, 1], NC10D_SOCKET_IFNAME="eth0") as ranks:
         everyone(ranks, "ready")
 
 
-def test_an_interface_that_is_not_there_is_an_error_that_tells_what_is(net: Net) -> None:
+def test_an_explicit_address_counts_however_the_store_is_reached(net: Network) -> None:
+    code = """
+os.environ["NC10D_SOCKET_ADDRESS"] = f"fd87::{rank + 1}"
+group = join()
+x = np.full(8, rank + 1.0)
+group.all_reduce(x)
+assert (x == 3.0).all()
+rows = [line.split() for line in open("/proc/net/tcp").read().splitlines()[1:]]
+ports = [{int(place.rpartition(":")[2], 16) for place in row[1:3]} for row in rows]
+say("by IPv6 only" if all(29500 in pair for pair in ports) else rows)
+hear()
+"""
+    with job(net, code, [0, 1]) as ranks:
+        everyone(ranks, "by IPv6 only")
+
+
+def test_an_interface_that_is_not_there_is_an_error_that_tells_what_is(net: Network) -> None:
     code = """
 try:
     join(timeout=5.0)
@@ -104,7 +122,7 @@ except dist.DistError as error:
     say(error)
 hear()
 """
-    with net.job(code, [0, 1], NC10D_SOCKET_IFNAME="ib7") as ranks:
+    with job(net, code, [0, 1], NC10D_SOCKET_IFNAME="ib7") as ranks:
         assert all("'ib7' has no address here (there are" in rank.line() for rank in ranks)
 
 
@@ -121,7 +139,7 @@ except dist.DistError as error:
     say(type(error).__name__, error.rank)
 hear()
 """
-    with network(3) as net, net.job(code, [0, 1, 2]) as ranks:
+    with network(3) as net, job(net, code, [0, 1, 2]) as ranks:
         everyone(ranks, "ready")
         start = time.monotonic()
         net.cut(2)
