@@ -3,22 +3,30 @@
 In each round, for each collective, each library has a job of its own, and they take turns at going
 first. A cell is the median over rounds with its interval. Results are checked. What other
 processes did to the machine is noted for each round.
+
+With --hosts the ranks are on hosts of their own, network namespaces, which only root can make; the
+peers `tcp`, `tcp2`... are plain copies of the bytes that have to cross, by so many sockets a pair
+(plain.py); no verdict counts them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nc10d.bench import plots
+from nc10d.bench.apart import run_apart, words_of
 from nc10d.bench.foreign import Foreign
-from nc10d.bench.starters import run_job, starter
-from nc10d.bench.verdicts import CONFIDENCE, LEAD, coverage, estimate, judge, too_near
+from nc10d.bench.plain import PLAIN
+from nc10d.bench.starters import Rows, run_job, starter
+from nc10d.bench.verdicts import CONFIDENCE, LEAD, Estimate, coverage, estimate, judge, too_near
+from nc10d.testing.networks import network
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -33,6 +41,8 @@ COLLECTIVES = [
 ]
 Cell = tuple[str, int]
 Samples = dict[str, dict[Cell, list[float]]]
+Start = Callable[[str, Sequence[str]], Rows]
+"""Runs a library's job with the arguments of peers.py."""
 
 
 def cells(collective: str, largest: int) -> list[Cell]:
@@ -48,14 +58,28 @@ def turns(libraries: Sequence[str], number: int) -> list[str]:
     return order if number % 2 == 0 else order[::-1]
 
 
-def collect(options: argparse.Namespace) -> tuple[Samples, list[float]]:
+@contextlib.contextmanager
+def started(options: argparse.Namespace) -> Iterator[Start]:
+    """Yield how jobs are run: by a launcher on this host, or on hosts that are made for it."""
+    if options.hosts == 1:
+        module = "nc10d.bench.peers"
+        yield lambda library, words: run_job(library, options.ranks, module, words, options.limit)
+        return
+    mates = options.ranks // options.hosts
+    with network(options.hosts) as net:
+        yield lambda library, words: run_apart(
+            net, mates, [*words_of(net, library), *words], options.limit
+        )
+
+
+def collect(options: argparse.Namespace, start: Start) -> tuple[Samples, list[float]]:
     """Run all rounds; return times by library and cell, and each round's foreign load in cores."""
     samples: Samples = {library: {} for library in options.libraries}
     loads = []
     for number in range(options.rounds):
         with Foreign() as foreign:
             for library, collective in _order(options, number):
-                for (name, nbytes), seconds in _measured(library, collective, options):
+                for (name, nbytes), seconds in _measured(start, library, collective, options):
                     samples[library].setdefault((name, nbytes), []).append(seconds)
         loads.append(foreign.cores)
         told = f"# round {number + 1} of {options.rounds}: others used {foreign.cores:.2f} cores"
@@ -70,14 +94,11 @@ def _order(options: argparse.Namespace, number: int) -> Iterator[tuple[str, str]
 
 
 def _measured(
-    library: str, collective: str, options: argparse.Namespace
+    start: Start, library: str, collective: str, options: argparse.Namespace
 ) -> Iterator[tuple[Cell, float]]:
     """Yield one job's times; RuntimeError if any element was wrong."""
-    arguments = [json.dumps(cells(collective, options.max_bytes)), str(options.budget)]
-    module = "nc10d.bench.peers"
-    for name, nbytes, seconds, wrong in run_job(
-        library, options.ranks, module, arguments, options.limit
-    ):
+    jobs = json.dumps(cells(collective, options.max_bytes))
+    for name, nbytes, seconds, wrong in start(library, [jobs, str(options.budget)]):
         if wrong:
             raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
         yield (name, nbytes), seconds
@@ -87,18 +108,27 @@ def table(samples: Samples) -> list[str]:
     """Return the comparison as a Markdown table; below it, the cells that fall short."""
     libraries, ours = list(samples), samples["nc10d"]
     head = ["collective", "bytes", *(f"{name} µs" for name in libraries), "best/nc10d", "nc10d is"]
+    head += ["copy/nc10d"] if any(name.startswith(PLAIN) for name in libraries) else []
     rows = [_row(head), "|" + "---|" * len(head)]
     behind, near = [], []
     for (collective, nbytes), _ in ours.items():
         found = {name: estimate(samples[name][collective, nbytes]) for name in libraries}
-        verdict = judge(nbytes, found["nc10d"], {n: e for n, e in found.items() if n != "nc10d"})
+        plain = {name: one for name, one in found.items() if name.startswith(PLAIN)}
+        peers = {name: one for name, one in found.items() if name not in {"nc10d", *plain}}
+        verdict = judge(nbytes, found["nc10d"], peers)
         told = [*map(str, found.values()), f"{verdict.ratio:.2f}", verdict.word]
+        if plain:
+            told.append(f"{_quickest(plain) / found['nc10d'].median:.2f}")
         rows.append(_row([collective, str(nbytes), *told]))
         if verdict.word == "behind":
             behind.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
         if too_near(collective, nbytes, verdict.ratio):
             near.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
     return [*rows, "", _listed("Behind", behind), _listed(f"Less than {LEAD} ahead", near)]
+
+
+def _quickest(found: Mapping[str, Estimate]) -> float:
+    return min(one.median for one in found.values())
 
 
 def _listed(what: str, found: Sequence[str]) -> str:
@@ -141,7 +171,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; SystemExit with usage if it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
     parser.add_argument("--compare", default="gloo,mpich,openmpi", help="peers (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of all hosts together (2)")
+    parser.add_argument("--hosts", type=int, default=1, help="network namespaces to run on (1)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-bytes", type=int, default=SIZES[-1])
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
@@ -156,6 +187,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = set(options.collectives) - set(COLLECTIVES)
     if unknown:
         parser.error(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(COLLECTIVES)}")
+    if options.ranks % options.hosts:
+        parser.error(f"{options.ranks} ranks can't be dealt to {options.hosts} hosts evenly")
     return options
 
 
@@ -167,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         require(options.libraries)
         ranks = options.ranks
-        samples, loads = collect(options)
+        with started(options) as start:
+            samples, loads = collect(options, start)
     print(heading(samples, ranks, loads), "", *table(samples), sep="\n")
     if options.json:
         save(options.json, samples, ranks, loads)
@@ -179,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def require(libraries: Sequence[str]) -> None:
     """Leave with a word if a library's launcher is not installed."""
     for library in libraries:
-        missing = starter(library, 1).missing
+        missing = "" if library.startswith(PLAIN) else starter(library, 1).missing
         if missing:
             raise SystemExit(f"{library}: {missing} is not installed")
 

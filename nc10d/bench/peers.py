@@ -85,22 +85,23 @@ def barrier_of(library: Library) -> Call:
 def measure(library: Library, collective: str, nbytes: int, budget: float) -> tuple[float, int]:
     """Return the median over rounds of the slowest rank's mean seconds, and wrong elements.
 
-    Results are checked before the rounds and after them; a ping-pong is told one way.
+    Results are checked before the rounds and after them.
     """
     call, check = prepare(library, collective, nbytes)
     wrong = check()
-    seconds = timed(library, call, budget)
+    seconds = timed(library, collective, call, budget)
     wrong += check()
     total = np.array([wrong], np.float32)
     library.calls(total, total)["all_reduce"]()
-    return seconds / (2 if collective == "ping_pong" else 1), int(total[0])
+    return seconds, int(total[0])
 
 
-def timed(library: Library, call: Call, budget: float) -> float:
-    """Return the median over rounds of the slowest rank's mean seconds of a call."""
+def timed(library: Library, collective: str, call: Call, budget: float) -> float:
+    """Return the median over rounds of the slowest rank's mean seconds; a ping-pong is one way."""
     probe = slowest(library, _mean(library, call, 3))
     calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
-    return statistics.median(slowest(library, _mean(library, call, calls)) for _ in range(ROUNDS))
+    found = [slowest(library, _mean(library, call, calls)) for _ in range(ROUNDS)]
+    return statistics.median(found) / (2 if collective == "ping_pong" else 1)
 
 
 def slowest(library: Library, mine: float) -> float:
@@ -119,17 +120,22 @@ def _mean(library: Library, call: Call, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def write(library: Library, rows: list[list[object]], out: str) -> None:
+    """Write a job's rows on rank 0, and leave."""
+    if library.rank == 0:
+        Path(out).write_text(json.dumps(rows))
+    library.close()
+
+
 def main() -> None:
     """Measure the jobs on this rank; rank 0 writes what came out."""
     name, jobs, budget, out = sys.argv[1:5]
     library = LIBRARIES[name]()
-    rows = [
+    rows: list[list[object]] = [
         [collective, nbytes, *measure(library, collective, nbytes, float(budget))]
         for collective, nbytes in json.loads(jobs)
     ]
-    if library.rank == 0:
-        Path(out).write_text(json.dumps(rows))
-    library.close()
+    write(library, rows, out)
 
 
 if __name__ == "__main__":

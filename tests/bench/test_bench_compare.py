@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.bench import compare, plots, starters
+from nc10d.bench import compare, peers, plots, starters
+from nc10d.bench.apart import run_apart, words_of
+from nc10d.testing.networks import network, why_not
 
+REASON = why_not()
 CELLS: list[compare.Cell] = [("all_reduce", 1 << 20), ("broadcast", 1024), ("barrier", 0)]
 SAMPLES: compare.Samples = {
     "nc10d": {CELLS[0]: [1e-6, 4e-6, 2e-6], CELLS[1]: [9e-6] * 3, CELLS[2]: [1e-6] * 3},
@@ -57,6 +60,37 @@ def test_the_table_has_medians_their_intervals_and_a_verdict() -> None:
     assert not empty
     assert behind == "Behind: broadcast 1024 (gloo, 0.50)."
     assert near == "Less than 1.5 ahead: all_reduce 1048576 (mpich, 1.25)."
+
+
+def test_a_plain_copy_has_a_column_and_no_verdict() -> None:
+    samples = {
+        "nc10d": {CELLS[0]: [2e-6]},
+        "gloo": {CELLS[0]: [3e-6]},
+        "tcp": {CELLS[0]: [1e-6]},
+        "tcp2": {CELLS[0]: [5e-6]},
+    }
+    head, _, row, *_ = compare.table(samples)
+    assert head.endswith(" | best/nc10d | nc10d is | copy/nc10d |")
+    assert row.endswith(" | 1.50 | ahead | 0.50 |")
+
+
+def test_ranks_are_dealt_to_hosts_evenly(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.parse(["--hosts", "2", "--ranks", "3"])
+    assert "3 ranks can't be dealt to 2 hosts evenly" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_a_plain_copy_moves_what_a_collective_needs() -> None:
+    calls = 3 + 3 * peers.ROUNDS  # to see how long one takes, and then as few as there may be
+    with network(2) as net:
+        jobs = [(name, 1 << 20) for name in ("all_reduce", "all_gather", "broadcast")]
+        rows = run_apart(net, 1, [*words_of(net, "tcp"), json.dumps(jobs), "0"], 100.0)
+        sent = [net.sent(host) / (calls << 20) for host in range(2)]
+    assert [(name, nbytes) for name, nbytes, *_ in rows] == jobs
+    assert sent[0] >= 1 + 0.5 + 1
+    assert sent[1] >= 1 + 0.5
+    assert sent[1] < 1 + 0.5 + 0.5
 
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -115,22 +149,25 @@ def test_a_job_that_fails_is_told_with_its_last_words() -> None:
         starters.run_job("nc10d", 1, "nc10d.bench.peers", arguments, 100.0)
 
 
-def test_wrong_elements_end_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "run_job", lambda *_: [["all_reduce", 8, 1e-6, 3]])
+def test_wrong_elements_end_a_comparison() -> None:
     options = compare.parse(["--compare", "mpich", "--collectives", "all_reduce"])
     with pytest.raises(RuntimeError, match="nc10d: 3 wrong elements in all_reduce of 8 bytes"):
-        compare.collect(options)
+        compare.collect(options, lambda *_: [["all_reduce", 8, 1e-6, 3]])
 
 
 @pytest.mark.long
-def test_the_comparison_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hosts", "others"), [("1", "mpich"), ("2", "gloo,tcp")])
+def test_the_comparison_runs(tmp_path: Path, hosts: str, others: str) -> None:
+    if hosts != "1" and REASON:
+        pytest.skip(REASON)
     out = tmp_path / "samples.json"
     few = ["--rounds", "1", "--max-bytes", "8", "--collectives", "exchange,barrier"]
-    words = ["--compare", "mpich", *few, "--budget", "0", "--json", str(out)]
+    words = ["--compare", others, "--hosts", hosts, *few, "--budget", "0", "--json", str(out)]
     command = [sys.executable, "-m", "nc10d.bench", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "| exchange | 8 | " in done.stdout
     samples, ranks, loads = compare.load(out)
     assert (ranks, len(loads)) == (2, 1)
-    assert {name: len(rows) for name, rows in samples.items()} == {"nc10d": 2, "mpich": 2}
+    libraries = ["nc10d", *others.split(",")]
+    assert {name: len(rows) for name, rows in samples.items()} == dict.fromkeys(libraries, 2)

@@ -12,6 +12,7 @@ import pytest
 from nc10d.bench import batches, peers
 from nc10d.bench.compare import COLLECTIVES
 from nc10d.bench.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
+from nc10d.bench.plain import GIVES
 from nc10d.testing import run_local
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,7 +74,7 @@ def test_the_slowest_rank_is_known_to_all() -> None:
 def test_every_library_has_every_collective_and_no_other() -> None:
     import nc10d
 
-    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES)
+    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES) == set(GIVES)
     assert set(LIBRARIES) == set(batches.WAYS)
 
 

@@ -1,0 +1,116 @@
+"""A yardstick: a plain TCP copy of the bytes that a collective across hosts can't do without.
+
+`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET OUT`, as `nc10d.bench.peers`; ADDRESSES is a
+JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
+hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four), `sendall` and
+`recv_into`, each direction in a thread of its own. Nothing is reduced and nothing checked; nc10d is
+there only so that ranks meet and begin together.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from nc10d.bench.libraries import Call, Nc10d, there_and_back
+from nc10d.bench.peers import barrier_of, timed, write
+
+PLAIN = "tcp"
+PORT = 29600
+FITS = 32 << 10
+"""Bytes that a socket takes before anybody reads: they need no thread to be sent."""
+Gives = Callable[[int, int, int], float]
+GIVES: dict[str, Gives] = {
+    "all_reduce": lambda hosts, host, peer: 2 / hosts,
+    "all_gather": lambda hosts, host, peer: 1 / hosts,
+    "reduce_scatter": lambda hosts, host, peer: 1 / hosts,
+    "all_to_all": lambda hosts, host, peer: 1 / hosts,
+    "broadcast": lambda hosts, host, peer: float(host == 0),
+    "ping_pong": lambda hosts, host, peer: float(host ^ 1 == peer),
+    "exchange": lambda hosts, host, peer: float(host ^ 1 == peer),
+    "barrier": lambda hosts, host, peer: 0.0,
+}
+"""What part of an array a host must give to another one."""
+
+
+class Wires:
+    """My sockets to the ranks that have my number on the other hosts: `count` to each, by host."""
+
+    def __init__(self, library: Nc10d, addresses: Sequence[str], count: int = 1) -> None:
+        self.hosts, mates = len(addresses), library.size // len(addresses)
+        self.host, number = divmod(library.rank, mates)
+        meet = barrier_of(library)
+        with socket.create_server((addresses[self.host], PORT + number)) as listener:
+            meet()
+            wires = [
+                (host, socket.create_connection((addresses[host], PORT + number)))
+                for host in [*range(self.host)] * count
+            ]
+            for _, wire in wires:
+                wire.sendall(bytes([self.host]))
+            for _ in range(count * (self.hosts - self.host - 1)):
+                wire, _ = listener.accept()
+                wires.append((wire.recv(1)[0], wire))
+        for _, wire in wires:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wires = wires
+        self._share = mates * count
+        self._pool = ThreadPoolExecutor(2 * len(wires))
+
+    def copy(self, collective: str, nbytes: int) -> Call:
+        """Return a call that moves my part of what a collective of arrays of `nbytes` needs."""
+        gives = GIVES[collective]
+        sends: list[Call] = []
+        receives: list[Call] = []
+        for peer, wire in self.wires:
+            given = int(gives(self.hosts, self.host, peer) * nbytes / self._share)
+            taken = int(gives(self.hosts, peer, self.host) * nbytes / self._share)
+            if given:
+                sends.append(partial(wire.sendall, bytearray(given)))
+            if taken:
+                receives.append(partial(receive, wire, bytearray(taken)))
+        if collective == "ping_pong":
+            send, recv = (partial(self._all, moves, nbytes) for moves in (sends, receives))
+            return there_and_back(send, recv, self.host % 2 == 0)
+        return partial(self._all, [*sends, *receives], nbytes)
+
+    def _all(self, moves: Sequence[Call], nbytes: int) -> None:
+        """Make all moves of an operation of `nbytes`; in turn, if none of them has to wait."""
+        if nbytes <= FITS or len(moves) < 2:
+            for move in moves:
+                move()
+        else:
+            others = [self._pool.submit(move) for move in moves[1:]]
+            moves[0]()
+            for other in others:
+                other.result()
+
+
+def receive(wire: socket.socket, into: bytearray) -> None:
+    """Fill memory from a socket; EOFError if it ends before."""
+    left = memoryview(into)
+    while left:
+        count = wire.recv_into(left, len(left), socket.MSG_WAITALL)
+        if count == 0:
+            raise EOFError("the other side has gone")
+        left = left[count:]
+
+
+def main() -> None:
+    """Measure the copies on this rank; rank 0 writes what came out."""
+    name, addresses, jobs, budget, out = sys.argv[1:6]
+    library = Nc10d()
+    wires = Wires(library, json.loads(addresses), int(name.removeprefix(PLAIN) or 1))
+    rows = [
+        [what, nbytes, timed(library, what, wires.copy(what, nbytes), float(budget)), 0]
+        for what, nbytes in json.loads(jobs)
+    ]
+    write(library, rows, out)
+
+
+if __name__ == "__main__":
+    main()
