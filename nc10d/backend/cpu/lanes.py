@@ -35,20 +35,23 @@ _WORD = 8
 class Lane:
     """A message's channel, and a descriptor of it (at `address`); `inbox` is None for a send.
 
-    A `short` one never waits in the middle; a `near` one is to a rank of this host.
+    A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
+    `short`: it never waits in the middle.
     """
 
     channel: Channel
     model: Submission
     inbox: Inbox | None
-    short: bool
+    small: bool
     near: bool
     dtype: Any
+    short: bool = field(init=False)
     address: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.model.words[at.D_CHANNEL // _WORD] = self.channel.address
         self.address = self.model.address
+        self.short = self.small and self.near
 
     def end(self) -> None:
         """Let others receive again, after what run_message had begun here."""
@@ -89,8 +92,7 @@ class Lanes:
         # Whoever has a strange tag is told by validate.
         if lane is None or type(op.tag) is not int or not 0 <= op.tag <= LARGEST_TAG:
             return None
-        if lane.near:
-            self.latest[type(op)][op.peer] = lane
+        self.latest[type(op)][op.peer] = lane
         return lane
 
     def ends(self, lane: Lane, x: Any, tag: int) -> bool:
@@ -117,7 +119,7 @@ class Lanes:
     def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
         _ = messages.submit_message  # compiled now if need be: the deadline is for the peer
         channel, deadline, patience = lane.channel, Deadline.after(timeout), -1
-        if lane.near and (here or lane.short):
+        if here or lane.small:
             patience = LOOKS
         elif lane.near and lane.inbox is None:
             patience = 0  # the peer will read it where it lies: that takes a while

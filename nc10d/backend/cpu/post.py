@@ -55,8 +55,8 @@ class Post:
             away = _away(channel)
             linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
-            short = buffer.nbytes <= HALF and not away
-            lane = Lane(channel, model, inbox, short, not away, op.x.dtype)
+            small = buffer.nbytes <= HALF
+            lane = Lane(channel, model, inbox, small, not away, op.x.dtype)
             self.lanes.remember(op, lane)
 
     def launch(

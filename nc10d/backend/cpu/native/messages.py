@@ -1,7 +1,8 @@
 """Messages on a link's end: run one here and now if nothing is in its way, or submit it.
 
 Who runs a message in its own thread needs no place in the ring, and wakes nobody. A short one (it
-fits in half a board) needs not even wait, once the board is free or the message there.
+fits in half a board, and goes to a rank of this host) needs not even wait, once the board is free
+or the message there.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from nc10d.backend.cpu.native.layout import (
     C_ROUND,
     C_SEQ,
     C_SITE,
+    C_STREAMS,
     C_TAIL,
     C_UNMATCHED,
     D_ARRAY_COUNT,
@@ -55,6 +57,7 @@ from nc10d.backend.cpu.native.layout import (
     NEW_SITE,
     RECEIVER,
     RING_SLOTS,
+    S_PULL,
 )
 from nc10d.backend.cpu.native.log import nc10d_end_message
 from nc10d.backend.cpu.native.objects import DATA_OFFSET
@@ -67,6 +70,7 @@ from nc10d.backend.cpu.native.progress import (
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
     nc10d_drive,
+    nc10d_linger,
     nc10d_spin,
     nc10d_try_lock,
     nc10d_unlock,
@@ -87,12 +91,27 @@ def nc10d_carries(channel: int, model: int, array: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_pulled(channel: int) -> bool:
+    """Say whether the header of the next message from another host comes within a little while.
+
+    What fails here fails once more for who then waits in the ring, and is told there.
+    """
+    pull = load(load(channel + C_STREAMS) + S_PULL)
+    answer = call_engine(pull, channel)
+    while answer == BLOCKED and nc10d_linger(channel):
+        answer = call_engine(pull, channel)
+    return answer == DONE
+
+
+@njit(nogil=True)
 def nc10d_soon(channel: int, flag: int, target: int, patient: int) -> bool:
     """Say whether a counter has come; if `patient`, wait a little."""
     if load_acquire(flag) >= target:
         return True
     if patient == 0:
         return False
+    if load(channel + C_STREAMS) != 0:
+        return nc10d_pulled(channel)
     return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
 
 
