@@ -53,13 +53,16 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Bench:
-    """One rank's end of the measurements: its channel, and programs of up to two arrays."""
+    """One rank's end of the measurements: its channel, and programs of up to two arrays.
+
+    `other` is the next rank, `left` the one before; of two ranks both are the mate.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
         backend: Any = group.backend("cpu")
         self.backend: CpuBackend = backend
         self.rank = group.rank
-        self.other = 1 - group.rank
+        self.left, self.other = ((group.rank + way) % group.size for way in (-1, 1))
         self._kept: dict[tuple[Step, ...], Linked] = {}
 
     def run(self, steps: Sequence[Step], x: Bytes, y: Bytes | None = None) -> float:
@@ -171,11 +174,14 @@ def fetches(bench: Bench, reach: int) -> Sample:
 
 
 def streams(bench: Bench) -> Sample:
-    """Time an exchange of a few bytes and of many between two ranks on hosts of their own."""
+    """Time a few bytes and many, to the next rank and from the one before, on hosts of their own.
+
+    All ranks do it at once, as in a collective: of two ranks it is an exchange.
+    """
     x, y = np.zeros(STREAM_BYTES, np.uint8), np.zeros(STREAM_BYTES, np.uint8)
 
     def both_ways(nbytes: int) -> list[Step]:
-        return flow([give(bench.other, user(0), nbytes), take(bench.other, user(1), nbytes)])
+        return flow([give(bench.other, user(0), nbytes), take(bench.left, user(1), nbytes)])
 
     def pushed() -> float:
         seconds = bench.run(flow([push(bench.other, user(0), 8)]), x, y)

@@ -20,7 +20,9 @@ from nc10d.bench.clocks import Walk
 from nc10d.bench.machine import DEVELOPMENT, Machine, at_reach, changed
 from nc10d.bench.model import algorithm, seconds, standing_for, switches
 from nc10d.bench.samples import Cell, Round, constants, typical
+from nc10d.testing.networks import why_not
 
+REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
 SMALL_HALF = 4096
 
@@ -187,7 +189,13 @@ def test_worlds_are_read_from_ranks_and_hosts() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--model", "--ranks", "0"], ["--model", "--ranks", "9..8"], ["--draw", "shout"]]
+    [
+        [],
+        ["--check-model", "--hosts", "2x2"],
+        ["--model", "--ranks", "0"],
+        ["--model", "--ranks", "9..8"],
+        ["--draw", "shout"],
+    ]
     + [["--model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
 )
 def test_options_that_make_no_sense_are_refused(words: list[str]) -> None:
@@ -206,6 +214,25 @@ def test_the_table_names_sizes_times_and_switches(
     assert "16 MiB" in printed
     assert "bytes: boards, a chunk a rank, before: boards" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_far_cells_are_held_against_the_world_they_were_measured_in() -> None:
+    cell, three = Cell("all_gather", 1 << 20, far=True), spread(3, 1)
+    sample = sample_of(PLAIN, 1.0)
+    told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)
+    rounds = [Round(sample, {cell: told})]
+    assert predict.verdicts(rounds, [cell], three)[0].error == pytest.approx(0)
+    assert predict.verdicts(rounds, [cell])[0].error < -0.1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--check-model", "--hosts", "3x1", "--rounds", "1", "--op", "broadcast"]
+    assert predict.main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("3 ranks on 3 hosts") == len(predict.SIZES)
+    assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
 @pytest.mark.long

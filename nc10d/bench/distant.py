@@ -1,0 +1,77 @@
+"""The cost model held against hosts of their own: network namespaces, one rank on each.
+
+`survey_apart` measures; `python -m nc10d.bench.distant CELLS OUT` is a rank of it. CELLS is a JSON
+list of [collective, nbytes]; rank 0 writes rows of [kind, name, number, seconds] to the file OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import nc10d as dist
+from nc10d.bench.apart import run_apart
+from nc10d.bench.calibrate import LIMIT, call_seconds, calls, pin, survey_here
+from nc10d.bench.rates import Bench, often, streams
+from nc10d.bench.samples import Cell, Round, Sample
+from nc10d.subgroups import new_group
+from nc10d.testing.networks import network
+
+SAMPLE, CELL = "sample", "cell"
+
+
+def survey_apart(cells: Sequence[Cell], hosts: int, rounds: int) -> list[Round]:
+    """Measure constants and cells in turns; return each round.
+
+    What a rank does in its own memory is measured on two processes of one host, calls and the
+    network on the hosts. Blocks for some ten seconds a round. UnsupportedPlatform where hosts can't
+    be made.
+    """
+    jobs = json.dumps([(cell.op, cell.nbytes) for cell in cells])
+    found = []
+    with network(hosts) as net:
+        for _ in range(rounds):
+            (near,) = survey_here((), 1, far=False)
+            rows = run_apart(net, 1, ["nc10d.bench.distant", jobs], LIMIT)
+            seconds = {tuple(key): value for *key, value in rows}
+            away: Sample = {
+                (name, number): value
+                for (kind, name, number), value in seconds.items()
+                if kind == SAMPLE
+            }
+            times = {cell: seconds[CELL, cell.op, cell.nbytes] for cell in cells}
+            found.append(Round({**near.sample, **away}, times))
+    return found
+
+
+def main() -> None:
+    """Measure on this rank; rank 0 writes medians of constants and the slowest rank's times."""
+    jobs, out = sys.argv[1:3]
+    dist.init_process_group()
+    group = dist.get_default_group()
+    alone: Any = [new_group([rank]) for rank in range(group.size)][group.rank]
+    pin(group.rank)
+    sample = {**calls(alone), **streams(Bench(group))}
+    mine = {(SAMPLE, *key): seconds for key, seconds in sample.items()}
+    for op, nbytes in json.loads(jobs):
+        mine[CELL, op, nbytes] = call_seconds(group, op, nbytes, often(nbytes))
+    every = np.zeros((group.size, len(mine)))
+    group.all_gather_into_tensor(every, np.array([*mine.values()]))
+    if group.rank == 0:
+        columns = zip(mine, every.T.tolist(), strict=True)
+        Path(out).write_text(json.dumps([[*key, _of_all(key[0], seen)] for key, seen in columns]))
+    dist.destroy_process_group()
+
+
+def _of_all(kind: str, seen: Sequence[float]) -> float:
+    return max(seen) if kind == CELL else statistics.median(seen)
+
+
+if __name__ == "__main__":
+    main()
