@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
 from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.backend import CpuBackend
@@ -75,8 +76,10 @@ class Bench:
             self._kept[key] = linked
         channel, other = self.backend.channel.address, x if y is None else y
         table = np.array([plain.address(x), plain.address(other)], np.int64)
+        words = channel, linked.address, plain.address(table)
         start = time.perf_counter()
-        answer = engine.run(channel, linked.address, plain.address(table))
+        while (answer := engine.run(*words)) == codes.NEW_SITE:
+            sites.learn()  # the line that calls this has never called before
         while answer == codes.BLOCKED:  # a mate has lost its core for a while
             answer = engine.drive(channel, engine.SLICE_NS)
         taken = time.perf_counter() - start

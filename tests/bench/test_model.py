@@ -235,11 +235,10 @@ def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFix
     assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
-@pytest.mark.long
 def test_measured_constants_predict_what_is_measured_beside_them() -> None:
     cells = [Cell(op, 4096) for op in predict.CHECKED]
     from nc10d.bench.calibrate import survey_here
 
-    for one in predict.verdicts(survey_here(cells, 3, far=False), cells):
+    for one in predict.verdicts(survey_here(cells, 1, far=True), cells):
         assert one.predicted > 0
         assert np.isfinite(one.error)
