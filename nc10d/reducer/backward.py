@@ -12,7 +12,6 @@ from time import perf_counter_ns
 from typing import Any
 
 from nc10d.reducer.bucket import Storage
-from nc10d.reducer.gradients import assign, kept
 from nc10d.reducer.schedule import Schedule
 
 
@@ -41,7 +40,7 @@ class BackwardPass:
         self._delay = delay
         self._waiting: list[int] = []
         self._failure: BaseException | None = None
-        self._kept: dict[int, Any] = {}
+        self._unused: list[int] = []
         self.began = perf_counter_ns()
         self.left = 0
         self.arrived: list[int] = []
@@ -71,7 +70,8 @@ class BackwardPass:
 
     def absent(self, param: int) -> None:
         """Take note that an expected gradient will not come: what lies there takes part."""
-        self._kept[param] = kept(self._storage.gradients[param])
+        self._unused.append(param)
+        self._storage.keep([param])
         self._mark(param)
 
     def _mark(self, param: int) -> None:
@@ -102,9 +102,7 @@ class BackwardPass:
 
     def restore(self, used: Sequence[bool]) -> None:
         """Give gradients that no rank has used the values back that they had."""
-        for param, values in self._kept.items():
-            if not used[param]:
-                assign(self._storage.gradients[param], values)
+        self._storage.restore([param for param in self._unused if not used[param]])
 
     def _release(self) -> None:
         if self._marks is None:
@@ -115,8 +113,8 @@ class BackwardPass:
 
     def _begin(self, marks: Sequence[int], hold: bool = True) -> None:
         # They take part in the mean like all others, with what lies in them.
-        unused = [param for param, count in enumerate(marks) if count == 0]
-        self._kept = {param: kept(self._storage.gradients[param]) for param in unused}
+        self._unused = [param for param, count in enumerate(marks) if count == 0]
+        self._storage.keep(self._unused)
         self._send(self._schedule.begin(marks if hold else [0] * len(marks)))
 
     def _send(self, leaving: Iterable[int]) -> None:

@@ -1,12 +1,13 @@
 """Buckets: their flat memory, the gradients as views of it, and the reduction under way.
 
-Contract: who owns buckets calls `take` for each gradient, `leave` once all are there, `follow` when
-all have left, then `settle`, and `end`; nobody writes to them from `leave` to `settle`.
+Contract: who owns buckets calls `keep` when a pass begins, `take` for each gradient, `leave` once
+all are there, `follow` when all have left, then `settle`, `end`, and `restore`; nobody writes to
+them from `leave` to `settle`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from nc10d import cuda, registered
 from nc10d.ops import Array
-from nc10d.reducer.gradients import assign
+from nc10d.reducer.gradients import assign, kept
 from nc10d.reducer.hooks import Allocate, CommHook, GradBucket, called, reduced_array
 from nc10d.reducer.plan import BucketPlan, Plan
 from nc10d.reducer.sparse import SparseBucket
@@ -43,12 +44,24 @@ class Bucket:
         mine = [parameters[param] for param in plan.params]
         self.seen = self._show(index, plan, mine, is_last, purpose, allocate)
         self.views = dict(zip(plan.params, self.seen.gradients(), strict=True))
+        self._allocate = allocate
         self._given: dict[int, Array] = {}
+        self._before: dict[int, Array] = {}
         self._outcome: Work | Future[Any] | None = None
 
     def _show(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
         """Return what hooks see of it."""
         return GradBucket(index, self.buffer, plan.slots, *more)
+
+    def keep(self, params: Sequence[int]) -> None:
+        """Keep what the gradients of these parameters are now, beside those that are kept."""
+        self._before.update({param: kept(self.views[param]) for param in params})
+
+    def restore(self, params: Sequence[int]) -> None:
+        """Give gradients that were kept the values back that they had; forget all others."""
+        before, self._before = self._before, {}
+        for param in params:
+            assign(self.views[param], before[param])
 
     def take(self, param: int, gradient: Array | None) -> None:
         """Take a gradient that is final: in its place already, or an array that gets the mean."""
@@ -128,6 +141,16 @@ class Storage:
     def take(self, param: int, gradient: Any) -> None:
         """Take a gradient into its bucket; see `Bucket.take`."""
         self._bucket_of[param].take(param, gradient)
+
+    def keep(self, params: Collection[int]) -> None:
+        """Keep what the gradients of these parameters are now; see `Bucket.keep`."""
+        for bucket in self.buckets:
+            bucket.keep([param for param in params if param in bucket.views])
+
+    def restore(self, params: Collection[int]) -> None:
+        """Give gradients that were kept the values back that they had."""
+        for bucket in self.buckets:
+            bucket.restore([param for param in params if param in bucket.views])
 
     def zero(self) -> None:
         """Set all gradients to zero."""

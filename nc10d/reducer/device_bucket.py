@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nc10d.buffer import as_buffer
 from nc10d.cuda.memory import device_of, let_follow, place_of
 from nc10d.cuda.streams import Place, follow
 from nc10d.dtypes import DType
@@ -36,11 +37,28 @@ class DeviceBucket(Bucket):
         self._places: set[Place] = set()
         self._left: Place | None = None
         self._outside = False
+        self._spare: Array | None = None
         super().__init__(index, plan, *more)
         self._number = device_of(self.buffer)
 
     def _show(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
         return DeviceGradBucket(self, index, self.buffer, plan.slots, *more)
+
+    def keep(self, params: Sequence[int]) -> None:
+        """Queue: keep what the gradients of these parameters are now, in memory for that."""
+        if params:
+            self._spare_packer(params).pack()
+            self._places.add(self._here())
+
+    def restore(self, params: Sequence[int]) -> None:
+        """Queue: give gradients that were kept the values back that they had."""
+        if params:
+            self._spare_packer(params).unpack()
+
+    def _spare_packer(self, params: Sequence[int]) -> DevicePacker:
+        if self._spare is None:
+            self._spare = self._allocate(len(self.buffer), as_buffer(self.buffer).dtype.numpy)
+        return self._packer("spare", self._spare, {param: self.views[param] for param in params})
 
     def take(self, param: int, gradient: Array | None) -> None:
         """Take note of a gradient, and of the stream on which it is made."""

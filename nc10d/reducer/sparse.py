@@ -187,9 +187,21 @@ class SparseBucket:
         self.seen = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
         self._empty = kept(self.seen.gradient)
         self._given: SparseGradient | None = None
+        self._before: SparseGradient | None = None
         self._outcome: Work | Future[Any] | None = None
         self._followed = False
         self.views = {param: self.seen.gradient}
+
+    def keep(self, params: Sequence[int]) -> None:
+        """Keep the rows as they are now, if the parameter is among these."""
+        if params:
+            self._before = kept(self.seen.gradient)
+
+    def restore(self, params: Sequence[int]) -> None:
+        """Give the gradient the rows back that were kept, if it is among these."""
+        before, self._before = self._before, None
+        if params:
+            assign(self.seen.gradient, before)
 
     def take(self, _param: int, gradient: SparseGradient | None) -> None:
         """Take rows that are final: in their place already, or of the caller's own."""

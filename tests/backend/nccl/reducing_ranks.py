@@ -68,9 +68,14 @@ def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
 
 
 def _a_pass(group: ProcessGroup, reducer: Any, turn: int) -> None:
-    """Give half of the gradients; the last parameter is used in the first pass alone."""
+    """Give half of the gradients; the last parameter is used in the first pass alone.
+
+    Later it keeps what is its rank's own.
+    """
     count = len(SHAPES) - bool(turn)
     reducer.zero_grad()
+    rest = reducer.gradients[-1]
+    rest.fill_from(np.full(rest.shape, 7.0 + group.rank, np.float32))
     reducer.begin(unused=range(count, len(SHAPES)))
     given = [full_of(x, turn + 10 * k + group.rank) for k, x in enumerate(reducer.gradients)]
     for k in reversed(range(count)):
@@ -84,6 +89,7 @@ def _a_pass(group: ProcessGroup, reducer: Any, turn: int) -> None:
         mean = turn + 10 * k + (group.size - 1) / 2
         assert number(reducer.gradients[k]) == mean
         assert not k % 2 or number(given[k]) == mean
+    assert not turn or number(rest) == 7 + group.rank
 
 
 @contextmanager
@@ -249,23 +255,33 @@ def gradients_that_do_not_fit_are_refused_at_once(group: ProcessGroup) -> None:
 
 
 def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) -> None:
-    """Gradients are made on streams that don't go on, by threads; the host waits for none."""
-    mine = device(group)
+    """Gradients are made on streams that don't go on, by threads; the host waits for none.
+
+    Those of `inside` in their places.
+    """
+    here = device(group)
     mean, alone = group.size - 1.0, 2.0 * group.rank
-    cases = ((None, mean), (hooks.bf16_compress_hook, mean), (hooks.noop_hook, alone))
-    for hook, wanted in cases:
+    every = range(len(SHAPES))
+    cases = (
+        (None, mean, [1]),
+        (hooks.bf16_compress_hook, mean, [1]),
+        (hooks.noop_hook, alone, [1]),
+        (hooks.noop_hook, alone, every),
+    )
+    for hook, wanted, inside in cases:
         reducer = _with_hook(group, hook)
         made = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
         given = [full_of(x, -9.0) for x in reducer.gradients]
         reduced(reducer, given)  # whatever is made once is made here
-        streams = [cuda.Stream(mine) for _ in range(3)]
-        last = cuda.Stream(mine)
+        streams = [cuda.Stream(here) for _ in range(3)]
+        last = cuda.Stream(here)
         copies, behind = ([full_of(x, 0.0) for x in reducer.gradients] for _ in range(2))
-        with cuda.on_device(mine):
+        with cuda.on_device(here):
             reducer.begin()
             with held(*(stream.handle for stream in streams)):
                 for k, x in enumerate(given):
-                    task = _mark_on(streams[k % 3], reducer, k, x if k != 1 else None, made[k])
+                    mine = None if k in inside else x
+                    task = _mark_on(streams[k % 3], reducer, k, mine, made[k])
                     thread = threading.Thread(target=task)
                     thread.start()
                     thread.join()
@@ -273,8 +289,9 @@ def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) ->
                     reducer.finish()
                 for k, gradient in enumerate(reducer.gradients):
                     _queue_copy(copies[k], gradient, last)
-                    _queue_copy(behind[k], gradient if k == 1 else given[k], streams[k % 3])
-            cuda.synchronize(mine)
+                    source = gradient if k in inside else given[k]
+                    _queue_copy(behind[k], source, streams[k % 3])
+            cuda.synchronize(here)
         for k, copy in enumerate(copies):
             assert (number(copy), number(behind[k])) == (wanted + k, wanted + k)
 
