@@ -23,6 +23,7 @@ from pathlib import Path
 from nc10d.errors import AuthError
 
 FILE, VALUE, INSECURE = "NC10D_TOKEN_FILE", "NC10D_TOKEN", "NC10D_INSECURE"
+TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[0-9a-fA-F]{64}")
 _MAKE = "make one with: python -m nc10d.auth FILE"
 
@@ -42,6 +43,20 @@ def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
         return _parsed(_secret_text(Path(name)), f"the file {name} ({FILE})")
     text = environment.get(VALUE)
     return _parsed(text, VALUE) if text else None
+
+
+def checked(token: bytes | None) -> bytes | None:
+    """Return a token that a caller has given; TypeError or ValueError if it is not 32 bytes.
+
+    A shorter one could be guessed, and an empty one is no secret at all.
+    """
+    if token is None:
+        return None
+    if not isinstance(token, bytes):
+        raise TypeError(f"a token is bytes, not {type(token).__name__}")
+    if len(token) != TOKEN_BYTES:
+        raise ValueError(f"a token has {TOKEN_BYTES} bytes, not {len(token)}")
+    return token
 
 
 def _parsed(text: str, where: str) -> bytes:

@@ -12,10 +12,13 @@ What holds for all of them:
   object, or see the sizes, raise a CodecError that names the rank. What has come but can't be
   decoded is a CodecError where that is so. Either way all ranks have made the same calls, lists
   are as they were, and the group goes on.
-- `map_location`, a function, is given each array received and returns what takes its place in the
-  object (`cupy.asarray`, say); None or "cpu" leaves NumPy arrays. Arrays inside a pickle are left.
-- Bytes travel over the group's backend for CPU arrays, which it must have (ValueError).
-  `device` is accepted for c10d's sake.
+- `map_location` says where arrays that are received go. A device (a number, "cuda:1", torch's,
+  CuPy's): NumPy arrays become nc10d.cuda's, which every framework takes, tensors are on it;
+  ValueError if it is not there. A function: it is given each array or tensor and returns what takes
+  its place (`cupy.asarray`, say). None and "cpu": all stay in host memory. Arrays inside a pickle
+  are left.
+- `device` is, as in c10d, one that the group has a backend for (ValueError). It says nothing about
+  where arrays go: bytes travel over the backend for CPU arrays, which the group must have.
 - `group`, `src`, `dst`, `group_src` and `group_dst` are as in nc10d.api. ValueError inside a
   coalescing block. For a non-member the call warns and does nothing.
 """
@@ -50,7 +53,7 @@ def broadcast_object_list(
     All lists have the same length, else CodecError where it differs. What occurs in several of
     the objects is one object again in what is received.
     """
-    call = Call("broadcast_object_list", group, allow_pickle, map_location)
+    call = Call("broadcast_object_list", group, allow_pickle, map_location, device)
     root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
     if not call.begin():
         return
@@ -172,7 +175,7 @@ def send_object_list(
 
     They go as two messages of tag 0. `use_batch` is accepted for c10d's sake.
     """
-    call = Call("send_object_list", group, allow_pickle, None)
+    call = Call("send_object_list", group, allow_pickle, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     if not call.begin():
         return
@@ -197,7 +200,7 @@ def recv_object_list(
 
     `object_list` is as long as the sender's (CodecError). Returns -1 for a non-member.
     """
-    call = Call("recv_object_list", group, allow_pickle, map_location)
+    call = Call("recv_object_list", group, allow_pickle, map_location, device)
     peer = source_in(call.found, src, group_src)
     if not call.begin():
         return -1

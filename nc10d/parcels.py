@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
 from nc10d.codec import Envelope, Message, encode, encode_pickled
 from nc10d.codec.messages import WORDS, Bytes, Locate
+from nc10d.codec.registry import carrier_of
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CodecError
 from nc10d.group import ProcessGroup
 from nc10d.world import Group, NonMember, group_or_default
 
-Location = Callable[[Any], Any] | str | None
-"""What `map_location` may be."""
+Location = Any
+"""What `map_location` may be: None, a device, or a function of an array."""
 
 
 class Outgoing:
@@ -56,10 +58,18 @@ def _encoded(value: Any, allow_pickle: bool) -> Message:
 class Call:
     """One object call on one group: its deadline, and what it makes of what comes."""
 
-    def __init__(self, name: str, group: Group, allow_pickle: bool, location: Location) -> None:
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        allow_pickle: bool,
+        location: Location = None,
+        device: Any = None,
+    ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
         self._name = name
         self._allow_pickle = allow_pickle
+        self._device = device
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:
@@ -74,6 +84,9 @@ class Call:
         if "cpu" not in self.group.config.devices:
             message = f"{self._name}: objects need a backend for cpu arrays, and {self.group!r}"
             raise ValueError(f"{message} has none: ask for one, as in 'cpu:cpu,cuda:nccl'")
+        if self._device is not None and _kind(self._device) not in self.group.config.devices:
+            message = f"{self._name}: device is {self._device!r}, for which {self.group!r}"
+            raise ValueError(f"{message} has no backend")
         self._deadline = Deadline.after(self.group.timeout)
         return True
 
@@ -137,11 +150,44 @@ class Call:
         return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
 
-def _locate(call: str, location: Location) -> Locate:
-    if location is None or callable(location):
-        return location
-    if str(location) == "cpu":
+def _kind(device: Any) -> str:
+    """Return the kind of a device: "cuda" of "cuda:1", a torch.device or one of CuPy's."""
+    if isinstance(device, int):
+        return "cuda"
+    named = device if isinstance(device, str) else getattr(device, "type", "cuda")
+    return str(named).partition(":")[0]
+
+
+def _is_device(location: Any) -> bool:
+    """Say whether this is one of nc10d's, torch's (which can be called, too), Numba's or CuPy's."""
+    if callable(location):
+        return hasattr(location, "type") and hasattr(location, "index")
+    return isinstance(location, (str, int)) or hasattr(location, "id")
+
+
+def _locate(call: str, location: Any) -> Locate:
+    """Return what brings an array to where `location` says; ValueError where that can't be."""
+    if location is None:
         return None
-    raise ValueError(
-        f"{call}: map_location must be a function of an array, None or 'cpu', got {location!r}"
-    )
+    if not _is_device(location):
+        if callable(location):
+            return cast(Locate, location)
+        message = f"{call}: map_location must be a device, a function of an array or None"
+        raise ValueError(f"{message}, got {location!r}")
+    if _kind(location) == "cpu":
+        return None
+    from nc10d import cuda
+
+    if not cuda.available() or cuda.ordinal(location) >= cuda.device_count():
+        raise ValueError(f"{call}: map_location is {location!r}, and there is no such device here")
+    return partial(_moved, location)
+
+
+def _moved(device: Any, array: Any) -> Any:
+    """Return an array on a device: NumPy's as nc10d.cuda's, others as their library has them."""
+    from nc10d import cuda
+
+    carrier = carrier_of(type(array))
+    if carrier is None or carrier.move is None:
+        return cuda.to_device(array, device)
+    return carrier.move(array, device)

@@ -12,20 +12,21 @@ Nobody returns before all ranks have come; who is missing is named in the error.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from nc10d.auth import demand, job_token
-from nc10d.deadline import Timeout, seconds
-from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.errors import RendezvousError
 from nc10d.launchers import Place, find_place, launcher_ancestor
 from nc10d.store.base import Store
 from nc10d.store.client import TCPStore
 from nc10d.store.file import FileStore
 from nc10d.store.hosting import keep_one
 from nc10d.store.prefix import PrefixStore
+from nc10d.store.verdict import come, say
 
 Met = tuple[Store, int, int]
 _MOST_NAMED = 16
@@ -55,14 +56,14 @@ def rendezvous(
         known = ", ".join(f"{scheme}://" for scheme in _METHODS)
         raise ValueError(f"init_method {init_method!r} is not one of {known}")
     limit = seconds(timeout)
-    end = time.monotonic() + limit
+    deadline = Deadline.after(limit)
     rank, size = _given(rank), _given(world_size)
     if rank is not None and size is not None:
         _check_rank(rank, size)
     store, point, rank, size = meet(url, rank, size, limit)
     try:
         mine = PrefixStore(_prefix(point, rank), store, closes=True)
-        _gather(mine, rank, size, end, limit)
+        _gather(mine, rank, size, deadline, limit)
     except BaseException:
         store.close()
         raise
@@ -86,23 +87,16 @@ def _prefix(point: str, rank: int) -> str:
     return f"nc10d/{restart}/{_calls[point, rank]}"
 
 
-def _gather(store: Store, rank: int, size: int, end: float, limit: float) -> None:
-    """Block until all ranks have come; they must agree on their number.
-
-    `complete` tells all ranks that the meeting is over: well, or else why not. The first word
-    counts, so who comes when another has given up does not stay behind alone.
-    """
+def _gather(store: Store, rank: int, size: int, deadline: Deadline, limit: float) -> None:
+    """Block until all ranks have come; they must agree on their number."""
     _check_rank(rank, size)
     if store.add(f"rank/{rank}", 1) != 1:
         raise RendezvousError(f"rank {rank} of {size} has come twice", rank=rank)
     dispute = _dispute(store, rank, size)
-    if dispute or store.add("ranks", 1) == size:
-        store.compare_set("complete", "", dispute or _WELL)  # the first dispute is everybody's
-    try:
-        store.wait(["complete"], max(0.0, end - time.monotonic()))
-    except StoreTimeout:
-        store.compare_set("complete", "", _who_is_missing(store, size, limit))
-    verdict = store.get("complete").decode()
+    if dispute:
+        say(store, dispute)  # the first dispute is everybody's
+    missing = partial(_who_is_missing, store, size, limit)
+    verdict = come(store, size, lambda: _WELL, missing, deadline).decode()
     failure = dispute if verdict == _WELL else verdict  # who comes too many is told alone
     if failure:
         raise RendezvousError(failure)

@@ -97,6 +97,30 @@ def test_a_write_past_that_is_an_error_that_names_the_operation() -> None:
     assert (theirs == 2 * np.arange(4.0)).all()
 
 
+def launches_a_kept_block(group: Any, may_enter: threading.Event) -> list[float]:
+    x, y = np.ones(3), np.ones((2, 2))
+    with group.coalescing_manager() as block:
+        group.all_reduce(x)
+        group.all_reduce(y)
+    plan = block.plan()
+    if group.rank == 1:
+        assert may_enter.wait(30)
+        plan.launch()
+        return [x[0], y[0, 0]]
+    work = plan.launch(async_op=True)
+    for array in (x, y):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+    may_enter.set()
+    work.wait()
+    return [x[0], y[0, 0]]
+
+
+def test_the_arrays_of_a_kept_block_are_watched_at_each_launch() -> None:
+    ended = run_ranks(launches_a_kept_block, 2, "threads", [threading.Event()] * 2)
+    assert ended == [[4.0, 4.0]] * 2
+
+
 def touches_an_input(group: Any, may_enter: threading.Event) -> None:
     x, out = np.arange(3.0), np.zeros(6)
     if group.rank == 1:

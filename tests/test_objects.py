@@ -241,6 +241,22 @@ def test_map_location_is_given_what_has_come(three: Ranks) -> None:
     assert three.run(located) == [{"x": [1.0, 1.0]}] * SIZE
 
 
+class Grid:
+    """An array of a library of one's own."""
+
+    def __init__(self, values: Any, device: Any = "host") -> None:
+        self.values, self.device = values, device
+
+
+def test_arrays_of_registered_types_are_moved_as_a_whole(three: Ranks) -> None:
+    dist.register_type(Grid, lambda g: g.values, Grid, "grid", lambda g, at: Grid(g.values, at))
+
+    def located(group: Any) -> Any:
+        return all_gather(group, [Grid(np.ones(2)), np.zeros(1)], map_location=type)
+
+    assert three.run(located) == [[Grid, np.ndarray]] * SIZE
+
+
 def test_what_anyone_sends_is_taken_whole_and_its_sender_known(three: Ranks) -> None:
     turns = 20
 
@@ -290,7 +306,11 @@ def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
         cases.append(lambda: dist.broadcast_object_list([1], 99))
         cases.append(lambda: dist.broadcast_object_list([1], 0, group_src=0))
         cases.append(lambda: dist.send_object_list([1], group.rank))
-        cases.append(lambda: dist.broadcast_object_list([1], map_location="cuda:0"))
+        cases.append(lambda: dist.broadcast_object_list([1], map_location="cuda:99"))
+        cases.append(lambda: dist.broadcast_object_list([1], map_location="disc"))
+        cases.append(lambda: dist.broadcast_object_list([1], map_location=[0]))
+        cases.append(lambda: dist.broadcast_object_list([1], device="disc"))
+        cases.append(lambda: dist.send_object_list([1], 0, device="disc:0"))
         for case in cases:
             with pytest.raises(ValueError):
                 case()

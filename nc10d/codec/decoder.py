@@ -39,7 +39,8 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
     """Return the value of a stream; CodecError for a malformed one.
 
     Arrays are writable and C-contiguous; they are views of the payload unless they are small
-    beside it. `locate` is called with each array and gives what takes its place.
+    beside it. `locate` is called with each array, NumPy's or of a type that is registered as one,
+    and gives what takes its place.
     """
     decoder = _Decoder(bytes(header), payload, locate)
     try:
@@ -91,7 +92,7 @@ class _Decoder:
                     return value
                 frames[-1].items.append(value)
             while len(frames[-1].items) == frames[-1].count:
-                value = self.number(_built(frames.pop()))
+                value = self.number(self._built(frames.pop()))
                 if not frames:
                     return value
                 frames[-1].items.append(value)
@@ -101,6 +102,15 @@ class _Decoder:
         if self.at < len(self._header):
             raise CodecError(f"{len(self._header) - self.at} bytes follow the object")
         self._payload.finish()
+
+    def _built(self, frame: _Frame) -> Any:
+        """Return the container of its children."""
+        value = _BUILD[frame.tag](frame.items)
+        return self._located(value) if _is_array(frame) else value
+
+    def _located(self, array: Any) -> Any:
+        """Return what takes the place of an array."""
+        return array if self._locate is None else _called("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
         count = 2 if tag is Tag.OBJECT else self.unpack(COUNT)[0]
@@ -166,7 +176,8 @@ class _Decoder:
         if elements.size * _MOST_WASTED < self._payload.nbytes:
             elements = elements.copy()
         array = elements.view(dtype.numpy).reshape(shape)
-        return array if self._locate is None else _called("map_location", self._locate, array)
+        inner = self._frames and _is_array(self._frames[-1])
+        return array if inner else self._located(array)
 
     def scalar(self) -> Any:
         """Read a NumPy scalar."""
@@ -177,9 +188,9 @@ class _Decoder:
         return np.frombuffer(content, dtype.numpy)[0]
 
 
-def _built(frame: _Frame) -> Any:
-    """Return the container of its children."""
-    return _BUILD[frame.tag](frame.items)
+def _is_array(frame: _Frame) -> bool:
+    """Say whether a frame is a value that is an array to its users, as a tensor is."""
+    return frame.tag is Tag.OBJECT and carrier_named(frame.items[0]).move is not None
 
 
 def _distinct(found: Any, count: int) -> Any:

@@ -23,7 +23,7 @@ from nc10d.errors import CodecError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = npt.NDArray[np.uint8]
-Locate = Callable[[Array], Any] | None
+Locate = Callable[[Any], Any] | None
 """What becomes of a received array: a function, or None to leave it as it is."""
 
 WORDS = 3

@@ -16,12 +16,16 @@ T = TypeVar("T")
 
 
 class Carrier(NamedTuple):
-    """How one type travels: `encode(value)` gives the state, `decode(state)` the value back."""
+    """How one type travels: `encode(value)` gives the state, `decode(state)` the value back.
+
+    Where the values are arrays, `move(value, device)` returns one like it on a device.
+    """
 
     name: str
     kind: type[Any]
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+    move: Callable[[Any, Any], Any] | None = None
 
 
 _by_type: dict[type[Any], Carrier] = {}
@@ -33,19 +37,22 @@ def register_type(
     encode: Callable[[T], Any],
     decode: Callable[[Any], T],
     name: str | None = None,
+    move: Callable[[T, Any], Any] | None = None,
 ) -> None:
     """Let the object calls carry values of exactly the type `kind`.
 
     `encode(value)` returns a state of carried values, `decode(state)` makes the value of it: what
     it is given comes from a peer, so it checks what matters. `name` (module and qualified name
-    unless given) must be the same on both sides; ValueError if another type has it.
+    unless given) must be the same on both sides; ValueError if another type has it. For a type
+    that is an array to its users, `move(value, device)` returns one on a device: `map_location` is
+    then about such values, and not about the arrays in their states.
 
     >>> import pathlib
     >>> register_type(pathlib.PurePosixPath, str, pathlib.PurePosixPath)
     """
     if not isinstance(kind, type):
         raise TypeError(f"register_type: expected a class, got {kind!r}")
-    carrier = Carrier(name or _full_name(kind), kind, encode, decode)
+    carrier = Carrier(name or _full_name(kind), kind, encode, decode, move)
     other = _by_name.get(carrier.name)
     # A class that is defined again (a notebook's cell, a reload) takes its own place.
     if other is not None and _full_name(other.kind) != _full_name(kind):

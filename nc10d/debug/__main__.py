@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nc10d.debug import picture, torchs
+from nc10d.debug import painting, picture, torchs
 from nc10d.debug.verdict import judge, report
+from nc10d.errors import UnsupportedPlatform
 from nc10d.observe import Dump
 
 _ABOUT = """\
@@ -29,6 +30,15 @@ def read(folder: Path) -> list[list[Dump]]:
     return [groups[name] for name in sorted(groups)]
 
 
+def _painted(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
+    try:
+        painting.paint(groups, path)
+    except (OSError, UnsupportedPlatform) as error:
+        print(f"nc10d.debug: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Say what the dumps say; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -38,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("--html", type=Path, metavar="FILE", help="draw what all ranks did when")
+    parser.add_argument(
+        "--png", type=Path, metavar="FILE", help="the same as a picture; needs matplotlib"
+    )
     parser.add_argument(
         "--torch", type=Path, metavar="OUT", help="write files for torch's flight-recorder analyser"
     )
@@ -53,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n\n".join(map(report, groups)))
     if options.html:
         options.html.write_text(picture.page(groups))
+    if options.png and not _painted(groups, options.png):
+        return 2
     if options.torch:
         torchs.write([dump for dumps in groups for dump in dumps], options.torch)
     return 0 if all(judge(dumps).clean for dumps in groups) else 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,27 +23,54 @@ _SILENT = 10.0
 _STAYS = 10.0
 """Seconds after which what an ended group has held counts as kept: some of it ends by itself."""
 _SHARED = Path("/dev/shm")
+_MIB = 1 << 20
+_FIRST = 5
+"""Groups before anything is counted."""
 
 
 def left(library: Library, count: int) -> Cell:
-    """End a group, and the process, while an operation waits for the other rank."""
-    late, codes = [], []
-    for _ in range(count):
-        played = Stage(2).play(partial(_leave, library, next(numbers)), 1, LIMIT)
-        late += [report["late"] for report in played.reports]
-        codes.append(f"exit code {played.codes[0]}" if played.reports else "hung")
-    return Cell(tuple(late), counted(codes))
+    """End a group in three ways, and the process, while an operation waits for the other rank."""
+    late, words = [], []
+    gc.collect()
+    gc.freeze()  # what this process has loaded is not the ranks' own to take down
+    for turn in range(count):
+        with tempfile.TemporaryFile() as said:
+            part = partial(_leave, library, next(numbers), _WAYS[turn % len(_WAYS)], said.fileno())
+            played = Stage(2).play(part, 1, LIMIT)
+            said.seek(0)
+            words.append("says something" if said.read() else f"exit code {played.codes[0]}")
+        late += [played.ends[0] - report["begun"] for report in played.reports]
+        late += [report["took"] for report in played.reports]
+    gc.unfreeze()
+    return Cell(tuple(late), counted(words))
 
 
-def _leave(library: Library, number: int, stage: Stage, rank: int) -> Report | None:
+_WAYS = ("destroyed", "dropped", "left alone")
+_CODE = 3
+
+
+def _leave(
+    library: Library, number: int, way: str, said: int, stage: Stage, rank: int
+) -> Report | None:
     library.join(number, rank, stage.size, LIMIT)
+    group = library.dist.new_group()
     library.call(0, 1)
     if rank == 1:
         signal.pause()
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    library.begin(group)
     library.begin()
     begun = time.monotonic()
-    library.end()
-    return {"late": time.monotonic() - begun}
+    if way == "destroyed":
+        library.end()
+    if way == "dropped":
+        library.dist.destroy_process_group(group)
+        del group
+        gc.collect()
+    stage.report(rank, {"begun": time.monotonic(), "took": time.monotonic() - begun})
+    ctypes.pythonapi.Py_Exit(_CODE)  # as sys.exit at the end of a program: finalizers run
+    return None
 
 
 def forked(library: Library, count: int) -> Cell:
@@ -84,9 +112,13 @@ def _in_child(library: Library) -> str:
 def cycles(library: Library, count: int) -> Cell:
     """Make and end groups one after the other in the same processes; count what has grown."""
     played = Stage(2).play(partial(_cycle, library, count), 2, LIMIT + _STAYS + count)
-    grown = {what: max(report[what] for report in played.reports) for what in _held()}
+    return Cell((), f"{count} cycles: {_more(played.reports)}")
+
+
+def _more(reports: Sequence[Report]) -> str:
+    grown = {what: max(report[what] for report in reports) for what in _held()}
     words = ", ".join(f"{number} more {what}" for what, number in grown.items() if number > 0)
-    return Cell((), f"{count} cycles: {words or 'nothing stays'}")
+    return words or "nothing stays"
 
 
 def _cycle(library: Library, count: int, stage: Stage, rank: int) -> Report:
@@ -99,6 +131,32 @@ def _cycle(library: Library, count: int, stage: Stage, rank: int) -> Report:
         library.end()
     gc.collect()
     return _grown(before)
+
+
+def dropped(library: Library, count: int) -> Cell:
+    """Drop groups without destroying them; count what has grown."""
+    part = partial(_drop, library, count, next(numbers))
+    played = Stage(2).play(part, 2, LIMIT + _STAYS + count)
+    if len(played.reports) < 2:
+        return Cell((), f"{count} groups: the ranks end with {counted(map(str, played.codes))}")
+    more = max(report["bytes"] for report in played.reports)
+    words = _more(played.reports)
+    kept = "no more than 1 MiB" if more <= _MIB else f"{more / _MIB:.1f} MiB"
+    return Cell((), f"{count} groups: {words}, {kept}")
+
+
+def _drop(library: Library, count: int, number: int, stage: Stage, rank: int) -> Report:
+    for turn in range(-_FIRST, count):
+        if turn == 0:  # what is made once for a process is there by then
+            gc.collect()
+            before, memory = _held(), _resident()
+        library.drop(number * 1000 + _FIRST + turn, rank, stage.size, LIMIT)
+    gc.collect()
+    return {**_grown(before), "bytes": _resident() - memory}
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _grown(before: dict[str, int]) -> Report:

@@ -1,10 +1,10 @@
 """`python -m nc10d.debug.faults`: what goes wrong, and what ranks are told: nc10d beside gloo.
 
-Each row is a scenario that both libraries play: here those in which calls fail; those in which
-groups and processes end are in `endings`, those of stores and strangers in `doors`, the lost
-network in `networks`. A cell says how late ranks were told, and how much. Lateness is in ms, median
-and most, beyond the kill, the timeout or the signal; where something is ended, it is how long that
-took.
+Each row is a scenario that both libraries play: here those in which calls fail; others are in
+`interrupts`, `pauses`, `doors` (stores), `networks` (one that is lost), `endings` (of groups and
+processes) and `strangers`. A cell says how late ranks were told, and how much. Lateness is in ms,
+median and most, beyond the kill, the timeout or the signal; where something is ended, it is how
+long that took.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import argparse
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from nc10d.debug import doors, endings, networks
-from nc10d.debug.cells import LIMIT, TIMEOUT, Cell, Scenario, numbers, shorten, told
+from nc10d.debug import doors, endings, interrupts, networks, pauses, strangers
+from nc10d.debug.cells import LIMIT, TIMEOUT, Cell, Scenario, numbers, told
 from nc10d.debug.kills import play, rounds
 from nc10d.debug.libraries import LIBRARIES, Library
 from nc10d.debug.stage import Report, Stage
@@ -59,31 +59,9 @@ def _stand_still(library: Library, number: int, stage: Stage, rank: int) -> Repo
     library.call(0, 1)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
-    shorten(library)
+    library.shorten(TIMEOUT)
     began = time.monotonic()
     return told(library, partial(library.call, 0, 1), began + TIMEOUT)
-
-
-def interrupted(library: Library, count: int) -> Cell:
-    """Press Ctrl-C while a rank waits for another one."""
-    late, told = [], Counter[str]()
-    for _ in range(count):
-        played = Stage(2).play(partial(_press, library, next(numbers)), 1, LIMIT)
-        late += [report["late"] for report in played.reports]
-        told.update(report["kind"] for report in played.reports)
-    return Cell(tuple(late), ", ".join(f"{kind} {number}x" for kind, number in told.items()))
-
-
-def _press(library: Library, number: int, stage: Stage, rank: int) -> Report | None:
-    library.join(number, rank, stage.size, LIMIT)
-    library.call(0, 1)
-    if rank == 1:
-        signal.pause()
-        return None
-    shorten(library)
-    sent = time.monotonic() + 0.2
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    return told(library, partial(library.call, 0, 1), sent)
 
 
 def mismatched(library: Library, count: int) -> Cell:
@@ -116,7 +94,7 @@ def _disagree(
 ) -> Report:
     library.join(number, rank, stage.size, LIMIT)
     library.call(0, 1)
-    shorten(library)
+    library.shorten(TIMEOUT)
     call = library.calls()[mine if rank == 0 else theirs]
     return told(library, call, time.monotonic())
 
@@ -136,43 +114,63 @@ def _judged(codes: Sequence[int], reports: Sequence[Report]) -> str:
     return "unclear"
 
 
-ROWS: dict[str, tuple[Scenario, int]] = {
-    "kill -9, 4 ranks": (killed, 10),
-    f"SIGSTOP, timeout {TIMEOUT:g} s": (stopped, 3),
-    "Ctrl-C in a call": (interrupted, 5),
-    "16 kinds of mismatched calls": (mismatched, 1),
-    f"a store absent, mute, frozen, dead; timeout {TIMEOUT:g} s": (doors.unanswered, 1),
-    f"a host's network is lost; timeout {LIMIT:g} s": (networks.cut_off, 1),
-    "destroy and exit with a call in flight": (endings.left, 3),
-    "a call in a forked child": (endings.forked, 1),
-    "init and destroy": (endings.cycles, 20),
-    "kill -9 of all ranks": (endings.all_killed, 3),
-    "strangers at the store, with a token": (doors.flooded, 200),
-    "random and changed frames": (doors.mutated, 20_000),
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A scenario, how often it is played as a matter of course, and how often in a campaign."""
+
+    what: str
+    scenario: Scenario
+    count: int
+    long: int
+
+
+ROWS = {
+    "kills": Row("kill -9, 4 ranks", killed, 10, 100),
+    "stops": Row(f"SIGSTOP, timeout {TIMEOUT:g} s", stopped, 3, 100),
+    "pauses": Row("seconds of pauses shorter than the timeout", pauses.paused, 4, 3600),
+    "interrupts": Row("Ctrl-C in every call that waits", interrupts.interrupted, 1, 100),
+    "mismatches": Row("16 kinds of mismatched calls", mismatched, 1, 100),
+    "stores": Row(
+        f"a store absent, mute, frozen, dead, half there; timeout {TIMEOUT:g} s",
+        *(doors.unanswered, 1, 100),
+    ),
+    "networks": Row(f"a host's network is lost; timeout {LIMIT:g} s", networks.cut_off, 1, 50),
+    "ends": Row("destroyed, dropped, left alone in a call; exit", endings.left, 20, 1000),
+    "forks": Row("a call in a forked child", endings.forked, 1, 100),
+    "cycles": Row("init and destroy", endings.cycles, 50, 1000),
+    "drops": Row("groups dropped without destroy", endings.dropped, 20, 200),
+    "all-killed": Row("kill -9 of all ranks", endings.all_killed, 3, 200),
+    "strangers": Row("strangers at the store, with a token", strangers.flooded, 200, 10_000),
+    "ports": Row("strangers at the ports of ranks", strangers.at_ports, 1000, 100_000),
+    "frames": Row("random and changed frames", strangers.mutated, 200_000, 5_000_000),
 }
 
 
-def table(names: Sequence[str], scale: int) -> Iterator[str]:
-    """Play every scenario with every library; give the lines of a table."""
+def table(names: Sequence[str], rows: Sequence[tuple[Row, int]]) -> Iterator[str]:
+    """Play scenarios with every library, each so often; give the lines of a table."""
     libraries = [LIBRARIES[name]() for name in names]
     for library in libraries:
         library.warm()
     yield "| what | " + " | ".join(names) + " |"
     yield "|---" * (1 + len(names)) + "|"
-    for what, (scenario, count) in ROWS.items():
-        cells = [str(scenario(library, count * scale)) for library in libraries]
-        yield f"| {what} | " + " | ".join(cells) + " |"
+    for row, count in rows:
+        cells = [str(row.scenario(library, count)) for library in libraries]
+        yield f"| {row.what} | " + " | ".join(cells) + " |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nc10d.debug.faults", description=__doc__)
-    parser.add_argument("--scale", type=int, default=1, help="so many times the usual counts")
-    parser.add_argument(
-        "--library", choices=LIBRARIES, action="append", help="these only (default: all)"
-    )
+    parser.add_argument("--long", action="store_true", help="play as often as campaigns do")
+    parser.add_argument("--count", type=int, help="play so often, instead")
+    for name, choices in (("row", ROWS), ("library", LIBRARIES)):
+        parser.add_argument(
+            f"--{name}", choices=choices, action="append", help="these only (default: all)"
+        )
     options = parser.parse_args(arguments)
-    for line in table(options.library or [*LIBRARIES], options.scale):
+    rows = [ROWS[name] for name in options.row or ROWS]
+    counts = [options.count or (row.long if options.long else row.count) for row in rows]
+    for line in table(options.library or [*LIBRARIES], [*zip(rows, counts, strict=True)]):
         print(line, flush=True)
     print(f"\nmedian / most, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     return 0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from nc10d.debug.cells import hold
 from nc10d.debug.libraries import COLLECTIVES, LIBRARIES, Library
 from nc10d.debug.stage import Report, Stage
 
@@ -27,8 +28,8 @@ LATEST = 0.03
 """Seconds of traffic before the victim dies, at most."""
 HANG = 60.0
 """Seconds after which a survivor that says nothing counts as one that hangs."""
-HOLD = 3**600_000
-"""A number whose multiplication holds the GIL for about a tenth of a second."""
+HOLD = 0.1
+"""Seconds for which a survivor holds the GIL now and then."""
 _DEATH = 0
 
 
@@ -91,7 +92,7 @@ def _rank(one: Round, library: Library, timeout: float, stage: Stage, rank: int)
         while True:
             library.call(chance.randrange(COLLECTIVES), chance.choice((1, 100, 5_000, 100_000)))
             if rank == one.holder and own.random() < 0.05:
-                HOLD * HOLD
+                hold(HOLD)
                 free = time.monotonic()
     except Exception as error:  # noqa: BLE001  (whatever it is: it is what the survivor was told)
         report = {"at": time.monotonic(), "free": free, **library.told(error)}

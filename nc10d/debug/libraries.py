@@ -1,13 +1,18 @@
-"""nc10d and torch's gloo, as the scenarios of faults use them."""
+"""nc10d and torch's gloo, as the scenarios of faults use them.
+
+Both speak c10d: what they have in common is written once, in terms of a module and its arrays.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 COLLECTIVES = 4
 _TOKEN = b"t" * 32
+Call = Callable[[], object]
 Move = Callable[[], None]
 
 
@@ -15,52 +20,116 @@ def _stay() -> None:
     """Don't move: all ranks are on one host."""
 
 
-class Library(Protocol):
-    """What scenarios need of a library; `calls` are by name, and each is made on the group."""
+class Library(ABC):
+    """What scenarios need of a library; groups have numbers, each another one."""
 
     name: str
 
+    @property
+    @abstractmethod
+    def dist(self) -> Any:
+        """The module with c10d's names."""
+
+    @abstractmethod
+    def ones(self, count: int, dtype: str = "float32") -> Any:
+        """Return an array of ones."""
+
+    @abstractmethod
     def warm(self) -> None:
         """Load everything, in the process that forks the ranks."""
 
+    @abstractmethod
     def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
-        """Make a default group; each has a `number` of its own.
+        """Make a default group.
 
         `move` takes this rank to another host, from which what its mates meet by is out of reach.
         """
 
-    def call(self, kind: int, count: int) -> None:
-        """Make one of `COLLECTIVES` collectives on `count` elements."""
+    @abstractmethod
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Make a group, use it, and drop it without destroying it."""
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Return calls of which no two fit together on different ranks."""
+    @abstractmethod
+    def shorten(self, timeout: float) -> None:
+        """Give the default group the timeout of the scenario: to join may take longer."""
 
+    @abstractmethod
     def told(self, error: BaseException) -> dict[str, Any]:
         """Return what an error says, by attribute."""
 
-    def begin(self) -> None:
-        """Begin an operation that waits for the others."""
-
+    @abstractmethod
     def leave(self) -> None:
         """Destroy the group, unless that may wait for ever."""
 
-    def end(self) -> None:
-        """Destroy the group in any case."""
-
+    @abstractmethod
     def serve(self, *, guarded: bool = False) -> tuple[object, int]:
         """Serve a store in this process; return what keeps it, and its port.
 
         `guarded`: in the library's best way to keep strangers out.
         """
 
+    @abstractmethod
     def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
         """Return a client of a store on this host; it has `get` and `add`."""
 
+    def call(self, kind: int, count: int) -> None:
+        """Make one of `COLLECTIVES` collectives on `count` elements."""
+        dist, x = self.dist, self.ones(count)
+        if kind == 0:
+            dist.all_reduce(x)
+        elif kind == 1:
+            dist.broadcast(x, src=0)
+        elif kind == 2:
+            dist.all_gather_into_tensor(self.ones(count * dist.get_world_size()), x)
+        else:
+            dist.all_reduce(x, async_op=True).wait()
 
-class Nc10d:
+    def calls(self) -> dict[str, Call]:
+        """Return calls of which no two fit together on different ranks."""
+        dist, ones = self.dist, self.ones
+        size = dist.get_world_size()
+        return {
+            "all_reduce": lambda: dist.all_reduce(ones(4)),
+            "all_reduce of another count": lambda: dist.all_reduce(ones(5)),
+            "all_reduce of another dtype": lambda: dist.all_reduce(ones(4, "float64")),
+            "all_reduce by another op": lambda: dist.all_reduce(ones(4), dist.ReduceOp.MAX),
+            "all_reduce of far more": lambda: dist.all_reduce(ones(1 << 18)),
+            "barrier": dist.barrier,
+            "broadcast from 0": lambda: dist.broadcast(ones(4), 0),
+            "broadcast from 1": lambda: dist.broadcast(ones(4), 1),
+            "reduce to 0": lambda: dist.reduce(ones(4), 0),
+            "reduce to 1": lambda: dist.reduce(ones(4), 1),
+            "all_gather": lambda: dist.all_gather([ones(4) for _ in range(size)], ones(4)),
+            "reduce_scatter": lambda: dist.reduce_scatter(ones(4), [ones(4) for _ in range(size)]),
+            "all_to_all": lambda: dist.all_to_all_single(ones(4), ones(4)),
+        }
+
+    def begin(self, group: Any = None) -> Any:
+        """Begin an operation that waits for the others; return its Work."""
+        return self.dist.all_reduce(self.ones(1000), group=group, async_op=True)
+
+    def end(self) -> None:
+        """Destroy the group in any case."""
+        self.dist.destroy_process_group()
+
+
+class Nc10d(Library):
     """nc10d's own engine; ranks meet in a store that outlives them."""
 
     name = "nc10d"
+
+    @property
+    def dist(self) -> Any:
+        """The package."""
+        import nc10d
+
+        return nc10d
+
+    def ones(self, count: int, dtype: str = "float32") -> Any:
+        """Return an ndarray."""
+        import numpy as np
+
+        return np.ones(count, dtype)
 
     def warm(self) -> None:
         """Compile or load what ranks run, before they are forked."""
@@ -75,53 +144,23 @@ class Nc10d:
         self._server = TCPStore("127.0.0.1", 0, is_master=True)
 
     def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
-        """Make a default group; each has a `number` of its own."""
-        import nc10d as dist
-
+        """Make a default group."""
+        dist = self.dist
         store = dist.PrefixStore(str(number), dist.TCPStore("127.0.0.1", self._server.port))
         move()
         dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=timeout)
 
-    def call(self, kind: int, count: int) -> None:
-        """Make one of `COLLECTIVES` collectives on `count` elements."""
-        import numpy as np
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Make a group of a world of its own, and drop both."""
+        from nc10d.world import own_world
 
-        import nc10d as dist
+        with own_world():
+            self.join(number, rank, size, timeout)
+            self.call(3, 1000)
 
-        x = np.ones(count)
-        if kind == 0:
-            dist.all_reduce(x)
-        elif kind == 1:
-            dist.broadcast(x, src=0)
-        elif kind == 2:
-            dist.all_gather_into_tensor(np.ones(count * dist.get_world_size()), x)
-        else:
-            work = dist.all_reduce(x, async_op=True)
-            assert work is not None
-            work.wait()
-
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Return calls of which no two fit together on different ranks."""
-        import numpy as np
-
-        import nc10d as dist
-
-        size, ones = dist.get_world_size(), np.ones
-        return {
-            "all_reduce": lambda: dist.all_reduce(ones(4)),
-            "all_reduce of another count": lambda: dist.all_reduce(ones(5)),
-            "all_reduce of another dtype": lambda: dist.all_reduce(ones(4, np.float32)),
-            "all_reduce by another op": lambda: dist.all_reduce(ones(4), dist.ReduceOp.MAX),
-            "all_reduce of far more": lambda: dist.all_reduce(ones(1 << 18)),
-            "barrier": dist.barrier,
-            "broadcast from 0": lambda: dist.broadcast(ones(4), 0),
-            "broadcast from 1": lambda: dist.broadcast(ones(4), 1),
-            "reduce to 0": lambda: dist.reduce(ones(4), 0),
-            "reduce to 1": lambda: dist.reduce(ones(4), 1),
-            "all_gather": lambda: dist.all_gather([ones(4) for _ in range(size)], ones(4)),
-            "reduce_scatter": lambda: dist.reduce_scatter(ones(4), [ones(4) for _ in range(size)]),
-            "all_to_all": lambda: dist.all_to_all_single(ones(4), ones(4)),
-        }
+    def shorten(self, timeout: float) -> None:
+        """Give the default group another timeout."""
+        self.dist.get_default_group().timeout = timeout
 
     def told(self, error: BaseException) -> dict[str, Any]:
         """Return the error's type, message and attributes; whom it names is `failed`."""
@@ -129,21 +168,7 @@ class Nc10d:
         fields["failed"] = fields.pop("rank", None)
         return {"kind": type(error).__name__, "message": str(error), **fields}
 
-    def begin(self) -> None:
-        """Begin an operation that waits for the others."""
-        import numpy as np
-
-        import nc10d as dist
-
-        dist.all_reduce(np.ones(1000), async_op=True)
-
-    def leave(self) -> None:
-        """Destroy the group."""
-        import nc10d as dist
-
-        dist.destroy_process_group()
-
-    end = leave
+    leave = Library.end
 
     def serve(self, *, guarded: bool = False) -> tuple[object, int]:
         """Serve a store in this process; return what keeps it, and its port."""
@@ -161,10 +186,23 @@ class Nc10d:
         return TCPStore("127.0.0.1", port, timeout=timeout, token=token)
 
 
-class Gloo:
+class Gloo(Library):
     """The same on torch.distributed with gloo."""
 
     name = "gloo"
+
+    @property
+    def dist(self) -> Any:
+        """torch.distributed."""
+        import torch.distributed
+
+        return torch.distributed
+
+    def ones(self, count: int, dtype: str = "float32") -> Any:
+        """Return a tensor."""
+        import torch
+
+        return torch.ones(count, dtype=getattr(torch, dtype))
 
     def warm(self) -> None:
         """Load torch, before ranks are forked."""
@@ -176,53 +214,31 @@ class Gloo:
         self._folder = tempfile.TemporaryDirectory()
 
     def join(self, number: int, rank: int, size: int, timeout: float, move: Move = _stay) -> None:
-        """Make a default group; each has a `number` of its own."""
+        """Make a default group."""
         from datetime import timedelta
-
-        import torch.distributed as dist
 
         move()
         _hush()  # where it aborts, it says so on the terminal
         method = f"file://{self._folder.name}/{number}"
-        dist.init_process_group("gloo", method, timedelta(seconds=timeout), size, rank)
+        limit = timedelta(seconds=timeout)
+        self.dist.init_process_group("gloo", method, limit, size, rank)
 
-    def call(self, kind: int, count: int) -> None:
-        """Make one of `COLLECTIVES` collectives on `count` elements."""
-        import torch
-        import torch.distributed as dist
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Make a bare ProcessGroupGloo, and drop it: the module keeps those that it makes."""
+        from datetime import timedelta
 
-        x = torch.ones(count)
-        if kind == 0:
-            dist.all_reduce(x)
-        elif kind == 1:
-            dist.broadcast(x, src=0)
-        elif kind == 2:
-            dist.all_gather([torch.ones(count) for _ in range(dist.get_world_size())], x)
-        else:
-            dist.all_reduce(x, async_op=True).wait()
+        store = self.dist.FileStore(f"{self._folder.name}/{number}", size)
+        limit = timedelta(seconds=timeout)
+        group = self.dist.ProcessGroupGloo(store, rank, size, timeout=limit)
+        group.allreduce(self.ones(1000)).wait()
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Return calls of which no two fit together on different ranks."""
-        import torch
-        import torch.distributed as dist
+    def shorten(self, timeout: float) -> None:
+        """Give the default group another timeout."""
+        from datetime import timedelta
 
-        size, ones = dist.get_world_size(), torch.ones
-        double = torch.float64
-        return {
-            "all_reduce": lambda: dist.all_reduce(ones(4)),
-            "all_reduce of another count": lambda: dist.all_reduce(ones(5)),
-            "all_reduce of another dtype": lambda: dist.all_reduce(ones(4, dtype=double)),
-            "all_reduce by another op": lambda: dist.all_reduce(ones(4), dist.ReduceOp.MAX),
-            "all_reduce of far more": lambda: dist.all_reduce(ones(1 << 18)),
-            "barrier": dist.barrier,
-            "broadcast from 0": lambda: dist.broadcast(ones(4), 0),
-            "broadcast from 1": lambda: dist.broadcast(ones(4), 1),
-            "reduce to 0": lambda: dist.reduce(ones(4), 0),
-            "reduce to 1": lambda: dist.reduce(ones(4), 1),
-            "all_gather": lambda: dist.all_gather([ones(4) for _ in range(size)], ones(4)),
-            "reduce_scatter": lambda: dist.reduce_scatter(ones(4), [ones(4) for _ in range(size)]),
-            "all_to_all": lambda: dist.all_to_all_single(ones(4), ones(4)),
-        }
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        _set_pg_timeout(timedelta(seconds=timeout), self.dist.group.WORLD)
 
     def told(self, error: BaseException) -> dict[str, Any]:
         """Return the error's type and message: it has no attributes."""
@@ -231,35 +247,18 @@ class Gloo:
     def leave(self) -> None:
         """Do nothing: a group of gloo that has failed may wait for ever in its end."""
 
-    def begin(self) -> None:
-        """Begin an operation that waits for the others."""
-        import torch
-        import torch.distributed as dist
-
-        self._begun = dist.all_reduce(torch.ones(1000), async_op=True)
-
-    def end(self) -> None:
-        """Destroy the group."""
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-
     def serve(self, *, guarded: bool = False) -> tuple[object, int]:
         """Serve a store in this process; it knows no tokens."""
-        import torch.distributed as dist
-
-        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        store = self.dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         return store, store.port
 
     def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
         """Return a client of a store on this host."""
         from datetime import timedelta
 
-        import torch.distributed as dist
-
         _hush()  # it says on the terminal what it does not get
         limit = timedelta(seconds=timeout)
-        return dist.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
+        return self.dist.TCPStore("127.0.0.1", port, None, False, limit, wait_for_workers=False)
 
 
 def _hush() -> None:

@@ -1,91 +1,90 @@
-"""Ranks that are stopped and go on, and hold the GIL: slow is not dead.
+"""A scenario of faults: ranks are stopped and go on, and hold the GIL: slow is not dead.
 
-`python -m nc10d.debug.pauses SECONDS SIZE TIMEOUT SHARE` lets SIZE ranks communicate while one
-after the other is stopped for up to SHARE of the operations' timeout, and prints a line of JSON:
-how many calls each rank has made, and what went wrong, if anything.
+Ranks communicate, four to a core, while one after the other is stopped, or is made to hold the GIL,
+for a time shorter than the operations' timeout.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 
-from nc10d.debug.kills import HOLD
-from nc10d.debug.libraries import COLLECTIVES, Nc10d
+from nc10d.debug.cells import Cell, counted, hold, numbers
+from nc10d.debug.libraries import COLLECTIVES, Library
 from nc10d.debug.stage import Report, Stage
 
+MOST_RANKS = 16
 _OVER = 0
+_PATIENCE = 120.0
+_JOINING = 60.0
+_HELD = 3.0
+"""Seconds for which the GIL is held, where the timeout allows it."""
+_REST = 0.3
+"""Seconds between two pauses: a call may meet one of them, not several."""
+
+
+def paused(library: Library, seconds: int, timeout: float = 20.0, share: float = 0.05) -> Cell:
+    """Pause ranks for up to `share` of the timeout, one at a time, for so many seconds.
+
+    A campaign (an hour, say) goes up to nine tenths of a timeout of 4 s; on a machine that others
+    use too, a rank may be kept waiting by more than its own pause.
+    """
+    if seconds > _PATIENCE:
+        timeout, share = 4.0, 0.9
+    stage = Stage(min(4 * len(os.sched_getaffinity(0)), MOST_RANKS))
+    part = partial(_rank, library, next(numbers), seconds, timeout, timeout * share)
+    played = stage.play(part, stage.size, seconds + _PATIENCE)
+    ends = [report["error"] or "goes on" for report in played.reports]
+    ends += ["hung"] * (stage.size - len(played.reports))
+    return Cell((), f"{seconds} s, {stage.size} ranks: {counted(ends)}")
 
 
 def _rank(
-    library: Nc10d, seconds: float, timeout: float, longest: float, stage: Stage, rank: int
+    library: Library,
+    number: int,
+    seconds: float,
+    timeout: float,
+    longest: float,
+    stage: Stage,
+    rank: int,
 ) -> Report:
-    library.join(0, rank, stage.size, 60.0)
-    import nc10d as dist
-
-    group = dist.get_default_group()
-    group.timeout = timeout
+    library.join(number, rank, stage.size, _JOINING)
+    signal.signal(signal.SIGUSR1, lambda *_: hold(min(_HELD, longest)))
+    library.shorten(timeout)
     stage.note(1 + rank, os.getpid())
     if rank == 0:
-        stage.fork(rank, partial(_pause, stage, seconds, longest))
-    chance, own, calls = random.Random(5), random.Random(rank), 0
-    error = ""
+        stage.fork(rank, partial(_disturb, stage, seconds, longest))
+    chance, error = random.Random(5), ""
     try:
-        while not _agreed_over(stage):
+        while not _agreed_over(library, stage):
             library.call(chance.randrange(COLLECTIVES), 1000)
-            calls += 1
-            if own.random() < 0.01:
-                HOLD * HOLD
-    except dist.DistError as found:
+    except RuntimeError as found:
         error = f"{type(found).__name__}: {found}"
-    return {"calls": calls, "error": error}
+    return {"error": error}
 
 
-def _agreed_over(stage: Stage) -> bool:
+def _agreed_over(library: Library, stage: Stage) -> bool:
     """Say whether the time is up: the same to all ranks, or they would part in mid-course."""
-    import numpy as np
-
-    import nc10d as dist
-
-    over = np.array([stage.noted(_OVER)])
+    dist = library.dist
+    over = library.ones(1) * stage.noted(_OVER)
     dist.all_reduce(over, dist.ReduceOp.MAX)
     return bool(over[0])
 
 
-def _pause(stage: Stage, seconds: float, longest: float) -> None:
-    """Stop one rank after the other, each for a moment, until the time is up."""
+def _disturb(stage: Stage, seconds: float, longest: float) -> None:
+    """Pause one rank after the other until the time is up; where it is, each goes on by itself."""
     chance, until = random.Random(7), time.monotonic() + seconds
     while time.monotonic() < until:
         pid = int(stage.noted(1 + chance.randrange(stage.size)))
-        if pid:
+        if pid and chance.random() < 0.5:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(min(_HELD, longest))
+        elif pid:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(chance.random() * longest)
             os.kill(pid, signal.SIGCONT)
+        time.sleep(_REST)
     stage.note(_OVER, 1)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Play it; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.debug.pauses", description=__doc__)
-    for name in ("seconds", "size", "timeout", "share"):
-        parser.add_argument(name, type=float)
-    options = parser.parse_args(arguments)
-    library, size = Nc10d(), int(options.size)
-    library.warm()
-    stage = Stage(size)
-    longest = options.timeout * options.share
-    part = partial(_rank, library, options.seconds, options.timeout, longest)
-    played = stage.play(part, size, options.seconds + 120)
-    print(json.dumps({"codes": played.codes, "reports": played.reports}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

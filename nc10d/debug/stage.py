@@ -29,10 +29,11 @@ _NUMBER = struct.Struct("d")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it: processes and their exit codes by rank, and reports as they came."""
+    """By rank: processes, their exit codes, when they ended; and the reports as they came."""
 
     pids: list[int]
     codes: list[int]
+    ends: list[float]
     reports: list[Report]
 
 
@@ -66,24 +67,32 @@ class Stage:
             lines = _lines(self._read, expected, time.monotonic() + limit)
         finally:
             os.close(self._read)
-            codes = self._end(pids, {json.loads(line)["rank"] for line in lines})
-        return Played(pids, codes, [json.loads(line) for line in lines])
+            ended = self._end(pids, {json.loads(line)["rank"] for line in lines})
+        codes, ends = [code for code, _ in ended], [at for _, at in ended]
+        return Played(pids, codes, ends, [json.loads(line) for line in lines])
+
+    def report(self, rank: int, report: Report) -> None:
+        """In a rank: send its report, if that can't be what its part returns."""
+        os.write(self._write, json.dumps({"rank": rank, **report}).encode() + b"\n")
 
     def _perform(self, part: Part, rank: int) -> None:
         report = part(self, rank)
         if report is not None:
-            os.write(self._write, json.dumps({"rank": rank, **report}).encode() + b"\n")
+            self.report(rank, report)
 
-    def _end(self, pids: list[int], reported: set[int]) -> list[int]:
-        """Let those who have reported end by themselves, if they do so soon; return exit codes."""
+    def _end(self, pids: list[int], reported: set[int]) -> list[tuple[int, float]]:
+        """Let those who have reported end by themselves, if they do so soon; how, and when."""
         now = time.monotonic()
         limits = (now + (5.0 if rank in reported else 0.1) for rank in range(self.size))
-        codes = [exit_code(pid, until) for pid, until in zip(pids, limits, strict=True)]
+        ended = [
+            (exit_code(pid, until), time.monotonic())
+            for pid, until in zip(pids, limits, strict=True)
+        ]
         children = [int(self.noted(slot)) for slot in range(self.size + 1, 2 * self.size + 1)]
         for child in filter(None, children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-        return codes
+        return ended
 
 
 def exit_code(pid: int, until: float) -> int:

@@ -11,10 +11,11 @@ child gets a connection of its own at its first call.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 
-from nc10d.auth import job_token
+from nc10d.auth import checked, job_token
 from nc10d.deadline import Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import messages as m
@@ -51,9 +52,10 @@ class TCPStore(Store):
     host goes on over a Unix socket, unless NC10D_STORE_TCP is set. Raises StoreError if the
     address is taken or cannot be reached within `timeout`.
 
-    Server and clients prove to each other that they know `token`: 32 bytes, or what is called to
-    get them; by default the job's, if it has one (auth.py). With None they speak torch's wire, and
-    the server listens on addresses of this machine alone, else AuthError, unless NC10D_INSECURE=1.
+    Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or
+    what is called to get them; by default the job's, if it has one (auth.py). With None they speak
+    torch's wire, and the server listens on addresses of this machine alone, else AuthError, unless
+    NC10D_INSECURE=1.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class TCPStore(Store):
             raise ValueError("TCPStore world size cannot be 0")
         check_port(port, least=0 if is_master else 1)
         self._seconds = seconds(timeout)
-        self._token = token = token() if callable(token) else token
+        self._token = token = checked(token() if callable(token) else token)
         self._hosting: Hosting | None = None
         if is_master and multi_tenant and master_listen_fd is None:
             self._hosting = shared_server(host, port, server, limits, token)
@@ -243,8 +245,9 @@ class TCPStore(Store):
         if hosting is not None:
             hosting.release()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_caller"):
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, what `close` calls may be gone: the kernel does all that then.
+        if hasattr(self, "_caller") and not ending():
             self.close()
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 import time
 
+from nc10d.guests import Guests
 from nc10d.handshake import (
-    STRANGER_SECONDS,
     Answerer,
     BadHandshake,
     BadSeal,
@@ -31,14 +31,13 @@ WHO = Introduction(0, 0, 0, group_digest("store"))
 class Guarded(Connection):
     """A client's connection, of a guest until its handshake has ended."""
 
-    __slots__ = ("answerer", "due", "opener", "sealer")
+    __slots__ = ("answerer", "opener", "sealer")
     opener: Opener
     sealer: Sealer
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
         self.answerer = Answerer(token, WHO.__eq__)
-        self.due = time.monotonic() + STRANGER_SECONDS
 
 
 class GuardedServer(Server):
@@ -49,31 +48,29 @@ class GuardedServer(Server):
     ) -> None:
         super().__init__(listener, owner, limits)
         self._token = token
-        self._guests: dict[Connection, Guarded] = {}  # who came first is first
+        self._guests = Guests[Connection](MOST_GUESTS)
 
     def _connection(self, sock: socket.socket) -> Connection:
         connection = Guarded(sock, self._limits, self._token)
-        self._guests[connection] = connection
-        if len(self._guests) > MOST_GUESTS:
-            self._drop(next(iter(self._guests)))
+        eldest = self._guests.welcome(connection, time.monotonic())
+        if eldest is not None:
+            self._drop(eldest)
         return connection
 
     def _patience(self) -> float | None:
         """Turn away the guests whose time is over; return the time until the next one's is."""
         now = time.monotonic()
-        while self._guests:
-            eldest = next(iter(self._guests.values()))
-            if eldest.due > now:
-                return (eldest.due - now) * self._second
-            self._drop(eldest)
-        return None
+        for guest in self._guests.late(now):
+            self._drop(guest)
+        patience = self._guests.patience(now)
+        return None if patience is None else patience * self._second
 
     def _read(self, connection: Connection) -> None:
-        guest = self._guests.get(connection)
-        if guest is None:
-            super()._read(connection)
+        assert isinstance(connection, Guarded)
+        if connection in self._guests:
+            self._greet(connection)
         else:
-            self._greet(guest)
+            super()._read(connection)
 
     def _greet(self, guest: Guarded) -> None:
         answerer = guest.answerer
@@ -91,7 +88,7 @@ class GuardedServer(Server):
         elif answerer.keys is not None:
             guest.sealer = Sealer(answerer.keys.sending)
             guest.opener = Opener(answerer.keys.taking)
-            del self._guests[guest]
+            self._guests.leave(guest)
 
     def _take(self, connection: Connection, data: bytes) -> None:
         assert isinstance(connection, Guarded)
@@ -108,5 +105,5 @@ class GuardedServer(Server):
         super()._send(connection, None if data is None else connection.sealer.seal(data))
 
     def _drop(self, connection: Connection) -> None:
-        self._guests.pop(connection, None)
+        self._guests.leave(connection)
         super()._drop(connection)

@@ -7,6 +7,7 @@ late by a moment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,7 +42,7 @@ def there(board: Waits, keys: Sequence[str], timeout: float) -> bool:
     return True
 
 
-def say(store: Store, word: str) -> bytes:
+def say(store: Store, word: str | bytes) -> bytes:
     """Write the verdict unless there is one; return the one that counts."""
     return store.compare_set(_VERDICT, "", word)
 
@@ -52,17 +53,20 @@ def come(
     conclude: Callable[[], str],
     give_up: Callable[[], str],
     deadline: Deadline,
-    check: Callable[[], None],
+    check: Callable[[], None] | None = None,
 ) -> bytes:
     """Be one of `size` ranks that come; return the verdict. Blocks until there is one.
 
     The last to come says `conclude()`, who is there beyond `deadline` `give_up()`, which may raise
-    instead. `check` is called meanwhile, and raises what makes waiting pointless.
+    instead. `check` is called meanwhile, and raises what makes waiting pointless; without it the
+    store is asked once, not again and again.
     """
     if store.add(_COME, 1) == size:
         return say(store, conclude())
-    while not there(store, [_VERDICT], deadline.slice(SLICE)):
-        check()
+    longest = math.inf if check is None else SLICE
+    while not there(store, [_VERDICT], deadline.slice(longest)):
+        if check is not None:
+            check()
         if deadline.expired():
             return say(store, give_up())
     return store.get(_VERDICT)

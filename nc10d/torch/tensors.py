@@ -36,17 +36,18 @@ _BITS |= dict.fromkeys((DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), torch.uint8)
 def register() -> None:
     """Make tensors and parameters arrays for all of nc10d, and let objects contain them.
 
-    In objects, values travel alone: no history, and to the CPU.
+    In objects, values travel alone: no history, and to the CPU unless `map_location` says where to.
     """
     for kind in (torch.Tensor, torch.nn.Parameter):
         buffer.register(kind, as_buffer, lambda x: str(x.device.type))
         views.register_view(kind, as_numpy, lend)
-    register_type(torch.Tensor, _values, _from_values, "torch.Tensor")
+    register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
         _values,
         lambda state: torch.nn.Parameter(_from_values(state)),
         "torch.nn.Parameter",
+        lambda x, device: torch.nn.Parameter(x.detach().to(device)),
     )
 
 

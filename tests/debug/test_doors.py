@@ -24,4 +24,4 @@ def test_a_store_dies_under_its_client_however_late_that_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doors, "TIMEOUT", 0.2)
-    assert doors.unanswered(Slow(), 1).words == "StoreTimeout 3x, StoreError 1x"
+    assert doors.unanswered(Slow(), 1).words == "StoreTimeout 4x, StoreError 1x"

@@ -110,8 +110,10 @@ def test_a_thousand_ranks_fit_on_a_screen_with_those_that_stand_out() -> None:
 def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 2):
         (tmp_path / f"world-rank{rank}.json").write_text(dump(rank, why="<PeerLost>").to_json())
-    page, folder = tmp_path / "page.html", tmp_path / "torch"
-    assert main([str(tmp_path), "--html", str(page), "--torch", str(folder)]) == 1
+    page, image, folder = tmp_path / "page.html", tmp_path / "page.png", tmp_path / "torch"
+    files = ["--html", str(page), "--png", str(image), "--torch", str(folder)]
+    assert main([str(tmp_path), *files]) == 1
+    assert image.read_bytes().startswith(b"\x89PNG")
     assert "missing    rank 1 left no dump" in capsys.readouterr().out
     html = page.read_text()
     assert "no call has a time" in html
@@ -119,6 +121,15 @@ def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
     assert "<PeerLost>" not in html
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0", "rank_2"]
     assert picture.page(read(tmp_path)) == html
+
+
+def test_a_picture_without_matplotlib_is_an_error_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.json").write_text(dump(0).to_json())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([str(tmp_path), "--png", str(tmp_path / "x.png")]) == 2
+    assert 'a PNG needs matplotlib: pip install "nc10d[bench]"' in capsys.readouterr().err
 
 
 def test_without_dumps_there_is_nothing_to_say(

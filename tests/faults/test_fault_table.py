@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from nc10d.debug.faults import Cell, _judged
+from nc10d.debug import interrupts
+from nc10d.debug.faults import ROWS, Cell, _judged
+from nc10d.debug.libraries import Nc10d
 
 # The most that anybody may be late, in ms, on a machine that others use too.
 LATEST = 20_000
@@ -25,34 +27,48 @@ def rows(*words: str) -> dict[str, str]:
     return {what: said for what, said in cells if what != "what"}
 
 
-@pytest.mark.parametrize("scale", [1, pytest.param(100, marks=pytest.mark.long)])
-def test_what_is_promised_is_what_the_table_says(scale: int) -> None:
-    said = rows(f"--scale={scale}")
-    flood = said.pop("strangers at the store, with a token")
-    assert re.fullmatch(rf"{200 * scale} strangers: [\d.]+ ms in 99 of 100, \d+ calls .*", flood)
-    lost = said.pop("a host's network is lost; timeout 20 s")
-    reason = "not played: network namespaces "
-    assert lost.startswith(reason) or lost.endswith(f" ms, {2 * scale} of {2 * scale} are told who")
-    told = {what: said_of.split(" ms, ")[-1] for what, said_of in said.items()}
-    assert told == {
-        "kill -9, 4 ranks": f"{30 * scale} of {30 * scale} survivors are told who",
-        "SIGSTOP, timeout 1 s": f"{6 * scale} of {6 * scale} are told who",
-        "Ctrl-C in a call": f"KeyboardInterrupt {5 * scale}x",
-        "16 kinds of mismatched calls": f"clear {16 * scale}",
-        "a store absent, mute, frozen, dead; timeout 1 s": (
-            f"StoreTimeout {3 * scale}x, StoreError {scale}x"
-        ),
-        "destroy and exit with a call in flight": f"exit code 0 {3 * scale}x",
-        "a call in a forked child": (
-            f"ForkedGroupError in the child {scale}x, the parents go on {scale}x"
-        ),
-        "init and destroy": f"{20 * scale} cycles: nothing stays",
-        "kill -9 of all ranks": f"{3 * scale} times: no files left",
-        "random and changed frames": f"{20_000 * scale} frames: no crash, nothing accepted",
+def promised(name: str, n: int) -> str:
+    """What a row must say, beyond how late anybody was, of a scenario that is played `n` times."""
+    waits = len(interrupts.waits(Nc10d()))
+    words = {
+        "kills": f"{3 * n} of {3 * n} survivors are told who",
+        "stops": f"{2 * n} of {2 * n} are told who",
+        "pauses": rf"{n} s, (?P<ranks>\d+) ranks: goes on (?P=ranks)x",
+        "interrupts": f"KeyboardInterrupt {n * (waits + 1)}x",
+        "mismatches": f"clear {16 * n}",
+        "stores": f"StoreTimeout {4 * n}x, StoreError {n}x",
+        "networks": f"{2 * n} of {2 * n} are told who|not played: network namespaces .*",
+        "ends": f"exit code 3 {n}x",
+        "forks": f"ForkedGroupError in the child {n}x, the parents go on {n}x",
+        "cycles": f"{n} cycles: nothing stays",
+        "drops": f"{n} groups: nothing stays, no more than 1 MiB",
+        "all-killed": f"{n} times: no files left",
+        "strangers": rf"{n} strangers: [\d.]+ ms in 99 of 100, \d+ calls of an honest client",
+        "ports": f"{n} connections: none kept, none let in afterwards; the sum is right",
+        "frames": f"{n} frames: no crash, nothing accepted",
     }
-    found = {what: re.findall(r"/ (\d+) ms", said_of) for what, said_of in said.items()}
-    late = {what: int(most[0]) for what, most in found.items() if most}
-    assert max(late.values()) < LATEST, late
+    return words[name]
+
+
+def keeps(name: str, count: int, said: str) -> None:
+    assert re.fullmatch(rf"([\d-]+ / [\d-]+ ms, )?({promised(name, count)})", said), said
+    late = re.findall(r"/ (\d+) ms", said)
+    assert not late or int(late[0]) < LATEST
+
+
+def test_what_is_promised_is_what_the_table_says() -> None:
+    said = rows()
+    assert [*said] == [row.what for row in ROWS.values()]
+    for name, row in ROWS.items():
+        keeps(name, row.count, said[row.what])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_campaign_of_one_row_ends_as_the_table_says(name: str) -> None:
+    (said,) = rows("--row", name, "--long").values()
+    keeps(name, ROWS[name].long, said)
 
 
 def report(kind: str, late: float = 0.0) -> dict[str, Any]:

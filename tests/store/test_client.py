@@ -444,3 +444,21 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
             return time.monotonic() - started
 
     assert soon(2.0, come), "a client costs no more because of those who are there"
+
+
+ALIVE_AT_EXIT = """
+import os
+from nc10d.store import TCPStore
+
+# The module `os` goes last, and these go with it: what they would call is not there any more.
+os.stores = [TCPStore("127.0.0.1", 0, is_master=True, server=kind, token=token)
+             for kind in ("process", "thread") for token in (None, bytes(32))]
+os.clones = [store.clone() for store in os.stores]
+"""
+
+
+def test_stores_that_are_alive_when_the_interpreter_ends_say_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALIVE_AT_EXIT], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

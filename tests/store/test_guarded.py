@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -255,6 +256,13 @@ def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in() -> None:
             one.set("k", "v")
             assert one.get("k") == b"v"
             assert len(os.listdir(f"/proc/{pid}/fd")) < MOST_GUESTS + 20
+
+
+@pytest.mark.parametrize("token", [b"", b"short", bytes(31), bytes(33), "t" * 32])
+def test_what_is_no_token_opens_no_door(token: Any) -> None:
+    """An empty one would once have made a server that lets everybody in, on any address."""
+    with pytest.raises((TypeError, ValueError), match="a token"):
+        TCPStore("0.0.0.0", 0, is_master=True, token=token)
 
 
 # ---- what a client sends -------------------------------------------------------------------------

@@ -107,6 +107,9 @@ def test_objects_may_contain_tensors_and_what_comes_can_be_written(kind):
         mine = {"w": torch.eye(2).to(kind).t(), "p": torch.nn.Parameter(torch.ones(1))}
         found = [mine if group.rank == 0 else None]
         dist.broadcast_object_list(found, src=0)
+        again = [mine if group.rank == 0 else None]
+        dist.broadcast_object_list(again, src=0, map_location=torch.Tensor.numel, device="cpu")
+        assert group.rank == 0 or again == [{"w": 4, "p": 1}]
         found[0]["w"][0, 0] = 0
         assert type(found[0]["p"]) is torch.nn.Parameter
         return found[0]["w"].dtype, found[0]["w"].to(torch.complex64).tolist()

@@ -8,17 +8,17 @@ which is what every wait looks at. Memory outlives its owner, so dead ranks do n
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nc10d import errors
+from nc10d import retold
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.errors import DistError
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.area import Areas
@@ -27,27 +27,14 @@ if TYPE_CHECKING:
 # How long a process may take to end after the kernel has taken its memory away.
 _DYING_MS = 500
 
-KINDS = (
-    errors.PeerLost,
-    errors.CollectiveTimeout,
-    errors.CollectiveMismatch,
-    errors.Aborted,
-    errors.GroupClosed,
-    errors.NCCLError,
-    errors.CudaError,
-    errors.RendezvousError,
-)
-_KIND_BY_NAME = {kind.__name__: kind for kind in KINDS}
-FIELDS = ("rank", "host", "pid", "group", "op", "seq", "cause", "waited", "last")
 
-
-def publish(areas: Areas, error: errors.DistError) -> None:
+def publish(areas: Areas, error: DistError) -> None:
     """Make `error` the group's cause unless there is one already; every rank wakes up."""
     first = areas.address(0) + at.AREA_ABORT
     with areas.reporting:
         # Peers may be reading what this rank reported first: it is never written again.
         if not areas.reported and engine.load_word(first) == 0:
-            areas.write_cause(encoded(error))
+            areas.write_cause(retold.written(error, at.CAUSE_BYTES))
             areas.reported = True
     winner = engine.load_word(first)
     if winner == 0:
@@ -56,63 +43,15 @@ def publish(areas: Areas, error: errors.DistError) -> None:
         engine.compare_and_swap(areas.address(rank) + at.AREA_ABORT, 0, winner)
 
 
-def encoded(error: errors.DistError) -> bytes:
-    """Return an error as it is written into an area; a message that is too long is cut."""
-    kind = type(error).__name__ if isinstance(error, KINDS) else "Aborted"
-    fields = written_fields(error)
-    message = str(error)
-    while True:
-        cause = {"kind": kind, "message": message, "fields": fields}
-        text = json.dumps(cause, ensure_ascii=False).encode(errors="replace")
-        excess = len(text) - at.CAUSE_BYTES
-        if excess <= 0:
-            return text
-        # A character takes up to six bytes: cut too little rather than too much, and look again.
-        message = message[: max(0, len(message) - excess // 6 - 2)] + "…"
-
-
-def written_fields(error: errors.DistError) -> dict[str, Any]:
-    """Return an error's attributes as JSON has them, short enough to be written into an area."""
-    code = {"code": error.code} if isinstance(error, errors.LibraryError) else {}
-    return {name: _short(getattr(error, name)) for name in FIELDS} | code
-
-
-def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Undo `written_fields`; TypeError, ValueError or LookupError for what it never wrote."""
-    found = {name: fields[name] for name in (*FIELDS, *fields.keys() & {"code"})}
-    if found["last"] is not None:
-        found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
-    return found
-
-
-def _short(value: Any) -> Any:
-    return value[:100] if isinstance(value, str) else value
-
-
-def read(areas: Areas) -> errors.DistError | None:
+def read(areas: Areas) -> DistError | None:
     """Return the group's cause as an error of this rank, or None."""
     winner = engine.load_word(areas.address(areas.rank) + at.AREA_ABORT)
-    return decoded(areas.read_cause(winner - 1)) if winner else None
+    return retold.read(areas.read_cause(winner - 1)) if winner else None
 
 
 def known(areas: Areas) -> bool:
     """Say whether the group has a cause to fail."""
     return bool(engine.load_word(areas.address(areas.rank) + at.AREA_ABORT))
-
-
-def decoded(text: str) -> errors.DistError:
-    """Return the error that was `encoded`; of anything else, an Aborted that says so."""
-    try:
-        cause = json.loads(text)
-        kind = _KIND_BY_NAME[cause["kind"]]
-        message, fields = cause["message"], read_fields(cause["fields"])
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return errors.Aborted(
-            f"the group has failed, for a reason that can't be read: {text[:80]!r}"
-        )
-    error = kind(str(message))
-    error.__dict__.update(fields)
-    return error
 
 
 def ended(mate: Mate) -> bool:

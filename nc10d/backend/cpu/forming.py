@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nc10d import errors
+from nc10d import retold
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas, area_bytes
 from nc10d.backend.cpu.host import Host, mask
@@ -72,7 +72,7 @@ def form(founding: Founding) -> Areas:
     told = json.loads(verdict)
     if "offsets" not in told:
         host.arena.free(offset)
-        raise interrupted or _error(**told) from None
+        raise interrupted or retold.read(verdict) from None
     areas = _areas(founding, told["offsets"], told["half"])
     if interrupted is not None:
         withdraw(areas)
@@ -195,19 +195,10 @@ def _who(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
-def _written(error: BaseException, founding: Founding) -> str:
+def _written(error: BaseException, founding: Founding) -> bytes:
     """Return why a rank gives up, as the others will read it."""
     name, rank = founding.name, founding.rank
     if not isinstance(error, DistError):
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
-    fields = causes.written_fields(error) | {"group": name}
-    said = {"kind": type(error).__name__, "message": str(error), "fields": fields}
-    return json.dumps(said)
-
-
-def _error(kind: str, message: str, fields: dict[str, Any]) -> DistError:
-    """Return what a rank that gave up has said, as an error of this rank."""
-    error: DistError = getattr(errors, kind, Aborted)(message)
-    error.__dict__.update(causes.read_fields(fields))
-    return error
+    return retold.written(error, group=name)

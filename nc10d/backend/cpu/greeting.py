@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nc10d.handshake import STRANGER_SECONDS, Answerer, BadHandshake, Caller, Introduction
+from nc10d.guests import Guests
+from nc10d.handshake import Answerer, BadHandshake, Caller, Introduction
 
 MOST_STRANGERS = 256
 _AT_ONCE = 64
@@ -29,7 +30,6 @@ class Talk:
 
     wire: socket.socket
     side: Caller | Answerer
-    until: float
     peer: int = -1
     purpose: int = -1
     greeted: bool = True
@@ -53,7 +53,7 @@ class Greeting:
         self.made: dict[tuple[int, int], socket.socket] = {}
         self._awaited = awaited
         self._calling = 0
-        self._strangers: dict[Talk, None] = {}  # who came first is first
+        self._strangers = Guests[Talk](MOST_STRANGERS)
         self._listener, self._key, self._me, self._group = listener, key, me, group
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -63,7 +63,7 @@ class Greeting:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         wire = socket.socket(family, socket.SOCK_STREAM)
         wire.setblocking(False)
-        talk = Talk(wire, Caller(key, who), float("inf"), who.peer, who.purpose, greeted=False)
+        talk = Talk(wire, Caller(key, who), who.peer, who.purpose, greeted=False)
         self._calling += 1
         self._selector.register(wire, selectors.EVENT_WRITE, talk)
         answer = wire.connect_ex(address)
@@ -101,11 +101,11 @@ class Greeting:
 
     def _listen_to(self, wire: socket.socket) -> None:
         wire.setblocking(False)
-        talk = Talk(wire, Answerer(self._key, self._accepts), time.monotonic() + STRANGER_SECONDS)
-        self._strangers[talk] = None
+        talk = Talk(wire, Answerer(self._key, self._accepts))
         self._selector.register(wire, selectors.EVENT_READ, talk)
-        if len(self._strangers) > MOST_STRANGERS:
-            self._cut_off(next(iter(self._strangers)))
+        eldest = self._strangers.welcome(talk, time.monotonic())
+        if eldest is not None:
+            self._cut_off(eldest)
 
     def _accepts(self, who: Introduction) -> bool:
         expected = (who.rank, who.purpose) in self._awaited
@@ -142,7 +142,7 @@ class Greeting:
     def _finish(self, talk: Talk) -> None:
         self._selector.unregister(talk.wire)
         if isinstance(talk.side, Answerer):
-            del self._strangers[talk]
+            self._strangers.leave(talk)
             assert talk.side.who is not None
             talk.peer, talk.purpose = talk.side.who.rank, talk.side.who.purpose
             if (talk.peer, talk.purpose) not in self._awaited:  # it has come twice meanwhile
@@ -154,13 +154,12 @@ class Greeting:
         self.made[talk.peer, talk.purpose] = talk.wire
 
     def _cut_off(self, talk: Talk) -> None:
-        del self._strangers[talk]
+        self._strangers.leave(talk)
         self._selector.unregister(talk.wire)
         talk.wire.close()
 
     def _cut_off_late(self) -> None:
-        now = time.monotonic()
-        for talk in [one for one in self._strangers if one.until <= now]:
+        for talk in self._strangers.late(time.monotonic()):
             self._cut_off(talk)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from nc10d import retold
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.council import ignored
+from nc10d.backend.cpu.native import layout as at
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Verdict:
         """Have the group fail, for `error` or whatever is decided; `wait` until that is known."""
         if self._closed:
             return
-        self._council.propose(TOPIC, causes.encoded(error).decode(errors="replace"))
+        self._council.propose(TOPIC, retold.written(error, at.CAUSE_BYTES).decode())
         while wait and not self.known():
             self._council.until(self.known, _LOOK)
 
@@ -54,5 +56,5 @@ class Verdict:
             return
         with self._guard:
             if not self._closed:
-                causes.publish(self._areas, causes.decoded(value))
+                causes.publish(self._areas, retold.read(value))
                 self._areas.host.ring(self._areas.bits())

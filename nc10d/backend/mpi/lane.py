@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d import retold
 from nc10d.backend.mpi.agreement import Agreement, describe, mismatch, shown
 from nc10d.backend.mpi.collectives import steps
 from nc10d.backend.mpi.departures import Departures
 from nc10d.backend.mpi.engine import Engine
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.messages import Mailbox
-from nc10d.backend.mpi.notices import FAILED, LEFT, Notices, decode, encode
+from nc10d.backend.mpi.notices import FAILED, LEFT, MOST_BYTES, Notices
 from nc10d.backend.mpi.order import Needs, needs
 from nc10d.backend.mpi.tasks import Message, MpiWork, Task, after, side_by_side
 from nc10d.deadline import Deadline
@@ -196,7 +197,7 @@ class Lane:
     def _hear(self) -> None:
         for source, kind, text in self._notices.hear():
             if kind == FAILED:
-                self.fail(decode(text), tell=False)
+                self.fail(retold.read(text), tell=False)
             elif kind == LEFT:
                 self._departures.heard(source, text)
 
@@ -209,7 +210,7 @@ class Lane:
         error.group = error.group or self.name
         self.failure = error
         if tell:
-            self._notices.tell_all(FAILED, encode(error))
+            self._notices.tell_all(FAILED, retold.written(error, MOST_BYTES))
         for message in self._messages:
             message.cancel()
         for task in (*self._calls, *self._messages):

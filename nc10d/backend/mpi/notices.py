@@ -6,18 +6,15 @@ posted, so that looking costs one MPI_Test.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from nc10d import errors
 from nc10d.backend.mpi.library import MPI, Request, keep
-from nc10d.errors import Aborted, DistError
 
 FAILED, LEFT = 1, 2
-_LONGEST = 8192  # bytes; a longer reason is cut
+MOST_BYTES = 8192
 
 
 class Notices:
@@ -26,7 +23,7 @@ class Notices:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
-        self._heard = np.empty(_LONGEST, np.uint8)
+        self._heard = np.empty(MOST_BYTES, np.uint8)
         self._ear: Request | None = None
         self._status = MPI.Status()
         if self._peers:
@@ -62,23 +59,3 @@ class Notices:
         if ear is not None:
             ear.Cancel()
             ear.Wait()
-
-
-def encode(error: DistError) -> bytes:
-    """Put an error into a notice: its type's name, its message and its plain attributes."""
-    plain = {k: v for k, v in error.__dict__.items() if isinstance(v, (int, str))}
-    message = str(error)[: _LONGEST // 2]
-    fields = {"kind": type(error).__name__, "message": message, "attributes": plain}
-    text = json.dumps(fields).encode()
-    if len(text) <= _LONGEST:
-        return text
-    return json.dumps(fields | {"message": message[:500], "attributes": {}}).encode()
-
-
-def decode(text: bytes) -> DistError:
-    """Return the error of a notice; one that is not of nc10d.errors comes as an Aborted."""
-    fields = json.loads(text)
-    kind = getattr(errors, fields["kind"], Aborted)
-    error: DistError = kind(fields["message"])
-    error.__dict__.update(fields["attributes"])
-    return error

@@ -261,7 +261,6 @@ class VirtualThreading:
 
 _TIMED = (
     "nc10d.deadline",
-    "nc10d.rendezvous",
     "nc10d.store.caller",
     "nc10d.store.link",
     "nc10d.store.guarded",

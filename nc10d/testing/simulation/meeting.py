@@ -124,7 +124,7 @@ def gathering(sim: Simulation) -> None:
 
     def meet(rank: int, of: int) -> str:
         store = VirtualStore(site, f"rank {rank}", 10.0)
-        _gather(store, rank, of, sim.now + _LIMIT, _LIMIT)
+        _gather(store, rank, of, Deadline.after(_LIMIT), _LIMIT)
         return "met"
 
     for rank in range(size):

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.control import Control, Line, framed
 
 Pair = tuple[socket.socket, socket.socket]
@@ -125,8 +124,3 @@ def test_a_body_that_is_no_message_ends_the_line_and_nothing_else(body: bytes) -
         select.select([one], [], [], 5.0)
         assert line.receive() == []
         assert line.over == "it does not keep to the protocol"
-
-
-@given(text=st.text() | st.builds(json.dumps, st.recursive(JSON, st.lists, max_leaves=5)))
-def test_a_cause_that_can_not_be_read_is_a_cause_all_the_same(text: str) -> None:
-    assert "can't be read" in str(causes.decoded(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -142,7 +141,6 @@ hear()
 """
     with network(3) as net, job(net, code, [0, 1, 2]) as ranks:
         everyone(ranks, "ready")
-        start = time.monotonic()
         net.cut(2)
+        # And not after the operation's 30 seconds: that would be a CollectiveTimeout.
         assert [rank.line() for rank in ranks[:2]] == ["PeerLost 2"] * 2
-        assert time.monotonic() - start < 10.0

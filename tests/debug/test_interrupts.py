@@ -1,0 +1,36 @@
+"""Ctrl-C as the table of faults plays it: calls that don't wait, or end by something else, show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nc10d.debug import interrupts
+from nc10d.debug.libraries import Nc10d
+
+
+def deaf(group: Any) -> None:
+    """Go on, whatever is pressed."""
+    try:
+        time.sleep(0.5)
+    except KeyboardInterrupt:
+        raise RuntimeError("it timed out") from None
+
+
+def waits_for_nobody(group: Any) -> None:
+    """Return at once."""
+
+
+@pytest.mark.parametrize(
+    ("call", "told"), [(deaf, "RuntimeError 1x"), (waits_for_nobody, "nothing 1x")]
+)
+def test_a_call_that_no_interrupt_ends_is_told(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], object], told: str
+) -> None:
+    monkeypatch.setattr(interrupts, "waits", lambda library: {"one": call})
+    library = Nc10d()
+    library.warm()
+    assert interrupts.interrupted(library, 1).words == f"KeyboardInterrupt 1x, {told}"
