@@ -67,8 +67,11 @@ def _parsed(text: str, where: str) -> bytes:
 
 def _secret_text(path: Path) -> str:
     try:
-        with path.open() as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        with open(path, opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode):
+                raise AuthError(f"the token file {path} ({FILE}) must be an ordinary file: {_MAKE}")
             if mode & 0o077:
                 raise AuthError(
                     f"others than its owner may use the token file {path} (mode {mode:04o}): "
@@ -78,6 +81,11 @@ def _secret_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise AuthError(f"cannot read the token file {path} ({FILE}): {reason}; {_MAKE}") from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for who would write to it, where it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def insecure(environment: Mapping[str, str] = os.environ) -> bool:

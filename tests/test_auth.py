@@ -53,6 +53,12 @@ def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, text: str) ->
         assert not text or text not in str(caught.value).split("python -m")[0]
 
 
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token", 0o600)
+    with pytest.raises(AuthError, match="must be an ordinary file"):
+        auth.job_token({auth.FILE: str(tmp_path / "token")})
+
+
 def test_a_file_that_is_not_there_is_an_error_that_names_it() -> None:
     with pytest.raises(AuthError, match=r"/nowhere/token \(NC10D_TOKEN_FILE\): No such file"):
         auth.job_token({auth.FILE: "/nowhere/token"})
