@@ -16,6 +16,7 @@ import nc10d as dist
 from nc10d.backend.cpu.memory import resolve
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native.layout import ABORTED, C_OPS, CLOSED, MISMATCH
+from nc10d.deadline import Deadline
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,
@@ -355,7 +356,7 @@ def begun_again(group: Any) -> tuple[list[int], int]:
     backend = group.backend("cpu")
     request = backend._joined([AllReduce(np.ones(4 + group.rank))])
     linked, resolved = backend.plans.linked(request), resolve(request)
-    channel, submission = backend._enqueue(linked, resolved, 30.0)
+    channel, submission = backend._enqueue(linked, resolved, Deadline.after(30.0))
     answers = [0]
     while answers[-1] == 0:
         answers = [engine.wait(channel.address, submission.address, 10**9) for _ in range(3)]
