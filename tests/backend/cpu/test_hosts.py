@@ -95,6 +95,21 @@ def in_a_block(group: Any, x: Any, op: ReduceOp) -> Any:
     return x
 
 
+def test_who_receives_before_it_was_sent_gets_that_very_message() -> None:
+    def echo(group: Any) -> list[float]:
+        x, got = np.zeros(2), []
+        for number in range(60):
+            x[:] = number
+            group.send(x, 1) if group.rank == 0 else group.recv(x, 0)
+            x += 0.5 * group.rank
+            group.recv(x, 1) if group.rank == 0 else group.send(x, 0)
+            got.append(float(x.sum()))
+        return got
+
+    with ranks_on("ab") as ranks:
+        assert ranks.run(echo) == [[2 * number + 1.0 for number in range(60)]] * 2
+
+
 def test_nothing_stays_open() -> None:
     def descriptors() -> int:
         gc.collect()
