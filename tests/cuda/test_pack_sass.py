@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,3 +120,22 @@ def test_what_has_no_kernel_is_refused() -> None:
 def test_without_compilers_a_kernel_says_what_to_install() -> None:
     with pytest.raises(UnsupportedPlatform, match=r"nc10d\[cu12\]"):
         kernel_ptx(F32, F32, False, (9, 0))
+
+
+KEPT = """
+import sys, zlib
+from nc10d.dtypes import DType
+from nc10d.kernels.blocks_cuda import kernel_ptx
+
+text = kernel_ptx(DType.FLOAT32, DType.BFLOAT16, True, (9, 0))
+print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)
+"""
+
+
+@needs_compilers
+def test_ptx_is_made_once_a_machine(tmp_path: Path) -> None:
+    environment = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", KEPT]
+    told = [subprocess.check_output(command, env=environment, text=True).split() for _ in range(2)]
+    assert told[0][0] == told[1][0]
+    assert [made for _, made in told] == ["True", "False"]
