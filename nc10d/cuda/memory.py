@@ -184,12 +184,18 @@ def let_follow(here: Place, others: Set[Place]) -> None:
 
     Memory goes back in the order of default streams. While a graph is captured, nothing follows.
     """
-    with on_device(here.device):
-        captured = here.stream > PER_THREAD and is_captured(here.stream)
-    if not captured:
+    if not captured(here):
         devices = {here.device, *(place.device for place in others)}
         for place in {*others, *(Place(LEGACY, device) for device in devices)}:
             follow(place, here)
+
+
+def captured(place: Place) -> bool:
+    """Say whether what is queued on a stream becomes part of a graph."""
+    if place.stream <= PER_THREAD:
+        return False
+    with on_device(place.device):
+        return is_captured(place.stream)
 
 
 class _Allocation:

@@ -18,7 +18,7 @@ import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.cuda.driver import call, driver, on_device
-from nc10d.cuda.memory import DeviceArray, device_of, empty, let_follow, place_of
+from nc10d.cuda.memory import DeviceArray, captured, device_of, empty, let_follow, place_of
 from nc10d.cuda.streams import follow
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError
@@ -86,7 +86,8 @@ class DevicePacker:
         if not tables.rows[:, 2].any():
             return
         here = place_of(self.flat, self._device)
-        follow(here, self._last)  # which may still read the tables
+        if here != self._last and not captured(here):
+            follow(here, self._last)  # which may still read the tables
         kernel = _kernel(self._device, src, dst, scale != 1)
         with on_device(self._device):
             rows, chunks, blocks = tables.on_device(here.stream)

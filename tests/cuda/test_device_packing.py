@@ -95,7 +95,27 @@ def packed_and_back(_group: Any) -> None:
             packer.unpack(1 / scale)
             cuda.synchronize()
             assert all((a.to_host() == x).all() for a, x in zip(arrays, values, strict=True))
+    repeated(cuda, DevicePacker)
     mistakes(cuda, DevicePacker)
+
+
+def repeated(cuda: Any, packer: Any) -> None:
+    """A graph repeats a launch, on another stream than the one before."""
+    from nc10d.cuda.driver import call, driver
+
+    flat, x = cuda.zeros(4), cuda.to_device(np.ones(4, np.float32))
+    packing, stream = packer([x], flat, [0]), cuda.Stream()
+    packing.pack()
+    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with cuda.on_device(0), cuda.stream(stream):
+        call("cuStreamBeginCapture", stream.handle, relaxed)
+        packing.pack(0.5)
+        runs = call("cuGraphInstantiate", call("cuStreamEndCapture", stream.handle), 0)
+        cuda.synchronize()
+        assert flat.to_host().tolist() == [1.0] * 4, "capturing runs nothing"
+        call("cuGraphLaunch", runs, stream.handle)
+    stream.synchronize()
+    assert flat.to_host().tolist() == [0.5] * 4
 
 
 def mistakes(cuda: Any, packer: Any) -> None:
