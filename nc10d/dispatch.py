@@ -92,9 +92,11 @@ class Dispatcher(Collectives, PointToPoint):
         raise NotImplementedError
 
     def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
+        if lenders and type(x) in lenders:  # compiled code takes a µs to find that it is no ndarray
+            return self._quick_lent(kind, extra, x, y)
         hot = self._hot
         if hot is None or not hot.quick(kind, extra, x, y, self.timeout):
-            return type(x) in lenders and self._quick_lent(kind, extra, x, y)
+            return False
         next(self._launches)
         return True
 
