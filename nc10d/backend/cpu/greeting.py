@@ -19,7 +19,7 @@ from nc10d.guests import Guests
 from nc10d.handshake import Answerer, BadHandshake, Caller, Introduction
 
 MOST_STRANGERS = 256
-_AT_ONCE = 64
+_AT_ONCE = 1024
 _SLICE = 0.05
 _UNDER_WAY = (0, errno.EINPROGRESS)
 
@@ -73,13 +73,18 @@ class Greeting:
     def run(self, look: Callable[[], None]) -> None:
         """Block until all calls have been made and taken; `look` raises what ends this earlier."""
         while self._calling or self._awaited:
-            for key, _ in self._selector.select(_SLICE):
-                if key.data is None:
-                    self._accept()
-                elif key.data.wire.fileno() >= 0:  # not cut off in this very round
-                    self._go_on(key.data)
-            self._cut_off_late()
+            self.turn(_SLICE)
             look()
+
+    def turn(self, patience: float) -> None:
+        """Go on with whoever is ready; blocks for at most so many seconds until somebody is."""
+        for key, _ in self._selector.select(patience):
+            if key.data is None:
+                self._accept()
+            elif key.data.wire.fileno() >= 0:  # not cut off in this very round
+                self._go_on(key.data)
+        for talk in self._strangers.late(time.monotonic()):
+            self._cut_off(talk)
 
     def close(self) -> dict[tuple[int, int], socket.socket]:
         """Close what has not become a connection, or all if something is missing; return `made`."""
@@ -157,10 +162,6 @@ class Greeting:
         self._strangers.leave(talk)
         self._selector.unregister(talk.wire)
         talk.wire.close()
-
-    def _cut_off_late(self) -> None:
-        for talk in self._strangers.late(time.monotonic()):
-            self._cut_off(talk)
 
 
 def _refused(talk: Talk, error: Exception) -> OSError:

@@ -19,7 +19,7 @@ from typing import Protocol
 from nc10d.auth import demand, job_token
 from nc10d.backend.cpu.greeting import Greeting
 from nc10d.deadline import Deadline
-from nc10d.errors import RendezvousError
+from nc10d.errors import RendezvousError, StoreError
 from nc10d.handshake import Introduction, group_digest
 from nc10d.store.verdict import SLICE, Waits, there
 
@@ -87,7 +87,6 @@ def connect(
         mine = Door(address, port, os.urandom(32).hex())
         key = mine.key()
         place.board.set(place.key(rank), json.dumps([mine.address, mine.port, mine.secret]))
-        doors = _doors(place, away, deadline, check)
         awaited = {one for one in every if one[0] > rank}
         greeting = Greeting(listener, key, rank, group_digest(name), awaited)
 
@@ -96,9 +95,16 @@ def connect(
             if deadline.expired():
                 raise RendezvousError(_late(rank, every, greeting.made), group=name)
 
+        def wait() -> None:
+            greeting.turn(0.0)  # strangers come as soon as there is a door
+            check()
+
         try:
+            doors = _doors(place, away, deadline, wait)
             _call_lower(greeting, doors, rank, every, name)
             greeting.run(look)
+        except StoreError:
+            raise
         except OSError as error:
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error

@@ -120,6 +120,21 @@ def test_strangers_at_a_forming_port_are_not_kept_and_not_joined(count: int) -> 
     assert len(os.listdir("/proc/self/fd")) == held
 
 
+def test_strangers_are_turned_away_before_any_other_rank_has_come() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(join, store, 0, 2, 60.0)
+        for _ in range(3):
+            with socket.create_connection(door(store, 0), 60.0) as wire:
+                garbage(wire)
+                with suppress(ConnectionError):
+                    assert wire.recv(1) == b"", "it was cut off"
+        assert not first.done()
+        made = [join(store, 1, 2, 60.0), first.result()][::-1]
+    talk(made)
+    close(*made)
+
+
 def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
