@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,6 +93,49 @@ def test_what_ends_late_has_not_stayed() -> None:
 def test_what_does_not_end_has_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "_STAYS", 0.1)
     assert endings.cycles(Lingering(None), 3).words == "3 cycles: 3 more threads"
+
+
+class Hoarding(Still):
+    """One whose groups keep a MiB each when they are dropped."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Keep it."""
+        self._kept.append(os.urandom(1 << 20))
+
+
+class Dropping(Still):
+    """One that drops what there is nothing of."""
+
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Do nothing."""
+
+
+def test_memory_that_dropped_groups_keep_is_told() -> None:
+    words = endings.dropped(Hoarding(), 3).words
+    assert words.startswith("3 groups: nothing stays, ")
+    assert 2.5 < float(words.split()[-2]) < 4.0
+    assert words.endswith(" MiB")
+    assert endings.dropped(Dropping(), 3).words == "3 groups: nothing stays, no more than 1 MiB"
+
+
+class Loud(Still):
+    """One that leaves something to say at exit."""
+
+    @property
+    def dist(self) -> Any:
+        """A module whose groups are nothing."""
+        return SimpleNamespace(new_group=int, destroy_process_group=str)
+
+    def begin(self, group: Any = None) -> Any:
+        """Say it in the end."""
+        atexit.register(print, "one thing more")
+
+
+def test_what_is_said_at_exit_is_told() -> None:
+    assert endings.left(Loud(), 3).words == "says something 3x"
 
 
 class Dying(Still):

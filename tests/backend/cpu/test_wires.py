@@ -125,7 +125,7 @@ def test_strangers_are_turned_away_before_any_other_rank_has_come() -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, store, 0, 2, 60.0)
         for _ in range(3):
-            with socket.create_connection(door(store, 0), 60.0) as wire:
+            with socket.create_connection(door(store, 0), 20.0) as wire:
                 garbage(wire)
                 with suppress(ConnectionError):
                     assert wire.recv(1) == b"", "it was cut off"
