@@ -178,12 +178,12 @@ def _locate(call: str, location: Any) -> Locate:
         return None
     from nc10d import cuda
 
-    if not cuda.available() or cuda.ordinal(location) >= cuda.device_count():
+    if not (cuda.available() and 0 <= (number := cuda.ordinal(location)) < cuda.device_count()):
         raise ValueError(f"{call}: map_location is {location!r}, and there is no such device here")
-    return partial(_moved, location)
+    return partial(_moved, f"cuda:{number}")
 
 
-def _moved(device: Any, array: Any) -> Any:
+def _moved(device: str, array: Any) -> Any:
     """Return an array on a device: NumPy's as nc10d.cuda's, others as their library has them."""
     from nc10d import cuda
 

@@ -25,7 +25,7 @@ class Carrier(NamedTuple):
     kind: type[Any]
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
-    move: Callable[[Any, Any], Any] | None = None
+    move: Callable[[Any, str], Any] | None = None
 
 
 _by_type: dict[type[Any], Carrier] = {}
@@ -37,15 +37,15 @@ def register_type(
     encode: Callable[[T], Any],
     decode: Callable[[Any], T],
     name: str | None = None,
-    move: Callable[[T, Any], Any] | None = None,
+    move: Callable[[T, str], Any] | None = None,
 ) -> None:
     """Let the object calls carry values of exactly the type `kind`.
 
     `encode(value)` returns a state of carried values, `decode(state)` makes the value of it: what
     it is given comes from a peer, so it checks what matters. `name` (module and qualified name
     unless given) must be the same on both sides; ValueError if another type has it. For a type
-    that is an array to its users, `move(value, device)` returns one on a device: `map_location` is
-    then about such values, and not about the arrays in their states.
+    that is an array to its users, `move(value, device)` returns one on a device ("cuda:1"):
+    `map_location` is then about such values, and not about the arrays in their states.
 
     >>> import pathlib
     >>> register_type(pathlib.PurePosixPath, str, pathlib.PurePosixPath)
