@@ -19,7 +19,7 @@ from nc10d.guests import Guests
 from nc10d.handshake import Answerer, BadHandshake, Caller, Introduction
 
 MOST_STRANGERS = 256
-_AT_ONCE = 1024
+_AT_ONCE = 64  # fewer than MOST_STRANGERS: who comes in one go is heard before it has to go
 _SLICE = 0.05
 _UNDER_WAY = (0, errno.EINPROGRESS)
 
