@@ -9,6 +9,7 @@ is taken out of the way by a rank that waits for a later one, and kept until it 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -99,8 +100,11 @@ class Inbox:
         be matched and end meanwhile, and then the link is further on than it was.
         """
         channel = self.channel
+        # Who was let in before I held the inbox is about to take it, or to see that it can't.
+        while self.receiving and channel.get(at.C_UNMATCHED):
+            time.sleep(0)
         place = channel.get(at.C_SEQ)
-        if not channel.get(at.C_UNMATCHED):
+        if self.receiving or not channel.get(at.C_UNMATCHED):
             return None
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,35 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
         return [*found, backend.quick_message(Recv, 1, x, 0, 10.0)]
 
     assert run_ranks(receive, 2)[0] == [False, False, True]
+
+
+def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
+    def receive(group: Any) -> int:
+        x = np.zeros(3)
+        if group.rank == 1:
+            group.send(x, 0, 5)
+            group.barrier()
+            group.send(np.ones(2), 0, 5)
+            return 0
+        group.barrier()
+        inbox = group.backend("cpu").links.inbox(1)
+        words = inbox.channel.words
+        first = layout.C_MESSAGE_TAG // 8
+        words[first : first + 3] = 5, x.nbytes, 8
+        words[layout.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
+        words[layout.C_RECEIVING // 8] = 1  # as a thread that was let in just before
+        looking = threading.Thread(target=group.backend("cpu").post.absorb, args=(inbox.channel,))
+        looking.start()
+        looking.join(0.1)
+        words[layout.C_UNMATCHED // 8] = 0  # it begins to move the message
+        looking.join()
+        words[layout.C_RECEIVING // 8] = 0
+        kept = len(inbox.early)
+        group.recv(x, 1, 5)
+        group.recv(np.zeros(2), 1, 5)
+        return kept
+
+    assert run_ranks(receive, 2)[0] == 0
 
 
 def messages_that_end_at_once(group: Any) -> None:
