@@ -50,6 +50,30 @@ def performed(group, calls, modes):
     return [[as_numpy(x) for x in strategies.outputs(op)] for op in ops]
 
 
+def messages_that_come_again(group):
+    """Exchange a message of a known kind until it has ended at once on both ranks."""
+    ended = []
+    for turn in range(12):
+        x = torch.full((8,), float(turn))
+        if group.rank == 0:
+            work = group.isend(x, 1)
+            group.barrier()
+        else:
+            group.barrier()  # all of it is there
+            x, expected = torch.zeros(8), x
+            work = group.irecv(x, 0)
+        ended.append(type(work).__name__)
+        (op,) = work.ops
+        assert op.x is x
+        assert work.result() == (0 if group.rank else [])
+        assert group.rank == 0 or torch.equal(x, expected)
+    return ended
+
+
+def test_a_message_of_a_tensor_that_ends_at_once_is_about_the_tensor():
+    assert all("EndedMessage" in ended for ended in run_ranks(messages_that_come_again, 2))
+
+
 @settings(deadline=None, max_examples=60)
 @given(calls=strategies.programs(3), mode=st.sampled_from(["sync", "async", "block"]))
 def test_any_program_of_collectives_on_tensors(ranks, calls, mode):

@@ -31,14 +31,21 @@ class EndedMessage(Work):
     _started = _ended = 0.0
 
     def __init__(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> None:
-        self._message = kind, peer, x, tag
+        self._message: tuple[type[Any], int | None, Any, int] = kind, peer, x, tag
         self._result = peer if kind is Recv else None
 
     @property
-    def ops(self) -> Sequence[Op]:  # type: ignore[override]
+    def ops(self) -> Sequence[Op]:
         """The message, made anew."""
         kind, peer, x, tag = self._message
         return (kind(x, peer, tag),)
+
+    @ops.setter
+    def ops(self, ops: Sequence[Op]) -> None:
+        """Be about the caller's own array, of which the message's was a view."""
+        (op,) = ops
+        assert isinstance(op, (Send, Recv)), "a message was launched"
+        self._message = type(op), op.peer, op.x, op.tag
 
 
 class CpuWork(Work):
