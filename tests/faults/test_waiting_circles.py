@@ -72,6 +72,30 @@ def waits_of_asynchronous_calls(groups: list[Any]) -> None:
     second.all_reduce(x(), async_op=True).wait()
 
 
+def others_come_meanwhile(groups: list[Any]) -> None:
+    """Ranks 0 and 1 wait for each other; what 0 shows changes as its host mates come."""
+    world, pair = groups
+    threading.Event().wait((0.0, 0.19, 0.2, 0.23)[world.rank])
+    (pair if world.rank == 1 else world).all_reduce(x())
+
+
+def waited_in_a_group_that_is_closed(groups: list[Any]) -> None:
+    """Rank 1 waited long for rank 0, which knows that from its notice; now 0 waits for 1."""
+    world, pair = groups
+    if world.rank == 1:
+        pair.recv(x(), 0)
+    else:
+        threading.Event().wait(0.3)
+        pair.send(x(), 1)
+    world.barrier()
+    dist.destroy_process_group(pair)
+    if world.rank == 0:
+        world.recv(x(), 1)
+    else:
+        threading.Event().wait(0.3)
+        world.send(x(), 0)
+
+
 CIRCLES: dict[str, tuple[list[list[int]], Script]] = {
     "two groups": ([[0, 1]], two_groups),
     "three groups": ([[0, 2], [0, 1], [1, 2]], three_groups),
@@ -80,19 +104,27 @@ CIRCLES: dict[str, tuple[list[list[int]], Script]] = {
     "both send": ([], both_send_what_has_no_room),
     "asynchronous": ([[0, 1]], waits_of_asynchronous_calls),
 }
+OTHERS: dict[str, tuple[list[list[int]], Script]] = {
+    "others come": ([[0, 1]], others_come_meanwhile),
+    "waited before": ([[0, 1]], waited_in_a_group_that_is_closed),
+}
 PLAYS = [
     *[(name, "aaa" if name == "three groups" else "aa") for name in CIRCLES],
     *[(name, "ab") for name in CIRCLES if name not in ("three groups", "both send")],
     *[("three groups", hosts) for hosts in ("aab", "abb", "abc")],
 ]
 """Circles, and on which host (a letter) each rank is."""
+MEANWHILE, BEFORE = len(PLAYS), len(PLAYS) + 1
+"""The numbers of two more plays."""
 
 
 def main() -> None:
     """Play them all, in processes that are forked from this one; print what ranks report."""
     library = Nc10d()
     library.warm()
-    for number, (name, hosts) in enumerate(PLAYS):
+    for number, (name, hosts) in enumerate(
+        [*PLAYS, ("others come", "abaa"), ("waited before", "ab")]
+    ):
         part = partial(waits, library, number, name, hosts)
         print(json.dumps(Stage(len(hosts)).play(part, len(hosts), 60.0).reports))
 
@@ -102,7 +134,7 @@ def waits(
 ) -> Report | None:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
     library.join(number, rank, stage.size, 120.0)
-    others, script = CIRCLES[name]
+    others, script = (CIRCLES | OTHERS)[name]
     groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
     try:
@@ -133,6 +165,19 @@ def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(
             assert f"rank {rank} waits in" in report["message"]
             assert f"for rank {rank}" in report["message"]
         assert report["message"].count("test_waiting_circles.py:") == size
+
+
+def test_a_rank_that_shows_something_new_in_the_same_wait_is_told(
+    played: list[list[Report]],
+) -> None:
+    reports = played[MEANWHILE]
+    assert [report["kind"] for report in reports] == ["CollectiveMismatch"] * 4
+    assert len({report["message"] for report in reports}) == 1
+    assert max(report["late"] for report in reports) < 30
+
+
+def test_nobody_is_accused_for_a_wait_that_has_ended(played: list[list[Report]]) -> None:
+    assert [report["message"] for report in played[BEFORE]] == ["nothing"] * 2
 
 
 def comes_late(group: Any, by_thread: bool) -> bool:

@@ -6,7 +6,8 @@ made it can't make. So a circle of needs, each of which the next rank can't meet
 broken by nobody, and whoever finds one may say so, however slow the machine is. That what it goes
 by was shown at different times, and has been on its way, does not matter: if somebody of the circle
 had left its wait since, take the first who did; the next rank had met its need by then, but had not
-when it showed what it did, and was waiting ever since.
+when it showed what it did, and was waiting ever since. That takes counts that only grow: those of a
+group end with it, so who has left a group has met whatever was needed of it there.
 
 Two kinds of needs. A collective ends for nobody before all have entered it, so a rank in number n
 of a group needs everybody to have entered that. A message needs the counter of the other end of its
@@ -23,8 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _HEAD = struct.Struct("<3H")
-_NEED = struct.Struct("<4q")
+_NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
+MOST_TOLD = 8
+"""How many ranks of a circle are told of: what all ranks keep of an error is cut at 1,920 bytes,
+and a control line takes no message of more than 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,15 @@ class Need:
     """What a waiting rank needs of `rank` (a number in the job): that `key` gets on.
 
     A collective has `seen` -1 and is met when the group `key` has entered call number `until`; a
-    message when the counter of the link `key` is no more what this rank has `seen`.
+    message when the counter of the link `key` is no more what this rank has `seen`. `group` is the
+    key of the group of either.
     """
 
     key: int
     until: int
     seen: int
     rank: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,11 @@ class Standing:
 
     def meets(self, need: Need) -> bool:
         """Say whether this rank has met, or may yet meet, what another one needs of it."""
-        state = next((state for state in self.states if state.key == need.key), None)
-        if state is None:  # a group that it is not in any more, or a link that it never used
+        states = {state.key: state for state in self.states}
+        if need.group not in states:  # it has left that group since, or is not in it yet
+            return True
+        state = states.get(need.key)
+        if state is None:  # a link that it has never used
             return need.seen != 0
         if state.busy:
             return True
@@ -73,7 +82,7 @@ class Standing:
     def packed(self, most: int) -> bytes | None:
         """Return this as bytes, None if that is more than `most`."""
         words = self.words.encode(errors="replace")
-        rows = [_NEED.pack(n.key, n.until, n.seen, n.rank) for n in self.needs]
+        rows = [_NEED.pack(n.key, n.until, n.seen, n.rank, n.group) for n in self.needs]
         rows += [_STATE.pack(s.key, s.count, s.busy) for s in self.states]
         raw = _HEAD.pack(len(words), len(self.needs), len(self.states)) + words + b"".join(rows)
         return raw if len(raw) <= most else None
@@ -138,6 +147,8 @@ def told(ranks: Sequence[int], words: Mapping[int, str]) -> str:
     turned = [*ranks[first:], *ranks[:first]]
     pairs = zip(turned, [*turned[1:], turned[0]], strict=True)
     links = [f"{words[rank]}, for rank {other}" for rank, other in pairs]
+    if len(links) > MOST_TOLD:
+        links[MOST_TOLD:] = [f"and so on, by {len(links) - MOST_TOLD} more ranks"]
     return (
         f"ranks wait for each other in a circle (ranks of the job): {'; '.join(links)}. Make calls "
         "of several groups, and messages, in one order on all ranks"

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu import causes, circles
@@ -79,7 +80,8 @@ class Deadlocks:
             self._probes.hear(message)
             return
         where = self._where
-        if where is not None and message["version"] == self._mine.version():
+        # What it shows may have changed meanwhile: others have come, but it is in the same wait.
+        if where is not None and self._mine.holds(message["version"]):
             health, channel = where
             health.abort(health.in_circle(channel, message["verdict"]))
 
@@ -108,10 +110,7 @@ class Deadlocks:
             return False
         ours = {one.ident for one in threading.enumerate() if one.name.startswith(OURS)}
         ours.add(get_ident())
-        return all(
-            ident in ours or _idles(frame.f_code.co_filename, frame.f_code.co_name)
-            for ident, frame in sys._current_frames().items()
-        )
+        return all(ident in ours or idles(frame) for ident, frame in sys._current_frames().items())
 
     def _standing(self, backend: Waits, channel: Channel) -> Standing | None:
         needs = tuple(_needs(backend, channel))
@@ -121,9 +120,16 @@ class Deadlocks:
         return Standing(_words(self._host.number, backend, channel), needs, states)
 
 
-def _idles(file: str, function: str) -> bool:
-    """Say whether a thread, by its innermost frame, is a pool's that waits for work."""
-    return function == "_worker" and file.endswith("concurrent/futures/thread.py")
+def idles(frame: FrameType) -> bool:
+    """Say whether a thread, by its innermost frame, is a pool's that waits for work.
+
+    Work that it has been given, and not begun for want of a core, may be calls.
+    """
+    file, function = frame.f_code.co_filename, frame.f_code.co_name
+    if function != "_worker" or not file.endswith("concurrent/futures/thread.py"):
+        return False
+    known = frame.f_locals
+    return "work_queue" in known and known["work_queue"].empty() and not known.get("work_item")
 
 
 def _key(group: str, link: tuple[int, int] | None = None) -> int:
@@ -140,19 +146,20 @@ def _link_key(backend: Waits, channel: Channel) -> int:
 
 def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
+    group = _key(backend.group_name)
     if channel.shared.kind == at.COLLECTIVE:
         areas, number = backend.areas, channel.get(at.C_OPS)
         # Of other hosts nothing is known here: who has entered says so itself.
         entered = {n for m, n in enumerate(areas.numbers) if areas.last_record(m)[0] >= number}
         for rank, member in enumerate(backend.members):
             if rank not in entered:
-                yield Need(_key(backend.group_name), number, -1, member)
+                yield Need(group, number, -1, member, group)
         return
     peer = backend.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
     seen = _seen(channel)
     if seen is not None:
-        yield Need(_link_key(backend, channel), 0, seen, backend.members[peer])
+        yield Need(_link_key(backend, channel), 0, seen, backend.members[peer], group)
 
 
 def _seen(channel: Channel) -> int | None:
@@ -174,13 +181,14 @@ def _states(backend: CpuBackend) -> Iterator[State]:
     """Yield how far this rank is in a group and on its links.
 
     What is not busy makes no calls while this thread waits: that is asked before the count. Who is
-    in a group that has failed leaves it by that.
+    in a group that has failed leaves it by that: nothing of it is shown.
     """
-    failed = causes.known(backend.areas)
-    busy = failed or backend.channel.busy()
+    if causes.known(backend.areas):
+        return
+    busy = backend.channel.busy()
     yield State(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
     for link in backend.links.channels():
-        busy = failed or link.busy()
+        busy = link.busy()
         yield State(_link_key(backend, link), _count(link), busy)
 
 

@@ -1,7 +1,8 @@
 """What each rank of a host shows the others while it waits long.
 
 A rank's board lies at a known place of its arena. Its owner alone writes the notice, between two
-changes of its version, which is odd meanwhile.
+changes of its version, which is odd meanwhile. A notice changes as others of the group come; until
+it is taken away all of its versions are of one wait.
 """
 
 from __future__ import annotations
@@ -20,15 +21,22 @@ class Noticeboard:
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
         self._version = mapping.base + at.BOARD_VERSION
+        self._first: int | None = None
 
     def show(self, standing: Standing | None) -> None:
         """Show a notice in place of the one before; None takes it away."""
         most = at.BOARD_NOTICE_BYTES - 8
         raw = None if standing is None else standing.packed(most)
-        version = engine.load_word(self._version)
-        engine.compare_and_swap(self._version, version, version + 1)
+        version = self.version()
+        writing = version | 1  # already, if an interrupt has ended the last change
+        engine.compare_and_swap(self._version, version, writing)
         self._write(raw or b"")
-        engine.compare_and_swap(self._version, version + 1, version + 2)
+        # Before it can be seen: a rank that sees it may answer at once.
+        if standing is None:
+            self._first = None
+        elif self._first is None:
+            self._first = writing + 1
+        engine.compare_and_swap(self._version, writing, writing + 1)
 
     def read(self) -> tuple[int, Standing | None]:
         """Return the version and the notice; None if there is none, or it is just being changed."""
@@ -43,6 +51,11 @@ class Noticeboard:
     def version(self) -> int:
         """Return the notice's version."""
         return int(engine.load_word(self._version))
+
+    def holds(self, version: int) -> bool:
+        """Say whether a version is of the wait that the notice is of now; its owner asks."""
+        first = self._first
+        return first is not None and first <= version <= self.version()
 
     def _write(self, raw: bytes) -> None:
         data = self._mapping.data

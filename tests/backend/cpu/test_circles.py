@@ -139,13 +139,13 @@ class World:
             number = rank.entered[what]
             for member in GROUPS[what]:
                 if self.ranks[member].entered[what] < number:
-                    yield Need(what, number, -1, member)
+                    yield Need(what, number, -1, member, what)
         elif kind == "send":
             key = link_key(me, what)
-            yield Need(key, 0, self.taken[key], what)
+            yield Need(key, 0, self.taken[key], what, 0)
         else:
             key = link_key(what, me)
-            yield Need(key, 0, self.sent[key], what)
+            yield Need(key, 0, self.sent[key], what, 0)
 
     def _states(self, me: int) -> Iterator[State]:
         rank = self.ranks[me]
@@ -249,7 +249,7 @@ def _starts(rank: Rank) -> list[list[int]]:
 standings = st.builds(
     Standing,
     st.text(max_size=40),
-    st.lists(st.builds(Need, *[st.integers(-(2**63), 2**63 - 1)] * 4), max_size=5).map(tuple),
+    st.lists(st.builds(Need, *[st.integers(-(2**63), 2**63 - 1)] * 5), max_size=5).map(tuple),
     st.lists(
         st.builds(State, *[st.integers(-(2**63), 2**63 - 1)] * 2, st.booleans()), max_size=5
     ).map(tuple),
@@ -276,7 +276,9 @@ def test_a_circle_is_told_alike_by_all_its_ranks() -> None:
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None:
     notices = {
-        me: Standing("", (Need(me, 1, -1, (me + 1) % size),), (State((me - 1) % size, 0, False),))
+        me: Standing(
+            "", (Need(me, 1, -1, (me + 1) % size, me),), (State((me - 1) % size, 0, False),)
+        )
         for me in range(size)
     }
     if size > 1:
@@ -284,3 +286,17 @@ def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None
             assert circle(me, notices) == [(me + i) % size for i in range(size)]
     del notices[0]
     assert all(circle(me, notices) == [] for me in notices)
+
+
+def test_who_has_never_used_a_link_has_not_met_a_need_of_it_unless_it_has_left_the_group() -> None:
+    need = Need(key=LINK, until=0, seen=0, rank=1, group=0)
+    assert not Standing("", (), (State(0, 3, False),)).meets(need)
+    assert Standing("", (), (State(1, 3, False),)).meets(need)
+
+
+def test_a_circle_of_hundreds_is_told_in_what_an_error_and_a_control_line_hold() -> None:
+    words = {rank: f"rank {rank} waits in recv #1 {'x' * 90}" for rank in range(1000)}
+    said = told([*range(1000)], words)
+    assert len(said) < 1920
+    assert "rank 7 waits in recv #1" in said
+    assert "992 more ranks" in said

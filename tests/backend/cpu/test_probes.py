@@ -42,7 +42,7 @@ class World:
         return self.probes[me].heard | {mate: (2, self.standing(mate)) for mate in mates}
 
     def standing(self, rank: int) -> Standing:
-        need = Need(rank, 1, -1, (rank + 1) % self.size)
+        need = Need(rank, 1, -1, (rank + 1) % self.size, rank)
         return Standing(f"rank {rank}", (need,), (State((rank - 1) % self.size, 0, False),))
 
     def look(self, me: int) -> list[int]:
