@@ -36,7 +36,7 @@ class Lane:
     """A message's channel, and a descriptor of it (at `address`); `inbox` is None for a send.
 
     A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
-    `short`: it never waits in the middle.
+    `short`: it never waits in the middle. One that is neither is `bulky`.
     """
 
     channel: Channel
@@ -46,12 +46,14 @@ class Lane:
     near: bool
     dtype: Any
     short: bool = field(init=False)
+    bulky: bool = field(init=False)
     address: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.model.words[at.D_CHANNEL // _WORD] = self.channel.address
         self.address = self.model.address
         self.short = self.small and self.near
+        self.bulky = not (self.small or self.near)
 
     def end(self) -> None:
         """Let others receive again, after what run_message had begun here."""
@@ -104,7 +106,8 @@ class Lanes:
     def start(self, op: Send | Recv, timeout: float, *, here: bool) -> Work | None:
         """Send or receive without waiting; None if the message is not known, or has no room.
 
-        `here`: even a long message is advanced by this thread first, since it will wait for it.
+        `here`: even a long message is advanced by this thread first, since it will wait for it; not
+        a bulky one, which goes beside others.
         """
         lane = self.find(op)
         if lane is None:
@@ -119,7 +122,7 @@ class Lanes:
     def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
         _ = messages.submit_message  # compiled now if need be: the deadline is for the peer
         channel, deadline, patience = lane.channel, Deadline.after(timeout), -1
-        if here or lane.small:
+        if lane.small or (here and not lane.bulky):
             patience = LOOKS
         elif lane.near and lane.inbox is None:
             patience = 0  # the peer will read it where it lies: that takes a while

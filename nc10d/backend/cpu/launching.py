@@ -89,7 +89,7 @@ class Launching(Waits):
     ) -> bool:
         """Send or receive here and now if the message is as the latest one; else False."""
         lane = self.latest[kind].get(peer)
-        if lane is None:
+        if lane is None or (lane.bulky and self._streaming()):
             return False
         try:
             answer = messages.run_message(lane.address, x, tag)
@@ -107,6 +107,10 @@ class Launching(Waits):
             self._let_go(lane.channel, (kind(x, peer, tag),))
             raise
         return bool(answer != at.BUSY)
+
+    def _streaming(self) -> bool:
+        """Say whether messages between hosts are under way: one thread moves them all best."""
+        return any(link.shared.streams and not link.idle() for link in self.links.channels())
 
     def quick_start(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> Work | None:
         """Send or receive as the latest message if that ends at once; else None, nothing done."""
