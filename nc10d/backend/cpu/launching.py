@@ -135,8 +135,13 @@ class Launching(Waits):
         known = self.post.lanes.find(op) is not None and op.peer is not None
         if known and self.quick_message(type(op), op.peer or 0, op.x, op.tag, timeout):
             return
-        work = self.post.lanes.start(op, timeout, here=True) if known else None
-        self.wait_work(work or self._launch((op,), timeout))
+        try:
+            work = self.post.lanes.start(op, timeout, here=True) if known else None
+            work = work or self._launch((op,), timeout)
+        except KeyboardInterrupt:  # it may be under way
+            self.interrupted((op,))
+            raise
+        self.wait_work(work)
 
     def _launch_any(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run what is not known, checked first."""

@@ -12,7 +12,7 @@ import pytest
 
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.native import layout
-from nc10d.errors import CollectiveMismatch
+from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
 
@@ -200,6 +200,37 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
         return kept
 
     assert run_ranks(receive, 2)[0] == 0
+
+
+@pytest.mark.parametrize("times", [0, 2], ids=["new", "known"])
+def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_group(
+    times: int,
+) -> None:
+    def interrupt(group: Any) -> str:
+        x = np.zeros(1 << 18)  # the receiver has to come for it
+        for _ in range(times):
+            group.send(x, 0) if group.rank else group.recv(x, 1)
+        group.barrier()
+        if group.rank == 0:
+            with pytest.raises(Aborted) as told:
+                group.barrier()
+            return str(told.value)
+        channel = group.backend("cpu").links.to(0)
+        way = "submit_message" if times else "submit"
+        submit = getattr(channel, way)
+
+        def submitted(*arguments: Any) -> Any:
+            submit(*arguments)
+            raise KeyboardInterrupt
+
+        setattr(channel, way, submitted)
+        if times:  # as if another thread were at it
+            group.backend("cpu").quick_message = lambda *_: False
+        with pytest.raises(KeyboardInterrupt):
+            group.send(x, 0)
+        return ""
+
+    assert "rank 1 was interrupted in send" in run_ranks(interrupt, 2, timeout=5.0)[0]
 
 
 def messages_that_end_at_once(group: Any) -> None:
