@@ -6,6 +6,12 @@ import signal
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
+# A machine that others use too may be slow at anything: no law of ours is about that.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
+
 for folder in ("backend/cpu", "emulators"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

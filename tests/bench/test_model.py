@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timed_simulator import simulated
 
@@ -42,6 +42,7 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
     nbytes=st.sampled_from([4, 64, 1000, 4096, 20000, 100_000]),
     names=st.lists(st.integers(0, 2), min_size=2, max_size=6),
 )
+@example(op="all_reduce", nbytes=100_000, names=[0, 0])  # which may be read where it lies
 def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]
 ) -> None:

@@ -64,6 +64,8 @@ class TimedRank(FarRank):
         if rows and self.gone is None:
             self.gone = self._send(rows, amounts)
         self.heard = []
+        if step.kind is Kind.EXPOSE:
+            self.world.expose(step)
         if not super().step():
             return False
         if rows:
@@ -127,10 +129,14 @@ class TimedHost(HostWorld):
         self.network = 0.0
         self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
         super().__init__(ranks, half, pipes)
-        self.unreadable = frozenset() if machine.readable else frozenset(range(self.size))
 
     def make_rank(self, rank: int) -> TimedRank:
         return TimedRank(self, rank)
+
+    def expose(self, step: Step) -> None:
+        """Let ordinary arrays be read where the kernel can be asked, and may be."""
+        readable = self.machine.readable and step.arg
+        self.unreadable = frozenset(() if readable else range(self.size))
 
 
 class TimedCluster(Cluster):

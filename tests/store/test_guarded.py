@@ -227,8 +227,8 @@ def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
 
 def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> None:
     hello = Caller(TOKEN, WHO).hello
+    came = time.monotonic()
     with socket.create_connection((HOST, store.port), GENEROUS) as sock:
-        came = time.monotonic()
         sock.settimeout(0.1)
         for byte in hello[:-1]:  # eight seconds of it
             try:

@@ -117,7 +117,7 @@ hear()
 def test_an_interface_that_is_not_there_is_an_error_that_tells_what_is(net: Network) -> None:
     code = """
 try:
-    join(timeout=5.0)
+    join(timeout=60.0)
 except dist.DistError as error:
     say(error)
 hear()
