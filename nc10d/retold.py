@@ -45,7 +45,7 @@ def read(text: bytes | str) -> DistError:
             found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
         if not _known(kind):
             raise LookupError("no such type of error")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
         return Aborted(f"the group has failed, for a reason that can't be read: {text[:80]!r}")
     if not issubclass(kind, errors.LibraryError):
         del found["code"]

@@ -71,3 +71,8 @@ def test_what_can_not_be_read_is_an_error_all_the_same(text: str) -> None:
     error = retold.read(text)
     assert type(error) is Aborted
     assert "can't be read" in str(error)
+
+
+def test_a_number_that_is_none_makes_it_unreadable() -> None:
+    text = retold.written(Aborted("why"), last={0: float("inf")})
+    assert "can't be read" in str(retold.read(text))
