@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -94,9 +95,9 @@ class BackwardPass:
         if failures[0] is None:
             failures.extend(_attempt(bucket.follow) for bucket in buckets)
         failures.extend(_attempt(bucket.settle) for bucket in buckets)
+        reduced = not any(failures)
+        failures.extend(_attempt(partial(bucket.end, reduced=reduced)) for bucket in buckets)
         failure = next(filter(None, failures), None)
-        for bucket in buckets:
-            bucket.end(reduced=failure is None)
         if failure is not None:
             raise failure
 
@@ -121,6 +122,8 @@ class BackwardPass:
         if self._delay:
             self._waiting.extend(leaving)
             return
+        if self._failure is not None:
+            return  # this bucket stays, too: other ranks send the one that failed before it
         for index in leaving:
             self.left = self.left or perf_counter_ns()
             try:

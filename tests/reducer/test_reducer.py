@@ -376,6 +376,32 @@ def test_a_gradient_that_does_not_fit_is_refused(gradient, error, words):
     assert alone(run) == [0, 0]
 
 
+def test_no_bucket_leaves_behind_one_that_could_not():
+    """Other ranks send that one first: a later one would meet it."""
+    left = []
+
+    def hook(_state, bucket):
+        left.append(bucket.index())
+        if bucket.index() == 1:
+            raise KeyError("the hook's own")
+        return noop_hook(None, bucket)
+
+    def run(group):
+        params = [np.zeros(4) for _ in range(4)]
+        reducer = Reducer(params, group, hook=hook, cap_bytes=8, first_bytes=8)
+        reducer.begin()
+        reducer.grad_ready(3)
+        with pytest.raises(KeyError):
+            reducer.grad_ready(2)
+        reducer.grad_ready(1)
+        reducer.grad_ready(0)
+        with pytest.raises(KeyError):
+            reducer.finish()
+
+    run_local(run, 1)
+    assert left == [0, 1]
+
+
 def test_a_hook_that_returns_no_handle_is_told_so():
     def run(group):
         reducer = Reducer([np.zeros(1)], group, hook=lambda _state, bucket: bucket.buffer())
