@@ -33,7 +33,7 @@ class DeviceBucket(Bucket):
     def __init__(self, index: int, plan: BucketPlan, *more: Any) -> None:
         self.device = plan.device
         self._offsets = {p: s.offset for p, s in zip(plan.params, plan.slots, strict=True)}
-        self._packers: dict[Any, DevicePacker] = {}
+        self._packers: dict[tuple[str, DType], DevicePacker] = {}
         self._places: set[Place] = set()
         self._left: Place | None = None
         self._outside = False
@@ -85,8 +85,8 @@ class DeviceBucket(Bucket):
         """Let the arrays that were given go, as `Bucket.end`; and their streams behind them."""
         super().end(reduced)
         places, self._places, self._outside = self._places, set(), False
-        if reduced:
-            let_follow(self._here(), places)
+        # Also if it has failed: what has left may still be written to on the device.
+        let_follow(self._here(), places)
 
     def _here(self) -> Place:
         return place_of(self.buffer, self._number)
@@ -101,24 +101,29 @@ class DeviceBucket(Bucket):
         """Queue: write all gradients, wherever they lie, to an array like the buffer."""
         sources = {**self.views, **self._given} if self._outside else self.views
         self._outside = False
-        self._packer(("narrow", id(flat)), flat, sources).pack(scale)
+        self._packer("narrow", flat, sources).pack(scale)
 
     def copy(self, source: Array, target: Array, scale: float = 1.0) -> None:
         """Queue: write an array, times `scale`, to another one that is as long."""
-        self._kept(("copy", id(target)), [source], target, [0]).pack(scale)
+        self._kept("copy", [source], target, [0]).pack(scale)
 
-    def _packer(self, key: Any, flat: Array, arrays: Mapping[int, Array]) -> DevicePacker:
+    def _packer(self, use: str, flat: Array, arrays: Mapping[int, Array]) -> DevicePacker:
         offsets = [self._offsets[param] for param in arrays]
-        return self._kept(key, list(arrays.values()), flat, offsets)
+        return self._kept(use, list(arrays.values()), flat, offsets)
 
     def _kept(
-        self, key: Any, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]
+        self, use: str, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]
     ) -> DevicePacker:
-        """Return the packer of the last pass, with its tables, if it still is for this array."""
+        """Return the packer of the last pass, with its tables, for what is of this type now.
+
+        Not by the array: a hook may bring another one in every pass.
+        """
+        key = use, as_buffer(flat).dtype
         found = self._packers.get(key)
-        if found is None or found.flat is not flat:
+        if found is None:
             found = self._packers[key] = DevicePacker(arrays, flat, offsets)
-        found.take(arrays, offsets)
+        else:
+            found.take(arrays, offsets, flat)
         return found
 
     def _give(self, given: Mapping[int, Array]) -> None:

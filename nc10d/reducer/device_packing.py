@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 
 from nc10d.buffer import Buffer, as_buffer
 from nc10d.cuda.driver import call, driver, on_device
+from nc10d.cuda.events import event_pool
 from nc10d.cuda.memory import DeviceArray, captured, device_of, empty, let_follow, place_of
-from nc10d.cuda.streams import follow
 from nc10d.dtypes import DType
 from nc10d.errors import CudaError
 from nc10d.kernels.blocks import THREADS, chunks_of, supports
@@ -44,19 +45,31 @@ class DevicePacker:
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
         self.flat = flat
         self._device = device_of(flat)
-        self._last = place_of(flat, self._device)
+        pool = event_pool(self._device)
+        self._launched = pool.take()
+        weakref.finalize(self, pool.give, self._launched).atexit = False
         self._seen: list[Any] = []
         self._there, self._back = _Tables(self._device), _Tables(self._device)
         self._inner = self._outer = as_buffer(flat).dtype
         self.take(arrays, offsets)
 
-    def take(self, arrays: Sequence[Array], offsets: Sequence[int]) -> None:
-        """Move these arrays from now on; errors as for a new one. Costs little if none is new."""
-        whole, parts = as_buffer(self.flat), [as_buffer(x) for x in arrays]
+    def take(
+        self, arrays: Sequence[Array], offsets: Sequence[int], flat: Array | None = None
+    ) -> None:
+        """Move these arrays from now on; errors as for a new one. Costs little if none is new.
+
+        To and from another flat array, if one is given.
+        """
+        flat = self.flat if flat is None else flat
+        whole, parts = as_buffer(flat), [as_buffer(x) for x in arrays]
         seen = [(x.address, x.shape, x.strides, x.dtype, x.writable) for x in (whole, *parts)]
-        if [*seen, *offsets] == self._seen:
-            return
-        self._check([whole, *parts], [self.flat, *arrays])
+        if [*seen, *offsets] != self._seen:
+            self._check([whole, *parts], [flat, *arrays])
+            self._lay_out(whole, parts, offsets)
+            self._seen = [*seen, *offsets]
+        self.flat = flat
+
+    def _lay_out(self, whole: Buffer, parts: Sequence[Buffer], offsets: Sequence[int]) -> None:
         self._inner, self._outer = only_dtype(x.dtype for x in parts) or whole.dtype, whole.dtype
         if not supports(self._inner, self._outer):
             raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
@@ -65,7 +78,6 @@ class DevicePacker:
         pairs = list(zip(places, parts, strict=True))
         self._there.rows = _rows([(to, x.address, x.nbytes) for to, x in pairs])
         self._back.rows = _rows([(x.address, at, x.count * size) for at, x in pairs])
-        self._seen = [*seen, *offsets]
 
     def _check(self, buffers: Sequence[Buffer], arrays: Sequence[Array]) -> None:
         for x, array in zip(buffers, arrays, strict=True):
@@ -86,15 +98,18 @@ class DevicePacker:
         if not tables.rows[:, 2].any():
             return
         here = place_of(self.flat, self._device)
-        if here != self._last and not captured(here):
-            follow(here, self._last)  # which may still read the tables
         kernel = _kernel(self._device, src, dst, scale != 1)
         with on_device(self._device):
+            in_order = not captured(here)
+            if in_order:
+                # The last launch may still read the tables, on a stream that may be gone.
+                call("cuStreamWaitEvent", here.stream, self._launched, 0)
             rows, chunks, blocks = tables.on_device(here.stream)
             shape = blocks, 1, 1, THREADS, 1, 1, 0
             values = rows, chunks, scale, 0
             call("cuLaunchKernel", kernel, *shape, here.stream, (values, _ARGUMENTS), 0)
-        self._last = here
+            if in_order:
+                call("cuEventRecord", self._launched, here.stream)
         let_follow(here, set())
 
 

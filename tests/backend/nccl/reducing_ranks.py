@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from nc10d.backend.nccl.registered import registered_zeros
 from nc10d.cuda import memory
 from nc10d.cuda.driver import call
 from nc10d.group import ProcessGroup
+from nc10d.ops import premul_sum
 from nc10d.reducer import device_packing, hooks, local_sgd, powersgd, quantization
 from nc10d.reducer.gradients import SparseGradient
 
@@ -310,6 +312,110 @@ def _mark_on(
     return task
 
 
+def a_hooks_new_buffers_go_when_their_pass_is_over(group: ProcessGroup) -> None:
+    """All but the last one, which a packer has in mind."""
+    seen: list[weakref.ref[Any]] = []
+
+    def hook(mine: ProcessGroup, bucket: hooks.GradBucket) -> Any:
+        bucket.set_buffer(bucket.buffer().copy())
+        seen.append(weakref.ref(bucket.buffer()))
+        return hooks.bf16_compress_hook(mine, bucket)
+
+    reducer = _with_hook(group, hook)
+    for _ in range(4):
+        given = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
+        reduced(reducer, given)
+        means_are(reducer, given, group.size - 1.0)
+        gc.collect()
+        assert sum(x() is not None for x in seen) <= 1
+
+
+def passes_may_have_streams_that_end_with_them(group: ProcessGroup) -> None:
+    reducer = _with_hook(group, hooks.bf16_compress_hook)
+    for turn in range(4):
+        given = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
+        stream = cuda.Stream(device(group))
+        with cuda.stream(stream):
+            reduced(reducer, given)
+        kept = cuda.Stream(device(group)) if turn % 2 else None
+        del stream
+        means_are(reducer, given, group.size - 1.0)
+        del kept
+
+
+def doubled(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
+    return hooks.started(group.all_reduce(bucket.buffer(), premul_sum(2.0), async_op=True))
+
+
+def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None:
+    """On all streams of its gradients: what it had sent still writes to its buckets."""
+    mine, failing = device(group), [False]
+
+    def hook(mine: ProcessGroup, bucket: hooks.GradBucket) -> Any:
+        if failing[0] and bucket.is_last():
+            raise KeyError("the hook's own")
+        return doubled(mine, bucket)
+
+    reducer = dist.Reducer(parameters(group), group, hook=hook, cap_bytes=64, first_bytes=64)
+    first = reducer.plan.buckets[0].params[0]
+    rest = [k for k in reversed(range(len(SHAPES))) if k != first]
+    reduced(reducer, None)
+    new, early, late = full_of(reducer.gradients[first], 5.0), cuda.Stream(mine), cuda.Stream(mine)
+    with cuda.on_device(mine):
+        failing[0] = True
+        reducer.begin()
+        with held(late.handle):
+            with cuda.stream(early):
+                for k in rest[:-1]:
+                    reducer.grad_ready(k)
+            with cuda.stream(late):
+                reducer.grad_ready(first)
+                with pytest.raises(KeyError):
+                    reducer.grad_ready(rest[-1])
+                with pytest.raises(KeyError):
+                    reducer.finish()
+            _queue_copy(reducer.gradients[first], new, early)
+        cuda.synchronize(mine)
+    assert number(reducer.gradients[first]) == 5.0
+
+
+def what_lies_there_for_unused_gradients_comes_first(group: ProcessGroup) -> None:
+    """A bucket leaves behind the stream on which they were said to be unused."""
+    mine = device(group)
+    begins, marks = cuda.Stream(mine), cuda.Stream(mine)
+
+    def hook(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
+        return bucket.following(doubled(group, bucket), noted)
+
+    def noted(value: Callable[[], Any]) -> Any:
+        found = value()
+        _queue_copy(total, reducer.gradients[1], marks)
+        return found
+
+    reducer = _with_hook(group, hook, find_unused_parameters=True)
+    new, total = (full_of(reducer.gradients[1], number) for number in (5.0, 0.0))
+
+    def a_pass() -> None:
+        with cuda.stream(begins):
+            _queue_copy(reducer.gradients[1], new, begins)
+            reducer.begin(unused=[1])
+        with cuda.stream(marks):
+            for k in range(len(SHAPES)):
+                if k != 1:
+                    reducer.grad_ready(k)
+            reducer.finish()
+
+    with cuda.on_device(mine):
+        a_pass()  # whatever is made once is made here
+        cuda.synchronize(mine)
+        reducer.zero_grad()
+        with held(begins.handle):
+            a_pass()
+        cuda.synchronize(mine)
+    assert number(total) == 2 * 5.0 * group.size
+    assert number(reducer.gradients[1]) == 5.0  # nobody has used it
+
+
 def _queue_copy(target: Any, source: Any, stream: cuda.Stream) -> None:
     call("cuMemcpyDtoDAsync", target.address, source.address, source.nbytes, stream.handle)
 
@@ -322,6 +428,13 @@ ANYWHERE = [
     hooks_work_on_devices_as_on_the_cpu,
     hooks_that_compute_in_numpy_say_what_to_use_instead,
     gradients_that_do_not_fit_are_refused_at_once,
+    a_hooks_new_buffers_go_when_their_pass_is_over,
+    passes_may_have_streams_that_end_with_them,
 ]
 """By any backend; those that need other ranks before streams can wait may block the host."""
-REDUCING = [*ANYWHERE, a_bucket_leaves_behind_every_stream_of_its_gradients]
+REDUCING = [
+    *ANYWHERE,
+    a_bucket_leaves_behind_every_stream_of_its_gradients,
+    what_follows_a_pass_that_failed_comes_behind_it,
+    what_lies_there_for_unused_gradients_comes_first,
+]
