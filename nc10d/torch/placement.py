@@ -5,7 +5,7 @@ Contract: nothing here needs a GPU, or looks at more than what devices tensors s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,12 +56,17 @@ def placement(
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a value with the tensors in it on a device: in tuples, lists and mappings, nested."""
+    """Return a value with the tensors in it on a device: in tuples, lists and dicts, nested.
+
+    What else may contain tensors is left as it is; as torch does it.
+    """
     if isinstance(value, (torch.Tensor, PackedSequence)):
         return value.to(device)
-    if isinstance(value, (list, tuple)):
-        each = [moved(one, device) for one in value]
-        return type(value)(*each) if hasattr(value, "_fields") else type(value)(each)
-    if isinstance(value, Mapping):
-        return type(value)((key, moved(one, device)) for key, one in value.items())  # type: ignore[call-arg]
-    return value
+    if not isinstance(value, (list, tuple, dict)) or not value:
+        return value
+    if isinstance(value, dict):
+        return type(value)((key, moved(one, device)) for key, one in value.items())
+    each = [moved(one, device) for one in value]
+    if hasattr(value, "_fields"):
+        return type(value)(*each)
+    return each if isinstance(value, list) else tuple(each)

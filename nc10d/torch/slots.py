@@ -77,6 +77,11 @@ class Moved(Dense):
             return super().take(x)
         return grad.detach().as_strided(*self._flat)
 
+    def fill(self, x: torch.Tensor) -> None:
+        """Copy the gradient of `x` into the bucket, whatever became of the last pass."""
+        self._lent = False
+        super().fill(x)
+
     def give(self, x: torch.Tensor) -> Copy | None:
         """Let the gradient of `x` be the mean, which it is if the Reducer has moved it."""
         lent, self._lent = self._lent, False

@@ -4,12 +4,14 @@ torch's own constructor is asked on tensors that only say where they are (FakeTe
 takes, it fails to allocate on a GPU.
 """
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from types import MappingProxyType
 
 import pytest
 import torch
 import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.utils import _recursive_to
 from torch.nn.utils.rnn import pack_sequence
 
 from nc10d.reducer import hooks
@@ -141,3 +143,64 @@ def test_hooks_see_buckets_that_are_tensors(monkeypatch, hook):
         return model.module.weight.grad.tolist()
 
     assert run_local(run, 3) == [[[2.0] * 3]] * 3
+
+
+class Either(torch.nn.Module):
+    """Uses both of its layers, or the first alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(2, 1, bias=False) for _ in range(2))
+
+    def forward(self, x, both):
+        return self.a(x) + self.b(x) if both else self.a(x)
+
+
+def test_what_a_pass_that_failed_has_taken_is_not_taken_for_the_next_ones(monkeypatch):
+    """A parameter that this rank does not use gets the mean of those that do."""
+    monkeypatch.setattr(slots, "MOVED", {"cpu"})
+
+    def run(group):
+        failing = []
+
+        def hook(group, bucket):
+            if failing:
+                raise KeyError("the hook's own")
+            return hooks.allreduce_hook(group, bucket)
+
+        model = DistributedDataParallel(Either(), find_unused_parameters=True)
+        model.register_comm_hook(group, hook)
+        x = torch.full((1, 2), 2.0)
+        failing.append(True)
+        with pytest.raises(KeyError):
+            model(x, True).sum().backward()
+        failing.clear()
+        with pytest.raises(KeyError):  # the pass is over now
+            model(x, True)
+        model.zero_grad(set_to_none=False)
+        model(x, group.rank == 1).sum().backward()
+        return model.module.b.weight.grad.tolist()
+
+    assert run_local(run, 2) == [[[1.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        UserDict(x=torch.ones(1)),
+        MappingProxyType({"x": torch.ones(1)}),
+        defaultdict(list),
+        torch.Size([2]),
+        ({"x": [torch.ones(1)]}, [], ()),
+        OrderedDict(x=torch.ones(1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inputs_of_other_kinds_are_what_torch_makes_of_them(value):
+    def kinds(x):
+        inner = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
+        return type(x), getattr(x, "device", None), [kinds(one) for one in inner]
+
+    meta = torch.device("meta")
+    (wanted,) = _recursive_to(value, meta, False)
+    assert kinds(moved(value, meta)) == kinds(wanted)
