@@ -2,8 +2,9 @@
 
 Contract: as `bucket.Bucket`, and no call blocks the host, but where other ranks are needed first. A
 gradient may be marked by any thread, on any stream: the bucket leaves behind all of them. Arrays of
-the caller's own are read when the bucket leaves; until the pass is finished they are left alone.
-Means are ready on the finishing thread's current stream, and on those on which their arrays came.
+the caller's own are read when the bucket leaves; until the pass is finished they are left alone,
+and the streams on which they came exist. Means are ready on the finishing thread's current stream,
+and on those on which their arrays came.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Futures that end in the thread that waits for them: no other has to wake up for it.
 
-Contract: nothing happens without a wait. On a device that is the point: what follows is queued on
-the waiting thread's current stream, behind what it follows from, and the host goes on.
+Contract: nothing happens without a wait, for this Future or for what `then` makes of it; who only
+attaches a callback (collect_all, Work.from_future, await) waits for ever. On a device that is the
+point: what follows is queued on the waiting thread's current stream, behind what it follows from,
+and the host goes on.
 """
 
 from __future__ import annotations
