@@ -53,6 +53,10 @@ class Reasons:
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._number_of(channel)
             return name, seq, f"{name} #{seq}"
+        if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
+            name = "send" if channel.shared.kind == at.SENDER else "recv"
+            seq = self._number_of(channel)
+            return name, seq, f"{name} #{seq}"
         look = self._areas.last_record if ops else self._areas.latest
         seq, last = look(self._areas.rank)
         name = describe(ops) if ops else last.partition("(")[0]

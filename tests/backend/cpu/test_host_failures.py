@@ -127,6 +127,19 @@ def test_a_rank_that_leaves_early_is_named() -> None:
     assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
 
 
+def test_who_waits_for_a_message_of_a_rank_that_has_left_says_so() -> None:
+    def call(group: Any) -> BaseException | None:
+        group.barrier()
+        if group.rank == 0:
+            group.backend("cpu").close()
+            return None
+        return caught(group, lambda g: g.recv(np.ones(4), 0))
+
+    with ranks_on("ab") as ranks:
+        error = ranks.run(call)[1]
+    assert "still waits for it in recv" in str(error)
+
+
 APART = """
 os.environ["NC10D_HOST_ID"] = {names!r}[rank]
 group = join(timeout={timeout})
