@@ -407,8 +407,8 @@ def what_lies_there_for_unused_gradients_comes_first(group: ProcessGroup) -> Non
 
     with cuda.on_device(mine):
         a_pass()  # whatever is made once is made here
-        cuda.synchronize(mine)
         reducer.zero_grad()
+        cuda.synchronize(mine)
         with held(begins.handle):
             a_pass()
         cuda.synchronize(mine)
