@@ -36,7 +36,7 @@ WAITS: dict[str, Call] = {
     "wait": lambda store: store.wait(["there", "absent"]),
     "multi_get": lambda store: store.multi_get(["there", "absent"]),
     "queue_pop": lambda store: store.queue_pop("absent"),
-    "barrier": lambda store: store.barrier("absent", 99),
+    "barrier": lambda store: store.barrier("absent but for who waits", 99),
 }
 ASKS: dict[str, Call] = {
     "add": lambda store: store.add("absent", 1),
@@ -180,7 +180,7 @@ def half_answered(name: str, part: bytes) -> float:
     """Return how late the timeout of a call is that is answered with `part`, and no more."""
     with answering(part) as port, client(port) as store:
         store.set_timeout(LIMIT)
-        told = f"{HOST}:{port}" if name in KEYLESS else "'absent'"
+        told = f"{HOST}:{port}" if name in KEYLESS else "'absent"
         return times_out(lambda: CALLS[name](store), told)
 
 
@@ -207,7 +207,7 @@ def test_a_frozen_server_is_a_timeout_and_thawed_it_serves_on(
     with client(port) as store:
         for number in range(TRIES):
             store.set_timeout(LIMIT)
-            told = f"{HOST}:{port}" if name in KEYLESS else "'absent'"
+            told = f"{HOST}:{port}" if name in KEYLESS else "'absent"
             with frozen(child.pid):
                 took.check(times_out(lambda: CALLS[name](store), told))
             store.set_timeout(20)
@@ -281,7 +281,7 @@ def kill_a_server() -> float:
             error, at = one.ended()
             assert isinstance(error, StoreError)
             assert not isinstance(error, StoreTimeout)
-            assert (f"{HOST}:{port}" if name in KEYLESS else "'absent'") in str(error)
+            assert (f"{HOST}:{port}" if name in KEYLESS else "'absent") in str(error)
             took.check(at - killed)
         started = time.monotonic()
         with pytest.raises(StoreError, match="nobody listens there any more"):
