@@ -122,8 +122,10 @@ class Dispatcher(Collectives, PointToPoint):
             return False
         if not 0 <= tag <= LARGEST_TAG:
             return False
+        if lenders and type(x) in lenders:
+            return self._quick_lent_message(kind, peer, x, tag)
         if not hot.quick_message(kind, peer, x, tag, self.timeout):
-            return type(x) in lenders and self._quick_lent_message(kind, peer, x, tag)
+            return False
         next(self._launches)
         return True
 
