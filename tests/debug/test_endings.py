@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import signal
 import tempfile
@@ -99,11 +100,13 @@ class Hoarding(Still):
     """One whose groups keep a MiB each when they are dropped."""
 
     def __init__(self) -> None:
-        self._kept: list[bytes] = []
+        self._kept: list[mmap.mmap] = []
 
     def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
-        """Keep it."""
-        self._kept.append(os.urandom(1 << 20))
+        """Keep it, in pages of its own: the heap may have room that was in memory before."""
+        kept = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        kept.write(os.urandom(1 << 20))
+        self._kept.append(kept)
 
 
 class Dropping(Still):
