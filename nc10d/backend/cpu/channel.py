@@ -119,7 +119,7 @@ class Channel:
 
     def submit(self, submission: Submission, last: bool = False) -> bool:
         """Append to the ring; False if it is full. `last` may take a receiver's last place."""
-        self.forget_ended()
+        self._forget_ended()
         self.flying[submission.address] = submission
         room = at.RING_SLOTS if last else self._room
         while (answer := engine.submit(self.address, submission.address, room)) == at.NEW_SITE:
@@ -162,7 +162,7 @@ class Channel:
 
     def _blank(self, arrays: int, keep: Any) -> Submission:
         """Return a submission in flight with room for so many arrays, to be filled in."""
-        self.forget_ended()
+        self._forget_ended()
         submission = Submission.__new__(Submission)
         submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
         submission.address = address = plain.address(words)
@@ -170,8 +170,8 @@ class Channel:
         self.flying[address] = submission
         return submission
 
-    def forget_ended(self) -> None:
-        """Let go of the arrays of what has ended: a Work that was dropped does not do it."""
+    def _forget_ended(self) -> None:
+        # A Work that was dropped forgets nothing, and its arrays would stay for ever.
         # Other threads submit meanwhile: look at a copy. Receives end in another order than
         # they were posted in: now and then all are looked at.
         many = len(self.flying) > at.RING_SLOTS

@@ -94,8 +94,6 @@ class Launching(Waits):
         try:
             answer = messages.run_message(lane.address, x, tag)
             if answer == at.DONE:
-                if lane.channel.flying:
-                    lane.channel.forget_ended()
                 return True
             while answer == at.NEW_SITE:
                 sites.learn()
@@ -108,7 +106,6 @@ class Launching(Waits):
         except BaseException:
             self._let_go(lane.channel, (kind(x, peer, tag),))
             raise
-        lane.channel.forget_ended()
         return bool(answer != at.BUSY)
 
     def _streaming(self) -> bool:

@@ -248,31 +248,6 @@ def test_a_dropped_work_keeps_its_array_until_the_operation_has_ended() -> None:
         ranks.run(dropped, [threading.Barrier(2)] * 2)
 
 
-def dropped_messages(group: Any) -> None:
-    peer, short = 1 - group.rank, np.ones(4)
-    for _ in range(2):  # known from the second on, and past the ring
-        (group.send if group.rank == 0 else group.recv)(short, peer)
-    if group.rank == 1:
-        for _ in range(3):
-            group.recv(np.zeros(1 << 18), peer)
-        group.barrier()
-        group.recv(short, peer)
-        return
-    arrays = [np.ones(1 << 18) for _ in range(3)]
-    seen = [weakref.ref(x) for x in arrays]
-    while arrays:
-        group.isend(arrays.pop(), peer)
-    group.barrier()
-    group.send(short, peer)
-    gc.collect()
-    assert all(array() is None for array in seen)
-
-
-def test_a_message_past_the_ring_lets_the_arrays_of_dropped_works_go() -> None:
-    with Ranks(2) as ranks:
-        ranks.run(dropped_messages)
-
-
 KILLED = """
 group = join()
 x = np.ones(100_000)
