@@ -22,13 +22,8 @@ from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as codes
-from nc10d.backend.cpu.program import (
-    Call,
-    Combine,
-    Kernel,
-    Program,
-    Step,
-    board,
+from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, Step, board, user
+from nc10d.backend.cpu.steps import (
     copy,
     end_round,
     expose,
@@ -36,7 +31,6 @@ from nc10d.backend.cpu.program import (
     free,
     reduce_ranks,
     signal,
-    user,
     wait_all,
 )
 from nc10d.bench.samples import Sample, typical

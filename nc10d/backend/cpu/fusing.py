@@ -17,21 +17,9 @@ from nc10d import spans
 from nc10d.backend.cpu.algorithms import all_reduce
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
 from nc10d.backend.cpu.gates import Gates
-from nc10d.backend.cpu.program import (
-    Call,
-    Program,
-    Step,
-    concatenate,
-    divert,
-    end_round,
-    enter,
-    free,
-    gate,
-    jump,
-    open_gate,
-    signal,
-)
+from nc10d.backend.cpu.program import Call, Program, Step, concatenate
 from nc10d.backend.cpu.requests import Request
+from nc10d.backend.cpu.steps import divert, end_round, enter, free, gate, jump, open_gate, signal
 from nc10d.backend.cpu.strided import packs, unpacks
 from nc10d.buffer import Buffer
 

@@ -25,8 +25,9 @@ from nc10d.backend.cpu.linking import link as link_program
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside
-from nc10d.backend.cpu.program import Call, Program, Step, gate, pack, unpack
+from nc10d.backend.cpu.program import Call, Program, Step
 from nc10d.backend.cpu.sites import text_in
+from nc10d.backend.cpu.steps import gate, pack, unpack
 from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024

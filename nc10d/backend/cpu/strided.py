@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.program import Program, Step, pack, unpack
+from nc10d.backend.cpu.program import Program, Step
 from nc10d.backend.cpu.requests import Fold, Request
+from nc10d.backend.cpu.steps import pack, unpack
 from nc10d.buffer import Buffer
 
 Words = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nc10d.backend.cpu.program import signal, wait, wait_all
+from nc10d.backend.cpu.steps import signal, wait, wait_all
 from nc10d.testing.simulation import mistakes as wrong
 from nc10d.testing.simulation.clock import virtual
 from nc10d.testing.simulation.mistakes import Change

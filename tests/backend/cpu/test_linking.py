@@ -8,7 +8,8 @@ from nc10d.backend.cpu import linking
 from nc10d.backend.cpu.linking import link
 from nc10d.backend.cpu.native import interpreter, operands
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Call, Kind, Program, Step, copy, signal, user
+from nc10d.backend.cpu.program import Call, Kind, Program, Step, user
+from nc10d.backend.cpu.steps import copy, signal
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:

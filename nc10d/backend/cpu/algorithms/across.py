@@ -19,10 +19,8 @@ from nc10d.backend.cpu.algorithms.crossing import continued, flow, give, loop, s
 from nc10d.backend.cpu.algorithms.folding import Outgoing, fold, reduce_across, within
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
 from nc10d.backend.cpu.algorithms.meeting import Gathered, Span, opening, span_of
-from nc10d.backend.cpu.program import (
-    At,
-    Step,
-    board,
+from nc10d.backend.cpu.program import At, Step, board, user
+from nc10d.backend.cpu.steps import (
     copy,
     end_round,
     enter,
@@ -30,7 +28,6 @@ from nc10d.backend.cpu.program import (
     meet_all,
     reduce_ranks,
     signal,
-    user,
     wait,
 )
 

@@ -13,21 +13,15 @@ from dataclasses import dataclass
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
-from nc10d.backend.cpu.program import (
-    INLINE_BYTES,
-    NOWHERE,
-    At,
-    Step,
-    board,
+from nc10d.backend.cpu.program import INLINE_BYTES, NOWHERE, At, Step, board, inline, user
+from nc10d.backend.cpu.steps import (
     copy,
     end_round,
     enter,
     free,
-    inline,
     meet_all,
     reduce_ranks,
     signal,
-    user,
     wait,
     wait_all,
 )

@@ -10,20 +10,8 @@ from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import (
-    INLINE_BYTES,
-    Step,
-    board,
-    copy,
-    end_round,
-    enter,
-    free,
-    inline,
-    meet_all,
-    signal,
-    user,
-    wait,
-)
+from nc10d.backend.cpu.program import INLINE_BYTES, Step, board, inline, user
+from nc10d.backend.cpu.steps import copy, end_round, enter, free, meet_all, signal, wait
 
 
 def barrier(layout: Layout) -> list[Step]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nc10d.backend.cpu.program import At, Combine, Kernel, Step, apply, copy
+from nc10d.backend.cpu.program import At, Combine, Kernel, Step
+from nc10d.backend.cpu.steps import apply, copy
 from nc10d.ops import RedOp, ReduceOp
 
 

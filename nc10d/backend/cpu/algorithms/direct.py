@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
-from nc10d.backend.cpu.program import (
-    At,
-    Step,
+from nc10d.backend.cpu.program import At, Step, user
+from nc10d.backend.cpu.steps import (
     copy,
     divert,
     end_round,
@@ -29,7 +28,6 @@ from nc10d.backend.cpu.program import (
     jump,
     recall,
     signal,
-    user,
     wait,
     wait_all,
 )

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.gather import moved
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import (
-    At,
-    Step,
+from nc10d.backend.cpu.program import At, Step, board, user
+from nc10d.backend.cpu.steps import (
     agree,
-    board,
     copy,
     end_round,
     enter,
@@ -26,7 +24,6 @@ from nc10d.backend.cpu.program import (
     meet,
     meet_all,
     signal,
-    user,
     wait,
 )
 

@@ -13,7 +13,8 @@ from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, push, scratch, take
 from nc10d.backend.cpu.algorithms.layout import LINE, line_down, line_up
 from nc10d.backend.cpu.algorithms.meeting import Span
-from nc10d.backend.cpu.program import At, Step, apply
+from nc10d.backend.cpu.program import At, Step
+from nc10d.backend.cpu.steps import apply
 from nc10d.ops import SUM, RedOp
 
 SEGMENTS_BYTES = 256 * 1024

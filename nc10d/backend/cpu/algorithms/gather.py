@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import (
-    At,
-    Step,
-    board,
+from nc10d.backend.cpu.program import At, Step, board
+from nc10d.backend.cpu.steps import (
     copy,
     end_round,
     enter,

@@ -21,17 +21,8 @@ from nc10d.backend.cpu.algorithms.crossing import (
     take,
 )
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import (
-    At,
-    Step,
-    copy,
-    end_round,
-    enter,
-    free,
-    meet_all,
-    signal,
-    wait,
-)
+from nc10d.backend.cpu.program import At, Step
+from nc10d.backend.cpu.steps import copy, end_round, enter, free, meet_all, signal, wait
 
 
 @dataclass(frozen=True, slots=True)

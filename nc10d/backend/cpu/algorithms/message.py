@@ -10,20 +10,8 @@ from __future__ import annotations
 from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
 from nc10d.backend.cpu.algorithms.layout import NEVER, line_up
 from nc10d.backend.cpu.native.layout import LINK_TICKS as TICKS
-from nc10d.backend.cpu.program import (
-    Step,
-    board,
-    copy,
-    end_round,
-    expose,
-    fetch,
-    header,
-    jump,
-    pick,
-    signal,
-    user,
-    wait,
-)
+from nc10d.backend.cpu.program import Step, board, user
+from nc10d.backend.cpu.steps import copy, end_round, expose, fetch, header, jump, pick, signal, wait
 
 SENDER, RECEIVER = 0, 1
 SEGMENTS = TICKS

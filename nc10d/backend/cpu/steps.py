@@ -1,0 +1,192 @@
+"""The steps that algorithms are written with: one function for each, which says what it does.
+
+What a round, a tick and a half are is said at the head of `program`.
+"""
+
+from __future__ import annotations
+
+from nc10d.backend.cpu.program import (
+    GATE_BYTES,
+    NOWHERE,
+    At,
+    Combine,
+    Kernel,
+    Kind,
+    Step,
+    board,
+    user,
+)
+
+
+def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
+    """dst[:nbytes] = src[:nbytes]; with `total`, at most what is left of it in this segment."""
+    return Step(Kind.COPY, nbytes, dst=dst, src=src, total=total)
+
+
+def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0) -> Step:
+    """dst = kernel(src, arg): a copy that scales or divides on the way."""
+    return Step(Kind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
+
+
+def reduce_ranks(
+    dst: At, src: At, own: At, nbytes: int, how: Combine, also: At = NOWHERE, total: int = 0
+) -> Step:
+    """dst = contributions of all ranks folded in rank order.
+
+    `src` says where in everyone's board (or inline slot) a contribution lies, `own` where mine
+    does; `also` is a second destination, written while the result is hot.
+    """
+    return Step(
+        Kind.REDN,
+        nbytes,
+        dst=dst,
+        src=src,
+        own=own,
+        also=also,
+        kernel=how.pair,
+        last=how.last,
+        arg=how.last_arg,
+        total=total,
+    )
+
+
+def signal(tick: int) -> Step:
+    """Set my counter to `tick` of this round, visible to everyone."""
+    return Step(Kind.SIGNAL, tick=tick)
+
+
+def wait(peer: int, tick: int) -> Step:
+    """Wait until a peer's counter has reached `tick` of this round."""
+    return Step(Kind.WAIT, tick=tick, peer=peer)
+
+
+def wait_all(tick: int) -> Step:
+    """Wait until every peer's counter has reached `tick` of this round."""
+    return Step(Kind.WAITALL, tick=tick)
+
+
+def free() -> Step:
+    """Wait until every peer has left the round that last used this half."""
+    return Step(Kind.FREE)
+
+
+def enter(flag: bool = False) -> Step:
+    """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
+    return Step(Kind.ENTER, tick=int(flag))
+
+
+def meet(peer: int) -> Step:
+    """Wait for a peer's tick 1 and compare its fingerprint with mine."""
+    return Step(Kind.MEET, tick=1, peer=peer)
+
+
+def meet_all() -> Step:
+    """Wait for everyone's tick 1 and compare fingerprints."""
+    return Step(Kind.MEETALL, tick=1)
+
+
+def divert(steps: int) -> Step:
+    """Like meet_all; if anybody has entered with the flag, leave out the next `steps`."""
+    return Step(Kind.DIVERT, tick=1, skip=steps)
+
+
+def jump(steps: int) -> Step:
+    """Leave out the next `steps`."""
+    return Step(Kind.JUMP, skip=steps)
+
+
+def expose(rank: int, src: At, readable: bool, flag: bool = True, lent: int = 0) -> Step:
+    """Let peers read an array of mine where it lies, until they say that they have.
+
+    Goes before signal(1). `readable` says whether the kernel may be asked to copy it, if it is not
+    registered and the group can do that. An array that can't be read sets my `flag` (`divert`).
+    The first `lent` bytes, if it is registered and begins a page, peers may also write, until
+    `recall`.
+    """
+    return Step(Kind.EXPOSE, lent, int(flag), board(rank), src, arg=int(readable))
+
+
+def recall() -> Step:
+    """Peers have written all of what I have lent them: it is mine again."""
+    return Step(Kind.RECALL)
+
+
+def pick(rank: int, steps: int) -> Step:
+    """If what a rank has exposed can't be read, leave out the next `steps`; for two ranks alone."""
+    return Step(Kind.PICK, src=board(rank), skip=steps)
+
+
+def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
+    """dst := `nbytes` from `offset` on of the array that a peer has exposed.
+
+    What I have lent, the peer has put there already.
+    """
+    return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
+
+
+def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine, lent: int = 0) -> Step:
+    """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
+
+    `own` is where mine are. dst may be the same place. Where peers have lent the first `lent`
+    bytes of their arrays, they get the result too.
+    """
+    return Step(
+        Kind.FOLD,
+        nbytes,
+        lent,
+        dst=dst,
+        src=board(0),
+        own=own,
+        kernel=how.pair,
+        last=how.last,
+        arg=how.last_arg,
+        total=offset,
+    )
+
+
+def gate(words: int, number: int) -> Step:
+    """Wait until gate `number` of user array `words` is open. Only this rank knows of it."""
+    return Step(Kind.GATE, dst=user(words, GATE_BYTES * number))
+
+
+def open_gate(words: int, number: int) -> Step:
+    """Open a gate: what waits for it may go on."""
+    return Step(Kind.OPEN, dst=user(words, GATE_BYTES * number))
+
+
+def agree(send: int, expect: int, slot: int) -> Step:
+    """Compare announced sizes with those expected; settle how many rounds the exchange takes.
+
+    Every board starts with one int64 per rank: the bytes that its owner sends there. User array
+    `expect` holds what I await from each, `slot` is how many bytes travel per pair and round.
+    """
+    return Step(Kind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
+
+
+def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
+    return Step(Kind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
+
+
+def header() -> Step:
+    """Show a message's tag, size and dtype, taken from its descriptor, beside my counter."""
+    return Step(Kind.HEADER)
+
+
+def pack(flat: int, strided: int, shape: int) -> Step:
+    """User array `flat`, contiguous, := user array `strided`; `shape` says how that lies.
+
+    `shape` is the number of a user array of words: bytes of an element, dimensions, then sizes,
+    strides in bytes, and as many words again for the engine.
+    """
+    return Step(Kind.PACK, dst=user(flat), src=user(strided), own=user(shape))
+
+
+def unpack(strided: int, flat: int, shape: int) -> Step:
+    """User array `strided` := user array `flat`; the inverse of `pack`."""
+    return Step(Kind.UNPACK, dst=user(strided), src=user(flat), own=user(shape))
+
+
+def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
+    """Like end_round, but repeats as often as the last `agree` settled."""
+    return Step(Kind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
