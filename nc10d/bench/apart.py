@@ -1,26 +1,75 @@
-"""Jobs whose ranks are on hosts of their own: network namespaces."""
+"""Jobs whose ranks are on hosts of their own: network namespaces.
+
+SIGTERM and Ctrl-C end a job's ranks and take the hosts away; a second one waits until that is done.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from nc10d.auth import VALUE, new_token
-from nc10d.bench.plain import PLAIN
+from nc10d.bench.plain import is_plain
 from nc10d.bench.starters import Rows
-from nc10d.testing.networks import DEVICE, Network
+from nc10d.testing.networks import DEVICE, Network, network
 
 PORT = "29500"
+TERMINATED = 128 + signal.SIGTERM
+"""What a shell reports for a command that SIGTERM ended."""
+_ENDING = {signal.SIGTERM, signal.SIGINT}
+
+
+@contextlib.contextmanager
+def hosts_of_their_own(count: int) -> Iterator[Network]:
+    """Make hosts that are taken away again also if a signal ends this process.
+
+    For a main thread. UnsupportedPlatform where hosts can't be made.
+    """
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        with _undisturbed(), network(count) as net, _disturbed():
+            yield net
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(TERMINATED)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals that end a process wait, also in children: a terminal's Ctrl-C reaches them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _disturbed() -> Iterator[None]:
+    """Amid an `_undisturbed`, let them come."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
 def words_of(net: Network, library: str) -> list[str]:
     """Return the module that measures a library, and its first arguments."""
-    if library.startswith(PLAIN):
+    if is_plain(library):
         addresses = [net.address(host) for host in range(len(net.names))]
         return ["nc10d.bench.plain", library, json.dumps(addresses)]
     return ["nc10d.bench.peers", library]
@@ -33,29 +82,41 @@ def run_apart(net: Network, mates: int, words: Sequence[str], limit: float) -> R
     `limit` seconds; RuntimeError with a rank's last words if one fails.
     """
     python = [sys.executable, "-m"]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         out = Path(folder) / "rows.json"
-        ranks = [
-            subprocess.Popen(
-                [*net.inside(rank // mates), *python, *words, str(out)],
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **dict(_variables(net, mates, rank, token))},
-            )
-            for token in [new_token()]
-            for rank in range(mates * len(net.names))
-        ]
-        try:
-            for rank in ranks:
-                _, told = rank.communicate(timeout=limit)
-                if rank.returncode:
-                    raise RuntimeError(f"{words[0]}: {told[-1500:]}")
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        token = new_token()
+        ranks = []
+        for rank in range(mates * len(net.names)):
+            command = [*net.inside(rank // mates), *python, *words, str(out)]
+            process = _started(command, dict(_variables(net, mates, rank, token)), started)
+            ranks.append(process)
+        for process in ranks:
+            _, told = process.communicate(timeout=limit)
+            if process.returncode:
+                raise RuntimeError(f"{words[0]}: {told[-1500:]}")
         rows: Rows = json.loads(out.read_text())
         return rows
+
+
+def _started(
+    command: Sequence[str], variables: Mapping[str, str], stack: contextlib.ExitStack
+) -> subprocess.Popen[str]:
+    """Start a rank that ends with the stack. A signal amid this would leave it to nobody."""
+    with _undisturbed():
+        process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+            preexec_fn=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _ENDING),
+        )
+        stack.callback(_end, process)
+    return process
+
+
+def _end(rank: subprocess.Popen[str]) -> None:
+    rank.kill()
+    rank.communicate()
 
 
 def _variables(net: Network, mates: int, rank: int, token: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,10 @@ processes did to the machine is noted for each round.
 
 With --hosts the ranks are on hosts of their own, network namespaces, which only root can make; the
 peers `tcp`, `tcp2`... are plain copies of the bytes that have to cross, by so many sockets a pair
-(plain.py); no verdict counts them.
+(plain.py); no verdict counts them. An MPI can't be asked for there: its launcher would have to
+reach the hosts.
+
+What --json names is written after each round, so a run that was ended early can be shown by --read.
 """
 
 from __future__ import annotations
@@ -21,12 +24,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nc10d.bench import plots
-from nc10d.bench.apart import run_apart, words_of
+from nc10d.bench.apart import hosts_of_their_own, run_apart, words_of
 from nc10d.bench.foreign import Foreign
-from nc10d.bench.plain import PLAIN
-from nc10d.bench.starters import Rows, run_job, starter
+from nc10d.bench.plain import is_plain
+from nc10d.bench.starters import LIBRARIES, WANDERERS, Rows, run_job, starter
 from nc10d.bench.verdicts import CONFIDENCE, LEAD, Estimate, coverage, estimate, judge, too_near
-from nc10d.testing.networks import network
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -45,9 +47,9 @@ Start = Callable[[str, Sequence[str]], Rows]
 """Runs a library's job with the arguments of peers.py."""
 
 
-def cells(collective: str, largest: int) -> list[Cell]:
+def cells(collective: str, largest: int, smallest: int = 0) -> list[Cell]:
     """Return what is measured of a collective: its sizes up to `largest`; a barrier has none."""
-    sizes = [0] if collective == "barrier" else [n for n in SIZES if n <= largest]
+    sizes = [0] if collective == "barrier" else [n for n in SIZES if smallest <= n <= largest]
     return [(collective, nbytes) for nbytes in sizes]
 
 
@@ -66,22 +68,27 @@ def started(options: argparse.Namespace) -> Iterator[Start]:
         yield lambda library, words: run_job(library, options.ranks, module, words, options.limit)
         return
     mates = options.ranks // options.hosts
-    with network(options.hosts) as net:
+    with hosts_of_their_own(options.hosts) as net:
         yield lambda library, words: run_apart(
             net, mates, [*words_of(net, library), *words], options.limit
         )
 
 
 def collect(options: argparse.Namespace, start: Start) -> tuple[Samples, list[float]]:
-    """Run all rounds; return times by library and cell, and each round's foreign load in cores."""
+    """Run all rounds; return times by library and cell, and each round's foreign load in cores.
+
+    After each round all that has been measured is saved, if that is asked for.
+    """
     samples: Samples = {library: {} for library in options.libraries}
-    loads = []
+    loads: list[float] = []
     for number in range(options.rounds):
         with Foreign() as foreign:
             for library, collective in _order(options, number):
                 for (name, nbytes), seconds in _measured(start, library, collective, options):
                     samples[library].setdefault((name, nbytes), []).append(seconds)
         loads.append(foreign.cores)
+        if options.json:
+            save(options.json, samples, options.ranks, loads)
         told = f"# round {number + 1} of {options.rounds}: others used {foreign.cores:.2f} cores"
         print(told, file=sys.stderr, flush=True)
     return samples, loads
@@ -97,7 +104,7 @@ def _measured(
     start: Start, library: str, collective: str, options: argparse.Namespace
 ) -> Iterator[tuple[Cell, float]]:
     """Yield one job's times; RuntimeError if any element was wrong."""
-    jobs = json.dumps(cells(collective, options.max_bytes))
+    jobs = json.dumps(cells(collective, options.max_bytes, options.min_bytes))
     for name, nbytes, seconds, wrong in start(library, [jobs, str(options.budget)]):
         if wrong:
             raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
@@ -108,12 +115,12 @@ def table(samples: Samples) -> list[str]:
     """Return the comparison as a Markdown table; below it, the cells that fall short."""
     libraries, ours = list(samples), samples["nc10d"]
     head = ["collective", "bytes", *(f"{name} µs" for name in libraries), "best/nc10d", "nc10d is"]
-    head += ["copy/nc10d"] if any(name.startswith(PLAIN) for name in libraries) else []
+    head += ["copy/nc10d"] if any(map(is_plain, libraries)) else []
     rows = [_row(head), "|" + "---|" * len(head)]
     behind, near = [], []
     for (collective, nbytes), _ in ours.items():
         found = {name: estimate(samples[name][collective, nbytes]) for name in libraries}
-        plain = {name: one for name, one in found.items() if name.startswith(PLAIN)}
+        plain = {name: one for name, one in found.items() if is_plain(name)}
         peers = {name: one for name, one in found.items() if name not in {"nc10d", *plain}}
         verdict = judge(nbytes, found["nc10d"], peers)
         told = [*map(str, found.values()), f"{verdict.ratio:.2f}", verdict.word]
@@ -152,9 +159,12 @@ def heading(samples: Samples, ranks: int, loads: Sequence[float]) -> str:
 
 
 def save(path: Path, samples: Samples, ranks: int, loads: Sequence[float]) -> None:
-    """Write everything that was measured as JSON."""
+    """Write everything that was measured as JSON, in place of what the file held."""
     flat = {lib: [[*cell, times] for cell, times in of.items()] for lib, of in samples.items()}
-    path.write_text(json.dumps({"ranks": ranks, "foreign": list(loads), "samples": flat}))
+    # Whole or not at all: who is interrupted here keeps the round before.
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps({"ranks": ranks, "foreign": list(loads), "samples": flat}))
+    partial.replace(path)
 
 
 def load(path: Path) -> tuple[Samples, int, list[float]]:
@@ -174,22 +184,49 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="of all hosts together (2)")
     parser.add_argument("--hosts", type=int, default=1, help="network namespaces to run on (1)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--min-bytes", type=int, default=0)
     parser.add_argument("--max-bytes", type=int, default=SIZES[-1])
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--budget", type=float, default=0.08, help="seconds for a cell's round")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one job")
-    parser.add_argument("--json", type=Path, help="write all samples to this file")
+    parser.add_argument("--json", type=Path, help="write samples to this file after each round")
     parser.add_argument("--read", type=Path, help="show the samples of this file: measure nothing")
     parser.add_argument("--plot", type=Path, help="draw time over bytes into this PNG file")
     options = parser.parse_args(arguments)
     options.libraries = ["nc10d", *options.compare.split(",")]
     options.collectives = options.collectives.split(",")
-    unknown = set(options.collectives) - set(COLLECTIVES)
-    if unknown:
-        parser.error(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(COLLECTIVES)}")
-    if options.ranks % options.hosts:
-        parser.error(f"{options.ranks} ranks can't be dealt to {options.hosts} hosts evenly")
+    problem = "" if options.read else _problem(options)
+    if problem:
+        parser.error(problem)
     return options
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """Say what is wrong with options that each are well-formed; empty if nothing is."""
+    peers = options.libraries[1:]
+    plain = [name for name in peers if is_plain(name)]
+    beside = [name for name in peers if name not in plain]
+    for what, found, known in (
+        ("collective", options.collectives, COLLECTIVES),
+        ("library", beside, LIBRARIES),
+    ):
+        unknown = sorted(set(found) - set(known))
+        if unknown:
+            return f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}"
+    if not beside:
+        return "a comparison needs a library beside nc10d: gloo, or gloo,tcp with --hosts 2"
+    if options.hosts < 1 or options.ranks % options.hosts:
+        return f"{options.ranks} ranks can't be dealt to {options.hosts} hosts evenly"
+    return _misplaced(options.hosts, plain, beside)
+
+
+def _misplaced(hosts: int, plain: Sequence[str], beside: Sequence[str]) -> str:
+    if hosts == 1 and plain:
+        return f"{', '.join(plain)} copies between hosts: it needs --hosts 2 or more"
+    bound = [name for name in beside if name not in WANDERERS]
+    if hosts > 1 and bound:
+        return f"{', '.join(bound)} can't be started with --hosts {hosts}; gloo can"
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,8 +240,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with started(options) as start:
             samples, loads = collect(options, start)
     print(heading(samples, ranks, loads), "", *table(samples), sep="\n")
-    if options.json:
-        save(options.json, samples, ranks, loads)
     if options.plot:
         plots.time_over_bytes(samples, f"{ranks} ranks", options.plot)
     return 0
@@ -213,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def require(libraries: Sequence[str]) -> None:
     """Leave with a word if a library's launcher is not installed."""
     for library in libraries:
-        missing = "" if library.startswith(PLAIN) else starter(library, 1).missing
+        missing = "" if is_plain(library) else starter(library, 1).missing
         if missing:
             raise SystemExit(f"{library}: {missing} is not installed")
 

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 import nc10d as dist
-from nc10d.bench.apart import run_apart
+from nc10d.bench.apart import hosts_of_their_own, run_apart
 from nc10d.bench.calibrate import LIMIT, call_seconds, calls, pin, survey_here
 from nc10d.bench.rates import Bench, often, streams
 from nc10d.bench.samples import Cell, Round, Sample
 from nc10d.subgroups import new_group
-from nc10d.testing.networks import network
 
 SAMPLE, CELL = "sample", "cell"
 
@@ -35,7 +34,7 @@ def survey_apart(cells: Sequence[Cell], hosts: int, rounds: int) -> list[Round]:
     """
     jobs = json.dumps([(cell.op, cell.nbytes) for cell in cells])
     found = []
-    with network(hosts) as net:
+    with hosts_of_their_own(hosts) as net:
         for _ in range(rounds):
             (near,) = survey_here((), 1, far=False)
             rows = run_apart(net, 1, ["nc10d.bench.distant", jobs], LIMIT)

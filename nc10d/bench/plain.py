@@ -37,6 +37,12 @@ GIVES: dict[str, Gives] = {
 """What part of an array a host must give to another one."""
 
 
+def is_plain(name: str) -> bool:
+    """Say whether a name is a plain copy's: tcp, or tcp4."""
+    count = name.removeprefix(PLAIN)
+    return name.startswith(PLAIN) and (not count or (count.isdecimal() and int(count) > 0))
+
+
 class Wires:
     """My sockets to the ranks that have my number on the other hosts: `count` to each, by host."""
 

@@ -19,6 +19,9 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 Rows = list[list[Any]]
+LIBRARIES = ("nc10d", "gloo", "mpich", "openmpi")
+WANDERERS = ("nc10d", "gloo")
+"""Libraries whose ranks can be started one by one, on hosts of their own."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ def starter(library: str, ranks: int) -> Starter:
         return Starter([str(BIN / "mpiexec"), "-n", str(ranks), sys.executable])
     if library == "openmpi":
         return _open_mpi(ranks)
-    if library not in ("nc10d", "gloo"):
-        raise ValueError(f"unknown library {library!r}; known: nc10d, gloo, mpich, openmpi")
+    if library not in WANDERERS:
+        raise ValueError(f"unknown library {library!r}; known: {', '.join(LIBRARIES)}")
     # No --standalone: that makes a token, and then torch's store is a stranger to ours.
     return Starter([sys.executable, "-m", "nc10d.run", "--nproc-per-node", str(ranks)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from nc10d.bench import compare, peers, plots, starters
 from nc10d.bench.apart import run_apart, words_of
-from nc10d.testing.networks import network, why_not
+from nc10d.testing.networks import ip, network, why_not
 
 REASON = why_not()
 CELLS: list[compare.Cell] = [("all_reduce", 1 << 20), ("broadcast", 1024), ("barrier", 0)]
@@ -32,12 +33,32 @@ def test_options_name_the_peers_and_the_sizes() -> None:
 def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.parse(["--collectives", "all_redcue"])
-    assert "unknown all_redcue; known: all_reduce, " in capsys.readouterr().err
+    assert "unknown collective all_redcue; known: all_reduce, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tcp", "--hosts", "2"], "needs a library beside nc10d: gloo, or gloo,tcp"),
+        (["gloo,tcp"], "tcp copies between hosts: it needs --hosts 2"),
+        (["gloo,tcpx"], "unknown library tcpx; known: nc10d, gloo"),
+        (["gloo,tcp0"], "unknown library tcp0"),
+        (["mpich", "--hosts", "2"], "mpich can't be started with --hosts 2; gloo can"),
+        (["gloo", "--hosts", "0"], "2 ranks can't be dealt to 0 hosts"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compare.parse(["--compare", *words])
+    assert told in capsys.readouterr().err
 
 
 def test_a_barrier_has_one_cell_and_others_one_a_size() -> None:
     assert compare.cells("barrier", 1 << 30) == [("barrier", 0)]
     assert [nbytes for _, nbytes in compare.cells("broadcast", 1 << 20)] == compare.SIZES[:4]
+    assert compare.cells("broadcast", 1024, 9) == [("broadcast", 1024)]
 
 
 def test_everyone_goes_at_every_time() -> None:
@@ -153,6 +174,64 @@ def test_wrong_elements_end_a_comparison() -> None:
     options = compare.parse(["--compare", "mpich", "--collectives", "all_reduce"])
     with pytest.raises(RuntimeError, match="nc10d: 3 wrong elements in all_reduce of 8 bytes"):
         compare.collect(options, lambda *_: [["all_reduce", 8, 1e-6, 3]])
+
+
+def test_what_was_measured_is_saved_round_by_round(tmp_path: Path) -> None:
+    file = tmp_path / "samples.json"
+    words = ["--compare", "gloo", "--collectives", "barrier", "--json", str(file), "--rounds", "3"]
+    rounds = []
+
+    def start(library: str, words: object) -> starters.Rows:
+        if library == "nc10d":
+            rounds.append(len(compare.load(file)[2]) if file.exists() else 0)
+        return [["barrier", 0, 1e-6, 0]]
+
+    compare.collect(compare.parse(words), start)
+    assert rounds == [0, 1, 2]
+    assert len(compare.load(file)[2]) == 3
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+
+
+APART = """
+import signal
+from nc10d.bench.apart import hosts_of_their_own
+with hosts_of_their_own(1) as net:
+    print(net.names[0], flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_hosts_are_taken_away_by_who_is_ended(number: signal.Signals, code: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", APART], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().decode().strip()
+        assert name in ip("netns", "list")
+        process.send_signal(number)
+        assert process.wait(100) == code
+    assert name not in ip("netns", "list")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_a_comparison_that_is_ended_leaves_nothing_but_its_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "samples.json"
+    few = ["--rounds", "99", "--collectives", "barrier", "--budget", "0", "--json", str(out)]
+    command = [sys.executable, "-m", "nc10d.bench", "--compare", "gloo", "--hosts", "2", *few]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("# round 1 ")
+        process.terminate()
+        # The ranks hold the pipe for output, too: it ends when they have.
+        _, told = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in told
+    assert f"nc10d-{process.pid}-" not in ip("netns", "list")
+    assert len(compare.load(out)[2]) >= 1
 
 
 @pytest.mark.long
