@@ -81,13 +81,14 @@ class Hubs:
         return LocalBackend(self._hubs[setup.size], setup.group_name, setup.rank, setup.size)
 
 
-def check(make: Callable[[BackendSetup], Any] | None = None, timeout: float = 4.0) -> int:
+def check(make: Callable[[BackendSetup], Any] | None = None, timeout: float = 10.0) -> int:
+    # The first to time out takes the rest with it, and a busy machine is no fault.
     dtypes = [DType.FLOAT32, DType.INT32, DType.BOOL]
     return check_backend(make or Hubs(), (3,), dtypes=dtypes, timeout=timeout)
 
 
 def test_the_backend_without_a_fault_conforms() -> None:
-    assert check(timeout=20.0) > 50  # a busy machine is no fault
+    assert check() > 50
 
 
 def flips_a_bit(ops: Sequence[Any]) -> None:
