@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nc10d.ops import Recv, Send
 
 Words = npt.NDArray[np.int64]
+A_FEW = 4
+"""Receives in flight that may be looked at for each call, in the long run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Channel:
         self.given_up = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
+        self._credit = 0
         # A receiver keeps a place in its ring for the message that nobody has asked for.
         self._room = at.RING_SLOTS - (1 if shared.kind == at.RECEIVER else 0)
         self._fill(shared, process, bell_bit, waiting)
@@ -119,14 +122,14 @@ class Channel:
 
     def submit(self, submission: Submission, last: bool = False) -> bool:
         """Append to the ring; False if it is full. `last` may take a receiver's last place."""
-        self._forget_ended()
+        self.forget_ended()
         self.flying[submission.address] = submission
         room = at.RING_SLOTS if last else self._room
         while (answer := engine.submit(self.address, submission.address, room)) == at.NEW_SITE:
             sites.learn()
         if answer == at.DONE:
             return True
-        self.forget(submission)  # if it is still there: a channel that stops forgets everything
+        self._drop(submission)  # if it is still there: a channel that stops forgets everything
         return False
 
     def submit_known(
@@ -143,7 +146,7 @@ class Channel:
             sites.learn()
             answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
         if answer == at.BUSY:
-            self.forget(submission)
+            self._drop(submission)
         return answer, submission
 
     def submit_message(
@@ -157,12 +160,12 @@ class Channel:
             sites.learn()
             answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, patience)
         if answer == at.BUSY:
-            self.forget(submission)
+            self._drop(submission)
         return answer, submission
 
     def _blank(self, arrays: int, keep: Any) -> Submission:
         """Return a submission in flight with room for so many arrays, to be filled in."""
-        self._forget_ended()
+        self.forget_ended()
         submission = Submission.__new__(Submission)
         submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
         submission.address = address = plain.address(words)
@@ -170,23 +173,34 @@ class Channel:
         self.flying[address] = submission
         return submission
 
-    def _forget_ended(self) -> None:
-        # A Work that was dropped forgets nothing, and its arrays would stay for ever.
+    def forget_ended(self) -> None:
+        """Let the arrays of what has ended go: a Work that was dropped forgets nothing.
+
+        Whoever has seen an operation of the channel end calls this; nobody else would.
+        """
         # Other threads submit meanwhile: look at a copy. Receives end in another order than
         # they were posted in: now and then all are looked at.
-        many = len(self.flying) > at.RING_SLOTS
-        for one in list(self.flying.values()):
+        flying = list(self.flying.values())
+        self._credit += A_FEW
+        thorough = self.shared.kind == at.RECEIVER and self._credit >= len(flying)
+        for one in flying:
             if one.finished():
-                self.forget(one)
-            elif not many:
+                self._drop(one)
+            elif not thorough:
                 return
+        self._credit = 0
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""
         return next((one for one in list(self.flying.values()) if not one.finished()), None)
 
     def forget(self, submission: Submission) -> None:
-        """Drop a submission that has ended."""
+        """Drop a submission that has ended, and others that have."""
+        self._drop(submission)
+        if self.flying:
+            self.forget_ended()
+
+    def _drop(self, submission: Submission) -> None:
         self.flying.pop(submission.address, None)
 
     def stop(self) -> None:

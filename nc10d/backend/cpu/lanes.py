@@ -101,7 +101,11 @@ class Lanes:
         """Send or receive a short message if that ends at once; False: nothing has happened."""
         while (answer := messages.try_message(lane.address, x, tag)) == at.NEW_SITE:
             sites.learn()
-        return bool(answer == at.DONE)
+        if answer != at.DONE:
+            return False
+        if lane.channel.flying:
+            lane.channel.forget_ended()
+        return True
 
     def start(self, op: Send | Recv, timeout: float, *, here: bool) -> Work | None:
         """Send or receive without waiting; None if the message is not known, or has no room.

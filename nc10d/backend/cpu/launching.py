@@ -69,20 +69,20 @@ class Launching(Waits):
             return False
         try:
             answer = plain.run_known(self._address, known.address, x, y)
-            if answer == at.DONE:
-                return True
-            while answer == at.NEW_SITE:
+            while answer != at.DONE:
+                if answer == at.BUSY:
+                    return False
+                if answer != at.NEW_SITE:
+                    self._go_on(self.channel, answer, known.ops(x, y), timeout)
+                    break
                 sites.learn()
                 answer = plain.run_known(self._address, known.address, x, y)
-                if answer == at.DONE:
-                    return True
-            if answer != at.BUSY:
-                self._go_on(self.channel, answer, known.ops(x, y), timeout)
-                return True
         except BaseException:
             self._let_go(self.channel, known.ops(x, y))
             raise
-        return False
+        if self.channel.flying:
+            self.channel.forget_ended()
+        return True
 
     def quick_message(
         self, kind: type[Send | Recv], peer: int, x: Any, tag: int, timeout: float
@@ -93,20 +93,23 @@ class Launching(Waits):
             return False
         try:
             answer = messages.run_message(lane.address, x, tag)
-            if answer == at.DONE:
-                return True
-            while answer == at.NEW_SITE:
+            while answer != at.DONE:
+                if answer == at.BUSY:
+                    return False
+                if answer != at.NEW_SITE:
+                    try:
+                        self._go_on(lane.channel, answer, (kind(x, peer, tag),), timeout)
+                    finally:
+                        lane.end()
+                    break
                 sites.learn()
                 answer = messages.run_message(lane.address, x, tag)
-            if answer not in (at.DONE, at.BUSY):
-                try:
-                    self._go_on(lane.channel, answer, (kind(x, peer, tag),), timeout)
-                finally:
-                    lane.end()
         except BaseException:
             self._let_go(lane.channel, (kind(x, peer, tag),))
             raise
-        return bool(answer != at.BUSY)
+        if lane.channel.flying:
+            lane.channel.forget_ended()
+        return True
 
     def _streaming(self) -> bool:
         """Say whether messages between hosts are under way: one thread moves them all best."""
@@ -206,6 +209,8 @@ class Launching(Waits):
         except BaseException:
             self._let_go(self.channel, ops)
             raise
+        if self.channel.flying:
+            self.channel.forget_ended()
         return True
 
     def _let_go(self, channel: Channel, ops: Sequence[Op]) -> None:

@@ -19,7 +19,9 @@ from clocks import soon
 from jobs import Job
 
 import nc10d as dist
+from nc10d.backend.cpu.channel import A_FEW
 from nc10d.backend.cpu.host import Host
+from nc10d.backend.cpu.native.layout import RING_SLOTS
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError
 from nc10d.store import HashStore
@@ -226,7 +228,8 @@ def dropped(group: Any, gate: threading.Barrier) -> None:
         group.barrier()
         group.all_reduce(np.ones(1))
         return
-    x = np.ones(50_000)
+    memory = bytearray(np.ones(50_000).data)
+    x = np.frombuffer(memory)
     array = weakref.ref(x)
     group.all_reduce(x, async_op=True)
     del x
@@ -234,18 +237,104 @@ def dropped(group: Any, gate: threading.Barrier) -> None:
     assert array() is not None, "the operation is still to come"
     gate.wait()
     group.barrier()
-    held = array()
-    assert held is not None
-    assert (held == 3).all()
-    del held
-    group.all_reduce(np.ones(1), async_op=True).wait()
     gc.collect()
     assert array() is None, "the operation is over, and nobody holds its Work"
+    assert (np.frombuffer(memory) == 3).all()
+    group.all_reduce(np.ones(1))
 
 
 def test_a_dropped_work_keeps_its_array_until_the_operation_has_ended() -> None:
     with Ranks(2) as ranks:
         ranks.run(dropped, [threading.Barrier(2)] * 2)
+
+
+CALLS = 3 * RING_SLOTS
+A_HANDFUL = 8
+
+
+def all_reduce_dropped(group: Any, x: Any) -> None:
+    group.all_reduce(x, async_op=True)
+
+
+def send_or_receive_dropped(group: Any, x: Any) -> None:
+    (group.isend if group.rank == 0 else group.irecv)(x, 1 - group.rank)
+
+
+def all_reduce(group: Any, x: Any) -> None:
+    group.all_reduce(x)
+
+
+def send_or_receive(group: Any, x: Any) -> None:
+    (group.send if group.rank == 0 else group.recv)(x, 1 - group.rank)
+
+
+def block(group: Any, x: Any) -> None:
+    with dist.coalescing_manager(group):
+        group.all_reduce(x)
+        group.all_reduce(x)
+
+
+def many_dropped(group: Any, drop: Any, wait: Any, count: int, every: int) -> int:
+    """Drop many Works, with a call that is waited for among so many; return what is alive then."""
+    mine = np.ones(4)
+    seen = []
+    for number in range(1, CALLS + 1):
+        x = np.ones(count)
+        seen.append(weakref.ref(x))
+        drop(group, x)
+        del x
+        if number % every == 0:
+            wait(group, mine)
+    gc.collect()
+    return sum(array() is not None for array in seen)
+
+
+@pytest.mark.parametrize("every", [CALLS // 12, CALLS])
+@pytest.mark.parametrize("count", [4, 20_000], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("drop", "wait"),
+    [
+        (all_reduce_dropped, all_reduce),
+        (all_reduce_dropped, block),
+        (send_or_receive_dropped, send_or_receive),
+    ],
+)
+def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
+    drop: Any, wait: Any, count: int, every: int
+) -> None:
+    with Ranks(2) as ranks:
+        alive = ranks.run(many_dropped, *([value] * 2 for value in (drop, wait, count, every)))
+    assert max(alive) <= A_HANDFUL, alive
+
+
+def beside_one_that_waits(group: Any) -> int:
+    """Drop many receives, beside one whose message comes last; return what is alive before that."""
+    peer, more = 1 - group.rank, RING_SLOTS // A_FEW + 1
+    if group.rank == 0:
+        for _ in range(CALLS + more):
+            group.send(np.ones(4), peer)
+        group.barrier()
+        group.send(np.ones(4), peer, tag=1)
+        return 0
+    late = group.irecv(np.zeros(4), peer, tag=1)
+    seen = []
+    for _ in range(CALLS):
+        x = np.zeros(4)
+        seen.append(weakref.ref(x))
+        group.irecv(x, peer)
+        del x
+    for _ in range(more):
+        group.recv(np.zeros(4), peer)
+    gc.collect()
+    alive = sum(array() is not None for array in seen)
+    group.barrier()
+    late.wait()
+    return alive
+
+
+def test_the_arrays_of_dropped_receives_go_before_the_one_of_a_receive_that_waits() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(beside_one_that_waits)[1] <= A_HANDFUL
 
 
 KILLED = """
