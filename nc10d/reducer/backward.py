@@ -88,8 +88,20 @@ class BackwardPass:
     def end(self) -> None:
         """Let go what is left, and wait for everything; raise the first thing that failed.
 
-        RuntimeError names the gradients that have not come.
+        RuntimeError names the gradients that have not come. Ctrl-C ends the wait at once: what is
+        under way then is waited for by `Storage.settle`.
         """
+        buckets = self._storage.buckets
+        try:
+            failure = self._reduced()
+        except BaseException:
+            for bucket in buckets:
+                bucket.end(reduced=False)
+            raise
+        if failure is not None:
+            raise failure
+
+    def _reduced(self) -> BaseException | None:
         buckets = self._storage.buckets
         failures = [self._failure or _attempt(self._release)]
         if failures[0] is None:
@@ -97,9 +109,7 @@ class BackwardPass:
         failures.extend(_attempt(bucket.settle) for bucket in buckets)
         reduced = not any(failures)
         failures.extend(_attempt(partial(bucket.end, reduced=reduced)) for bucket in buckets)
-        failure = next(filter(None, failures), None)
-        if failure is not None:
-            raise failure
+        return next(filter(None, failures), None)
 
     def restore(self, used: Sequence[bool]) -> None:
         """Give gradients that no rank has used the values back that they had."""

@@ -83,13 +83,18 @@ class Bucket:
     def settle(self) -> None:
         """Wait until it is reduced and put the result where the views are; raise what failed.
 
-        Nothing to wait for if it has not left.
+        Nothing to wait for if it has not left. After a Ctrl-C it can be waited for once more.
         """
-        outcome, self._outcome = self._outcome, None
+        if self._outcome is None:
+            return
         try:
-            found = self.buffer if outcome is None else reduced_array(outcome, self.seen)
+            found = reduced_array(self._outcome, self.seen)
             if found is not self.buffer:
                 self.buffer[...] = found
+            self._outcome = None
+        except Exception:
+            self._outcome = None
+            raise
         finally:
             self.seen.set_buffer(self.buffer)
 
@@ -156,6 +161,11 @@ class Storage:
         """Set all gradients to zero."""
         for bucket in self.buckets:
             bucket.zero()
+
+    def settle(self) -> None:
+        """Wait for what a pass that was interrupted has left under way, if one was."""
+        for bucket in self.buckets:
+            bucket.settle()
 
 
 def _kind(device: str) -> type[Bucket]:

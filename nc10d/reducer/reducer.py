@@ -150,13 +150,15 @@ class Reducer(Observed):
 
         What lies in `gradients` for them takes part in the mean: zero it, or let it accumulate.
         Without `begin` and `finish`, a pass accumulates, and nothing is reduced. RuntimeError if a
-        pass has not been finished; ValueError if `unused` needs `find_unused_parameters`.
+        pass has not been finished; ValueError if `unused` needs `find_unused_parameters`. Where
+        Ctrl-C ended the last `finish`, what that left under way is waited for, and may raise.
         """
         self._refuse_running("begin")
         self._begin(self.settings.marks(frozenset(unused), self._learnt))
 
     def _begin(self, marks: Sequence[int] | None) -> None:
         schedule, delay = self._layout.schedule, self.settings.delay
+        self._storage.settle()
         self._watch.record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(self._storage, schedule, marks, self._leave, delay=delay)
@@ -211,7 +213,7 @@ class Reducer(Observed):
 
         Blocks until all ranks' buckets have met. RuntimeError names the gradients that have not
         come; a DistError, or what a hook failed with, is raised when nothing is under way any
-        more. The pass is over in any case.
+        more. The pass is over in any case, Ctrl-C included, which does not wait.
         """
         with self._lock:
             current, self._pass = self._pass, None

@@ -38,8 +38,9 @@ class Usage:
 
     def agree(self, group: Collectives) -> None:
         """Start to find out what any rank used; all ranks call. Does not block."""
-        # The other array travels: marks of the next pass may come before this one has ended.
-        self._ours[:] = np.frombuffer(self._mine, np.uint8)
+        # Another array travels: marks of the next pass may come before this one has ended, and
+        # where a pass has failed nobody waits for it.
+        self._ours = np.frombuffer(self._mine, np.uint8)
         self._mine = bytearray(len(self._mine))
         self._work = group.all_reduce(self._ours, MAX, async_op=True)
 
