@@ -78,6 +78,9 @@ class Outcome:
     def _watch(self) -> None:
         """See to it that `_finish` is called without anyone waiting; the base always is."""
 
+    def _require_unattended(self, what: str) -> None:
+        """Raise the RuntimeError that says that `what` alone ends nothing, if so; the base ends."""
+
     def _finish(self, exception: BaseException | None = None, result: Any = None) -> bool:
         """Become done, or failed with `exception`; say whether this call was the first."""
         with _transition:
@@ -142,6 +145,7 @@ class Outcome:
         """Suspend the running asyncio task until it is over."""
         if self._look():
             return
+        self._require_unattended("await")
         import asyncio  # imported by whoever awaits, not by everyone who imports nc10d
 
         loop = asyncio.get_running_loop()

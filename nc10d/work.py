@@ -43,7 +43,11 @@ class Work(Outcome):
 
     @classmethod
     def from_future(cls, future: Future[Any]) -> Work:
-        """Make a Work that ends as `future` does, with its value as the result."""
+        """Make a Work that ends as `future` does, with its value as the result.
+
+        RuntimeError for a Future of a comm hook that only who waits for it can end.
+        """
+        future._require_unattended("Work.from_future")
         work = Work()
         future._attach(lambda done: work._finish(done._exception, done._result))
         return work
@@ -166,11 +170,9 @@ class Future(Outcome, Generic[T]):
 
         def run(parent: Future[T]) -> None:
             try:
-                value = callback(parent)
+                child._adopt(callback(parent))
             except Exception as error:  # noqa: BLE001  (the child Future carries it)
                 child._finish(error)
-            else:
-                child._adopt(value)
 
         self._attach(run)
         return child
@@ -179,10 +181,15 @@ class Future(Outcome, Generic[T]):
         """Return the Future that `then` returns."""
         return Future()
 
+    def _together(self, futures: Sequence[Future[Any]]) -> Future[Any] | None:
+        """Return the Future that `collect_all` returns, if this one needs it to be of a kind."""
+        return None
+
     def _adopt(self, value: Any) -> None:
         if isinstance(value, Work):
             value = value.get_future()
         if isinstance(value, Future):
+            value._require_unattended("what another Future's callback returns")
             value._attach(lambda done: self._finish(done._exception, done._result))
         else:
             self._finish(None, value)
@@ -200,7 +207,8 @@ def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:
 
     It does not fail by itself: ask each one for its value.
     """
-    together: Future[list[Future[S]]] = Future()
+    special = [kind for future in futures if (kind := future._together(futures)) is not None]
+    together: Future[list[Future[S]]] = special[0] if special else Future()
     missing = len(futures)
     counting = threading.Lock()
 

@@ -141,8 +141,9 @@ class GradBucket:
         """Return the Future of `step(value)`, where `value()` is what a Work or a Future ends with.
 
         The step is taken as soon as that is over; on a device by who waits, in the stream's order.
-        So return it, wait for it or go on with its `then`: there, nothing else that is attached to
-        it (collect_all, Work.from_future, await, another Future's `then`) ever ends.
+        So return it, wait for it, or go on with its `then` or with `collect_all`: there, what else
+        would wait for ever (Work.from_future, await, a callback of another Future that returns it)
+        is a RuntimeError.
         """
         future = outcome.get_future() if isinstance(outcome, Work) else outcome
         return future.then(lambda done: step(done.value))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.buffer import as_buffer
-from nc10d.deadline import Timeout
+from nc10d.deadline import Deadline
 from nc10d.ops import Array, RedOp, ReduceOp
 from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
 from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
@@ -161,7 +161,7 @@ class RowExchange(Lazy[SparseGradient]):
         found = add_up(np.concatenate(places).T, rows, self._spec.shape)
         return SparseGradient(found.indices, (found.values * self._factor).astype(rows.dtype))
 
-    def _bring(self, timeout: Timeout) -> None:
+    def _bring(self, deadline: Deadline | None) -> None:
         """Send the rows if that has not been done, and block until all have come."""
         self.follow()
         self.over()
