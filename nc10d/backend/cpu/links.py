@@ -56,7 +56,7 @@ def sender_site(channel: Channel) -> str:
 
 
 class Inbox:
-    """My end of the link from one sender."""
+    """My end of the link from one sender; held by `with inbox.lock, inbox`, once at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -64,11 +64,11 @@ class Inbox:
         self.lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Let nobody begin to receive past the ring; the caller holds the lock as well."""
+        """Let nobody begin to receive past the ring."""
         self._guard(1)
 
     def __exit__(self, *_: object) -> None:
-        self._guard(-1)
+        self._guard(0)
 
     @property
     def receiving(self) -> bool:
@@ -78,21 +78,21 @@ class Inbox:
     def keep(self, message: Unexpected) -> None:
         """Keep a message that came early; the caller holds the inbox."""
         self.early.append(message)
-        self._guard(1)
 
     def take_early(self, tag: int) -> Unexpected | None:
         """Return the oldest kept message with `tag`, if any; the caller holds the inbox."""
         for kept in self.early:
             if kept.tag == tag:
                 self.early.remove(kept)
-                self._guard(-1)
                 return kept
         return None
 
-    def _guard(self, change: int) -> None:
+    def _guard(self, holders: int) -> None:
+        # Written anew each time: where Ctrl-C comes between, the next who holds it mends it.
         # A full fence: who receives past the ring is seen, or sees this.
         now = self.channel.get(at.C_GUARD)
-        engine.compare_and_swap(self.channel.address + at.C_GUARD, now, now + change)
+        there = holders + len(self.early)
+        engine.compare_and_swap(self.channel.address + at.C_GUARD, now, there)
 
     def stray(self) -> tuple[int, int, int] | None:
         """Return (tag, bytes, dtype) of a message at the head that nobody has asked for, if any.

@@ -101,18 +101,24 @@ class Post:
     def _receive(
         self, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
     ) -> Work | Late:
-        buffer = as_buffer(op.x)
         inbox = self._backend.links.inbox(peer)
-        channel = inbox.channel
         with inbox.lock, inbox:
-            submission = self._submission(op, buffer, limit, passage, channel)
-            # While there was no room, the message may have come and been taken aside.
-            while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
-                self._backend.make_room(channel, submission)
-            if early is not None:
-                deliver = partial(self._deliver, op, peer, buffer, early, deadline)
-                return Late(passage, deliver) if passage else deliver()
-            self._remember(op, buffer, channel, inbox)
+            return self._receive_from(inbox, op, peer, deadline, limit, passage)
+
+    def _receive_from(
+        self, inbox: Inbox, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
+    ) -> Work | Late:
+        """Receive from a peer; the caller holds the inbox."""
+        buffer, channel = as_buffer(op.x), inbox.channel
+        submission = self._submission(op, buffer, limit, passage, channel)
+        # While there was no room, the message may have come and been taken aside.
+        while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
+            if self._backend.make_room(channel, submission):
+                self._clear(inbox)
+        if early is not None:
+            deliver = partial(self._deliver, op, peer, buffer, early, deadline)
+            return Late(passage, deliver) if passage else deliver()
+        self._remember(op, buffer, channel, inbox)
         return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=peer)
 
     def _deliver(
@@ -141,18 +147,15 @@ class Post:
                 inbox = backend.links.inbox(peer)
                 with inbox.lock, inbox:  # what is ready must be received before another thread does
                     if self._ready(inbox, op.tag):
-                        return self._taken(op, peer, deadline, limit)
+                        work = self._receive_from(inbox, op, peer, deadline, limit, FREE)
+                        assert isinstance(work, Work), "nothing is before it"
+                        return work
             return None
 
         def pause(seconds: float) -> None:
             self._await_message([backend.links.inbox(peer) for peer in peers], seconds)
 
         return AnySource(backend, (op,), deadline, match, pause)
-
-    def _taken(self, op: Recv, peer: int, deadline: Deadline, limit: int) -> Work:
-        work = self._receive(op, peer, deadline, limit, FREE)
-        assert isinstance(work, Work), "nothing is before it"
-        return work
 
     def _ready(self, inbox: Inbox, tag: int) -> bool:
         """Say whether a message with `tag` is here that no posted receive is entitled to."""

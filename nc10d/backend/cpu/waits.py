@@ -54,20 +54,24 @@ class Waits:
             self.make_room(channel, submission)
         return channel, submission
 
-    def make_room(self, channel: Channel, submission: Submission) -> None:
-        """Help a full ring along, for a slice; the operation's deadline holds here too."""
+    def make_room(self, channel: Channel, submission: Submission) -> bool:
+        """Help a full ring along, for a slice; the operation's deadline holds here too.
+
+        True: the ring waits for its owner to take a message aside that nobody has asked for.
+        """
         self.health.check()
         limit = int(submission.words[at.D_DEADLINE // 8])
         if limit and time.monotonic_ns() > limit:
             raise fresh(self.health.fail_timeout((), channel))
         oldest = channel.oldest()
         if oldest is None:
-            return
+            return False
         answer = engine.wait(channel.address, oldest.address, SLICE_NS)
         if answer == at.UNMATCHED:
-            self.post.absorb(channel)
-        elif answer < 0 and answer != at.ABORTED:
+            return True
+        if answer < 0 and answer != at.ABORTED:
             self.health.engine_failed(channel, answer)
+        return False
 
     def wait_part(
         self,

@@ -1,0 +1,82 @@
+"""Who holds an inbox keeps others from receiving past the ring, and lets go whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d.backend.cpu.links import Inbox, Unexpected
+from nc10d.backend.cpu.native import layout
+from nc10d.testing import run_ranks
+
+METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_early, Inbox._guard
+CODES = {method.__code__ for method in METHODS}
+
+
+class Interrupt:
+    """A trace function that raises KeyboardInterrupt at the `which`th line of an Inbox."""
+
+    def __init__(self, which: int) -> None:
+        self._left = which
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code not in CODES:
+            return None
+        if event == "line" and not self.raised:
+            self.raised = self._left == 0
+            self._left -= 1
+            if self.raised:
+                raise KeyboardInterrupt
+        return self
+
+
+def guarded(inbox: Inbox) -> int:
+    return inbox.channel.get(layout.C_GUARD)
+
+
+def kept(tag: int) -> Unexpected:
+    return Unexpected(tag, 0, np.zeros(0, np.uint8), None, "")  # type: ignore[arg-type]
+
+
+def interrupted_at(inbox: Inbox, which: int) -> bool:
+    """Hold an inbox, with Ctrl-C at one of its lines; say whether there was such a line."""
+    trace, before = Interrupt(which), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), inbox.lock, inbox:
+            inbox.keep(kept(3))
+            inbox.take_early(3)
+    finally:
+        sys.settrace(before)
+    return trace.raised
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_after_ctrl_c_at_any_line_the_next_holder_leaves_the_inbox_as_it_should_be(
+    early: int,
+) -> None:
+    def hold(group: Any) -> list[tuple[bool, bool]]:
+        inbox = group.backend("cpu").links.inbox(1 - group.rank)
+        inbox.early.extend([kept(1)] * early)
+        found = []
+        for which in itertools.count():
+            raised = interrupted_at(inbox, which)
+            with inbox.lock, inbox:
+                held = guarded(inbox) > len(inbox.early)
+            found.append((held, guarded(inbox) == len(inbox.early)))
+            while len(inbox.early) > early:  # kept, and not taken
+                inbox.early.pop()
+            if not raised:
+                return found
+        raise AssertionError
+
+    for found in run_ranks(hold, 2):
+        assert len(found) > len(METHODS)
+        assert set(found) == {(True, True)}
