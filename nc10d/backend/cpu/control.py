@@ -57,9 +57,13 @@ class Line:
             wire.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, data: bytes) -> bool:
-        """Send what was `framed`, or keep what does not go until `flush`; say whether it went."""
+        """Send what was `framed`, or keep what does not go until `flush`; say whether it went.
+
+        On a line that is over nothing goes, and nothing is kept.
+        """
         with self._lock:
-            self._out.append(data)
+            if self.over is None:
+                self._out.append(data)
         self.flush()
         return not self._out or self.over is not None
 
@@ -93,10 +97,10 @@ class Line:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                self.over = error.strerror or str(error)
+                self._end(error.strerror or str(error))
                 break
             if not data:
-                self.over = "its connection was closed"
+                self._end("its connection was closed")
                 break
             self._in += data
         return list(self._messages())
@@ -105,7 +109,7 @@ class Line:
         while len(self._in) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._in)
             if length > _MOST:
-                self.over = _BROKEN
+                self._end(_BROKEN)
                 return
             if len(self._in) < _LENGTH.size + length:
                 return
@@ -113,9 +117,14 @@ class Line:
             del self._in[: _LENGTH.size + length]
             message = _checked(data)
             if message is None:
-                self.over = _BROKEN
+                self._end(_BROKEN)
                 return
             yield message
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self.over = reason
+            self._out.clear()
 
 
 def framed(message: Message) -> bytes:

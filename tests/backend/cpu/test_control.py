@@ -65,6 +65,23 @@ def test_messages_come_whole_however_they_are_cut(
         assert line.over is None
 
 
+@pytest.mark.parametrize("end", [b"", b"\xff" * 64], ids=["closed", "broken"])
+def test_nothing_is_kept_for_a_line_that_is_over(ends: Pair, end: bytes) -> None:
+    one, other = ends
+    line, data = Line(1, one), framed(LAST) * 1000
+    while line.send(data):
+        pass
+    assert line.behind()
+    other.sendall(end)
+    other.shutdown(socket.SHUT_WR)
+    while line.over is None:
+        select.select([one], [], [], 5.0)
+        line.receive()
+    assert not line.behind()
+    assert line.send(data), "nobody need come back for it"
+    assert not line.behind()
+
+
 def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
     one, other = ends
     line = Line(1, one)
