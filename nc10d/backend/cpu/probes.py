@@ -18,6 +18,10 @@ from nc10d.backend.cpu.native import layout as at
 if TYPE_CHECKING:
     from nc10d.backend.cpu.control import Control, Message
 
+AT_A_TIME = 16
+"""Messages that a rank sends at one look. Who waits in a large group for one that is only slow
+needs all others, as far as it knows, and so does every rank of it."""
+
 Known = tuple[int, Standing | None]
 """The version of what a rank shows, and that."""
 
@@ -43,13 +47,21 @@ class Probes:
     def pass_on(
         self, known: Mapping[int, Known], me: int, near: Collection[int], control: Control
     ) -> None:
-        """Send what leads to this rank to those whom it needs; host mates read each other."""
+        """Send what leads to this rank to those whom it needs; host mates read each other.
+
+        What is more than `AT_A_TIME` messages is left for the next look, its own notice goes first.
+        """
         mine = known[me][1]
         assert mine is not None, "who passes on waits itself"
-        needed = {need.rank for need in mine.needs}
-        for who, (version, standing) in known.items():
-            to = {rank for rank in needed - {who} if who not in near or rank not in near}
-            to = {r for r in to if self._sent.get((r, who)) != version and not control.behind(r)}
+        # Those behind this rank first: so not all tell the same ones at the same time.
+        needed = sorted({need.rank for need in mine.needs}, key=lambda rank: (rank < me, rank))
+        left = AT_A_TIME
+        for who in sorted(known, key=lambda one: one != me):
+            version, standing = known[who]
+            to = [r for r in needed if r != who and (who not in near or r not in near)]
+            to = [r for r in to if self._sent.get((r, who)) != version and not control.behind(r)]
+            to = to[:left]
+            left -= len(to)
             if to and standing is not None:
                 raw = standing.packed(at.BOARD_NOTICE_BYTES) or b""
                 notice = base64.b64encode(raw).decode()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nc10d.backend.cpu.circles import Need, Standing, State, circle, leading
 from nc10d.backend.cpu.control import Control
-from nc10d.backend.cpu.probes import Known, Probes
+from nc10d.backend.cpu.probes import AT_A_TIME, Known, Probes
 
 
 class Lines:
@@ -83,6 +83,24 @@ def test_what_was_sent_is_not_sent_again_and_not_to_who_does_not_take_it() -> No
     assert world.deliver() == 1
     world.look(0)
     assert world.deliver() == 0
+
+
+@pytest.mark.parametrize("me", [0, 7])
+def test_who_needs_many_tells_a_few_at_a_time_each_once_and_itself_first(me: int) -> None:
+    size = 3 * AT_A_TIME
+    lines, probes = Lines(), Probes()
+    others = [rank for rank in range(size) if rank != me]
+    mine = Standing("", tuple(Need(0, 1, -1, rank, 0) for rank in others), ())
+    led: dict[int, Known] = {(me - 1) % size: (2, mine), me: (2, mine)}
+    looks = []
+    while not looks or looks[-1]:
+        probes.pass_on(led, me, [me], cast(Control, lines))
+        looks.append([(rank, message["who"]) for rank, message in lines.sent])
+        lines.sent.clear()
+    assert max(map(len, looks)) == AT_A_TIME
+    told = [pair for look in looks for pair in look]
+    assert told[: len(others)] == [(rank, me) for rank in (*others[me:], *others[:me])]
+    assert len(told) == len(set(told)) == 2 * len(others) - 1
 
 
 def test_who_leads_to_a_rank() -> None:
