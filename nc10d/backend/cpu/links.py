@@ -195,6 +195,17 @@ class Links:
             ends = [*self._out.items(), *((peer, box.channel) for peer, box in self._in.items())]
         return next((peer for peer, end in ends if end is channel), None)
 
+    def used(self, rank: int) -> list[str]:
+        """Say to and from whom a rank of this host (by its number here) has moved messages here."""
+        numbers = self._areas.numbers
+        sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
+        taken = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
+        return [
+            f"{way} rank {numbers[receiver if way == 'to' else sender]}"
+            for way, sender, receiver, counter in (*sent, *taken)
+            if (start := self._start(sender, receiver)) and engine.load_word(start + counter)
+        ]
+
     def memory(self) -> list[int]:
         """Return the offsets in my arena that links occupy."""
         return list(self._mine)
@@ -217,12 +228,12 @@ class Links:
     def _nearby(self, sender: int, receiver: int) -> Channel:
         """Make my end of a link to a host mate; both are numbers of mates."""
         areas = self._areas
-        word = areas.links_word(sender, receiver)
-        place = engine.load_word(word) or self._make(word, areas.rank == sender)
-        owner = sender if place & 3 == BY_SENDER else receiver
-        start = areas.host.mates[areas.members[owner]].mapping.base + (place & ~3)
-        boards = start + at.LINK_BOARD
         sending = areas.rank == sender
+        start = self._start(sender, receiver)
+        if not start:
+            self._make(areas.links_word(sender, receiver), sending)
+            start = self._start(sender, receiver)
+        boards = start + at.LINK_BOARD
         shared = Shared(
             rank=message.SENDER if sending else message.RECEIVER,
             size=2,
@@ -234,16 +245,23 @@ class Links:
         )
         return areas.host.channels.make(shared)
 
-    def _make(self, word: int, sending: bool) -> int:
+    def _start(self, sender: int, receiver: int) -> int:
+        """Return where the link between two mates (numbers of them) lies; 0: it is not made yet."""
+        areas = self._areas
+        place = int(engine.load_word(areas.links_word(sender, receiver)))
+        owner = sender if place & 3 == BY_SENDER else receiver
+        base = areas.host.mates[areas.members[owner]].mapping.base
+        return base + (place & ~3) if place else 0
+
+    def _make(self, word: int, sending: bool) -> None:
+        """Make a link's memory, unless the other end has just done so."""
         host = self._areas.host
         offset = host.allocate(LINK_BYTES)
         mine = offset | (BY_SENDER if sending else BY_RECEIVER)
-        there = engine.compare_and_swap(word, 0, mine)
-        if there != 0:
+        if engine.compare_and_swap(word, 0, mine) != 0:
             host.arena.free(offset)
-            return int(there)
-        self._mine.append(offset)
-        return mine
+        else:
+            self._mine.append(offset)
 
 
 def _message(

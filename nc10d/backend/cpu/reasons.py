@@ -30,6 +30,8 @@ from nc10d.errors import (
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
+_ENDS = 4
+"""Of how many links a rank is told that has exchanged nothing but messages."""
 
 
 class Reasons:
@@ -139,11 +141,11 @@ class Reasons:
 
     def dead(self, rank: int, mate: Mate) -> PeerLost:
         """A mate (by its number on the host) has died."""
-        seq, what = self._areas.latest(rank)
+        last = self._last(rank)
         rank, cause = self._areas.numbers[rank], causes.death(mate)
         message = (
             f"rank {rank} of group {self._name!r} is lost: {cause} "
-            f"(pid {mate.pid} on {mate.host}); its last operation was {_told(seq, what)}"
+            f"(pid {mate.pid} on {mate.host}); its last operation was {last}"
             f"{self.everyone()}"
         )
         name, mine, _ = self.mine(())
@@ -242,12 +244,21 @@ class Reasons:
         """Return what each rank of this host began last, as the end of a message."""
         if self._areas.size > 16:
             return ""
-        last = [self._areas.latest(rank) for rank in range(self._areas.size)]
-        told = [
-            f"rank {rank} {_told(seq, what)}"
-            for rank, (seq, what) in zip(self._areas.numbers, last, strict=True)
-        ]
+        told = [f"rank {rank} {self._last(mate)}" for mate, rank in enumerate(self._areas.numbers)]
         return f"; last operations: {', '.join(told)}"
+
+    def _last(self, rank: int) -> str:
+        """Say what a rank of this host (by its number here) began last.
+
+        Messages leave no record here that others could read, only counts; so they are told of a
+        rank that has done nothing else.
+        """
+        seq, what = self._areas.latest(rank)
+        if seq:
+            return f"#{seq} {what}"
+        ends = self._links.used(rank)
+        more = f" and {len(ends) - _ENDS} more" if len(ends) > _ENDS else ""
+        return f"a message ({', '.join(ends[:_ENDS])}{more})" if ends else what
 
 
 def named(reason: BaseException) -> DistError:
@@ -257,10 +268,6 @@ def named(reason: BaseException) -> DistError:
     own = type(reason)(str(reason))
     own.__dict__.update(reason.__dict__)
     return own
-
-
-def _told(seq: int, what: str) -> str:
-    return f"#{seq} {what}" if seq else what
 
 
 def _label(code: int) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch
+from nc10d.errors import CollectiveMismatch, CollectiveTimeout
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
@@ -223,3 +223,20 @@ class Exported:
 
 def test_an_early_message_reaches_a_foreign_array() -> None:
     run_ranks(early_strided, 2)
+
+
+def a_message_and_then_none(group: Any) -> str:
+    x = np.zeros(4)
+    if group.rank == 0:
+        group.send(x, 1)
+    elif group.rank == 1:
+        group.recv(x, 0)
+    with pytest.raises(CollectiveTimeout) as told:
+        group.recv(x, (group.rank + 1) % 3)
+    return str(told.value)
+
+
+def test_of_a_rank_that_has_exchanged_messages_alone_an_error_tells_with_whom() -> None:
+    last = "last operations: rank 0 a message (to rank 1), rank 1 a message (from rank 0), "
+    for told in run_ranks(a_message_and_then_none, 3, timeout=1.0):
+        assert f"{last}rank 2 nothing yet" in told
