@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -225,18 +226,19 @@ def test_an_early_message_reaches_a_foreign_array() -> None:
     run_ranks(early_strided, 2)
 
 
-def a_message_and_then_none(group: Any) -> str:
+def a_message_and_then_none(group: Any, passed: threading.Barrier) -> str:
     x = np.zeros(4)
     if group.rank == 0:
         group.send(x, 1)
     elif group.rank == 1:
         group.recv(x, 0)
+    passed.wait()
     with pytest.raises(CollectiveTimeout) as told:
-        group.recv(x, (group.rank + 1) % 3)
+        group.recv(x, (group.rank + 1) % 3, timeout=0.1)
     return str(told.value)
 
 
 def test_of_a_rank_that_has_exchanged_messages_alone_an_error_tells_with_whom() -> None:
     last = "last operations: rank 0 a message (to rank 1), rank 1 a message (from rank 0), "
-    for told in run_ranks(a_message_and_then_none, 3, timeout=1.0):
+    for told in run_ranks(a_message_and_then_none, 3, "threads", [threading.Barrier(3)] * 3):
         assert f"{last}rank 2 nothing yet" in told
