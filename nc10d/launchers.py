@@ -218,7 +218,7 @@ def launcher_ancestor() -> str:
 def _process(pid: int) -> tuple[str, int, str]:
     """Return a process's name, parent and start (proc(5): fields 2, 4 and 22 of its stat)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name is any bytes
     except OSError:
         return "", 0, ""
     begin, end = stat.index("(") + 1, stat.rindex(")")

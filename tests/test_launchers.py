@@ -153,3 +153,16 @@ def test_ranks_of_mpirun_meet_without_any_variable():
         timeout=60,
     )
     assert sorted(done.stdout.split("\n")) == ["", *["0: 6"] * 3, *["1: 6"] * 3], done.stderr
+
+
+def test_a_launchers_name_may_be_any_bytes():
+    child = "from nc10d.launchers import launcher_ancestor as f; print(f())"
+    # prctl(PR_SET_NAME): a name that has been cut in the middle of a letter.
+    parent = (
+        "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(15, b'\\xd1\\x81\\xd0'); "
+        f"sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith(("parent-", "hydra", "slurm", "mpi")), done.stderr

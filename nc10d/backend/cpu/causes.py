@@ -77,7 +77,8 @@ def death(mate: Mate) -> str:
 
 def _status_of_zombie(pid: int) -> int | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        # Its name is any bytes: one that is longer than 15 is cut, in the middle of a letter too.
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
