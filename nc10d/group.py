@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from nc10d import debugging
+from nc10d import debugging, retold
 from nc10d.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import LOOKOUT, BackendConfig
@@ -261,7 +261,7 @@ class ProcessGroup(Dispatcher, Members):
             if own is not reason:
                 own.group = own.group or self.name
             return own
-        text = "no reason given" if reason is None else str(reason)
+        text = "no reason given" if reason is None else retold.in_words(reason)
         message = f"group {self.name!r} was aborted by its rank {self.rank}: {text}"
         aborted = Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name)
         aborted.__cause__ = reason if isinstance(reason, BaseException) else None

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from nc10d.codec import Envelope, Message, encode, encode_pickled
-from nc10d.codec.messages import WORDS, Bytes, Locate
+from nc10d.codec.messages import LARGEST, WORDS, Bytes, Locate
 from nc10d.codec.registry import carrier_of
 from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CodecError
@@ -31,7 +31,7 @@ class Outgoing:
     def __init__(self, value: Any, allow_pickle: bool) -> None:
         self.error: Exception | None = None
         try:
-            self.message = _encoded(value, allow_pickle)
+            self.message = _sized(_encoded(value, allow_pickle))
         except Exception as error:  # noqa: BLE001  (raised by `check`, when the others know)
             self.fail(error)
 
@@ -53,6 +53,15 @@ def _encoded(value: Any, allow_pickle: bool) -> Message:
         if not allow_pickle:
             raise
     return encode_pickled(value)
+
+
+def _sized(message: Message) -> Message:
+    """Return a message; CodecError if it is larger than any that is taken."""
+    envelope = message.envelope()
+    nbytes = envelope.header + envelope.payload
+    if nbytes > LARGEST:
+        raise CodecError(f"the object has {nbytes} bytes, and a message {LARGEST} at most")
+    return message
 
 
 class Call:

@@ -195,6 +195,48 @@ def test_a_rank_that_fails_in_its_own_code_raises_that(three: Ranks) -> None:
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
 
 
+class Wordless(Exception):
+    """What can't be put in words."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+class Rude:
+    """What can't be encoded, and won't say why."""
+
+    def __reduce__(self) -> Any:
+        raise Wordless
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_reason_without_words_is_told_too(three: Ranks, call: Call) -> None:
+    def try_it(group: Any) -> str:
+        try:
+            call(group, Rude(), allow_pickle=True)
+        except CodecError as error:
+            return str(error)
+        except Wordless:
+            return "mine"
+        return ""
+
+    got = three.run(try_it)
+    assert got[1] == "mine"
+    concerned = {*GETTERS[call]} | ({2} if call is gather else set())
+    assert all("encode" in got[rank] or "Wordless" in got[rank] for rank in concerned - {1})
+    assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
+@pytest.mark.parametrize("pieces", [1, 9])
+def test_what_is_larger_than_any_message_is_an_error_for_all(three: Ranks, pieces: int) -> None:
+    # Views of one byte: their sizes together are more than 64 bits hold.
+    huge = [np.broadcast_to(np.zeros(1, np.uint8), (1 << 60,)) for _ in range(pieces)]
+    got = three.run(lambda group: outcome(group, broadcast, huge))
+    assert all(isinstance(one, CodecError) for one in got), got
+    assert "at most" in str(got[1])
+    assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_pickle_runs_nothing_where_it_may_not(three: Ranks, call: Call) -> None:
     Stranger.unpickled = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,61 @@ def test_a_message_is_cut_until_it_fits(message: str, most: int) -> None:
     text = retold.written(error, most)
     assert len(text) <= most
     assert retold.read(text).rank == 1
+
+
+@given(
+    words=st.text(max_size=300),
+    ranks=st.integers(0, 500),
+    most=st.integers(512, 2000),
+    of=st.sampled_from(["host", "cause", "op"]),
+)
+def test_attributes_are_cut_where_there_is_no_room_for_them(
+    words: str, ranks: int, most: int, of: str
+) -> None:
+    last = dict.fromkeys(range(ranks), 10**9)
+    error = errors.PeerLost("why", rank=1, last=last, group="\0" * 200, **{of: words})
+    text = retold.written(error, most)
+    assert len(text) <= most
+    again = retold.read(text)
+    assert (type(again), str(again), again.rank) == (errors.PeerLost, "why", 1)
+    assert again.last in (last, None)
+
+
+def test_why_goes_before_what_each_rank_did_last() -> None:
+    error = errors.PeerLost("the fan broke", rank=1, last=dict.fromkeys(range(500), 10**9))
+    assert str(retold.read(retold.written(error, 600))) == "the fan broke"
+
+
+class Wordless(DistError):
+    """A caller's, that can't be put in words."""
+
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize(
+    ("given_as", "told_as"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (ValueError("why"), "why"),
+        (Wordless("why"), "Wordless, which can't be put in words"),
+        (1 << 20000, "int, which can't be put in words"),
+        ([1], "[1]"),
+    ],
+    ids=["integer", "float", "error", "wordless", "digits", "list"],
+)
+def test_whatever_an_attribute_is_the_error_is_told(given_as: Any, told_as: object) -> None:
+    again = retold.read(retold.written(errors.PeerLost("x", rank=given_as, cause=given_as)))
+    assert (again.rank, again.cause) == (told_as, told_as)
+    numbers = retold.read(retold.written(Aborted("x", last={np.int64(1): np.int64(2)})))
+    assert numbers.last == {1: 2}
+    assert retold.read(retold.written(Aborted("x", last={"a": 2}))).last is None  # type: ignore[dict-item]
+
+
+def test_an_error_without_words_is_told() -> None:
+    again = retold.read(retold.written(Wordless("why", rank=2)))
+    assert (str(again), again.rank) == ("Wordless, which can't be put in words", 2)
 
 
 class Own(DistError):

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.errors import CodecError
+from nc10d.retold import in_words
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = npt.NDArray[np.uint8]
@@ -144,7 +145,7 @@ class Message:
     @classmethod
     def failed(cls, reason: BaseException) -> Message:
         """Return what tells the others that there is no object, and why."""
-        text = f"{type(reason).__name__}: {reason}"[:_LONGEST_REASON]
+        text = f"{type(reason).__name__}: {in_words(reason)}"[:_LONGEST_REASON]
         return cls(Kind.FAILED, text.encode(errors="replace"))
 
     def envelope(self) -> Envelope:

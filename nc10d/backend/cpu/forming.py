@@ -199,6 +199,7 @@ def _written(error: BaseException, founding: Founding) -> bytes:
     """Return why a rank gives up, as the others will read it."""
     name, rank = founding.name, founding.rank
     if not isinstance(error, DistError):
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        kind, words = type(error).__name__, retold.in_words(error)
+        what = f"{kind}: {words}" if words else kind
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
     return retold.written(error, group=name)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d import retold
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.channel import Channel
@@ -21,7 +22,6 @@ from nc10d.backend.cpu.outside import Outside
 from nc10d.backend.cpu.sites import called, text_in
 from nc10d.dtypes import DType
 from nc10d.errors import (
-    Aborted,
     CollectiveMismatch,
     CollectiveTimeout,
     DistError,
@@ -263,10 +263,9 @@ class Reasons:
 
 def named(reason: BaseException) -> DistError:
     """Return the reason as an error of this group's own: the caller's object stays as it is."""
-    if not isinstance(reason, DistError):
-        return Aborted(str(reason))
-    own = type(reason)(str(reason))
-    own.__dict__.update(reason.__dict__)
+    own = retold.kind_of(reason)(retold.in_words(reason))
+    if isinstance(reason, DistError):
+        own.__dict__.update(reason.__dict__)
     return own
 
 
