@@ -15,8 +15,8 @@ import pytest
 from clocks import takes
 
 import nc10d as dist
+from nc10d.backend.cpu.cards import Card, host_id, version
 from nc10d.backend.cpu.host import Host
-from nc10d.backend.cpu.mates import Card, host_id, version
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.rendezvous import rendezvous

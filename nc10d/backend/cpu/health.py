@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.cards import Card
 from nc10d.backend.cpu.channel import Channel
 from nc10d.backend.cpu.council import Council
 from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.mates import Card, Mate
+from nc10d.backend.cpu.mates import Mate
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside

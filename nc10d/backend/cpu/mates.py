@@ -9,28 +9,30 @@ one.
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import errno
 import hmac
-import json
 import os
 import secrets
 import socket
 import struct
+import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nc10d.auth import job_token
 from nc10d.backend.cpu.arena import Arena, Mapping
+from nc10d.backend.cpu.cards import Card, exchange_cards, host_id, patience, version
 from nc10d.deadline import Deadline
-from nc10d.errors import RendezvousError, StoreTimeout, UnsupportedPlatform
+from nc10d.errors import RendezvousError, UnsupportedPlatform
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
 MAX_RANKS = 64
+# Strangers wait there too: any user of the host may connect to an abstract socket.
+_BACKLOG = 4096
+_AGAIN = 0.005
 
 
 @dataclass(slots=True)
@@ -57,70 +59,6 @@ class Mate:
             self.wire.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a rank tells the others about itself."""
-
-    rank: int
-    host_id: str
-    host: str
-    pid: int
-    socket: str
-    secret: str
-    version: str
-
-
-@functools.cache
-def version() -> str:
-    """Return a digest of what ranks must have in common: programs, and where things lie."""
-    here = Path(__file__).parent
-    sources = [here / "program.py", *here.glob("algorithms/*.py"), *here.glob("native/*.py")]
-    digest = hashlib.sha256()
-    for path in sorted(sources):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def host_id() -> str:
-    """Return what ranks that can share memory have in common: boot and network namespace."""
-    override = os.environ.get("NC10D_HOST_ID")
-    if override:
-        return override
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def exchange_cards(
-    store: Store, prefix: str, card: Card, size: int, deadline: Deadline
-) -> list[Card]:
-    """Put my card into the store and return everyone's; blocks until all have come."""
-    store.set(f"{prefix}/card/{card.rank}", json.dumps(_plain(card)))
-    raw = gather_keys(store, f"{prefix}/card", size, deadline, "join the group")
-    return [Card(**json.loads(text)) for text in raw]
-
-
-def gather_keys(
-    store: Store, prefix: str, size: int, deadline: Deadline, purpose: str
-) -> list[bytes]:
-    """Return the values of prefix/0 … prefix/size-1; RendezvousError names who is missing."""
-    keys = [f"{prefix}/{rank}" for rank in range(size)]
-    try:
-        store.wait(keys, _timeout(deadline))
-    except StoreTimeout as error:
-        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
-        raise RendezvousError(f"ranks {missing} did not {purpose} in time") from error
-    return store.multi_get(keys)
-
-
-def _timeout(deadline: Deadline) -> float:
-    # Zero would make a socket non-blocking, and for ever is more than a socket can hold.
-    return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
-
-
-def _plain(card: Card) -> dict[str, object]:
-    return {name: getattr(card, name) for name in Card.__slots__}
-
-
 def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[Mate]:
     """Map the arena of every rank of this host; see `gather`."""
     return gather(store, rank, size, arena, deadline)[0]
@@ -141,7 +79,7 @@ def gather(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"\0nc10d-{secrets.token_hex(16)}"
         listener.bind(name)
-        listener.listen(size)
+        listener.listen(_BACKLOG)
         mine = Card(
             rank,
             host or host_id(),
@@ -202,8 +140,7 @@ def _exchange_all(
         for card in near[: near.index(mine)]:
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             calls.append((card, link))
-            link.settimeout(_timeout(deadline))
-            link.connect("\0" + card.socket)
+            _connect(link, card, deadline)
             if not _same_user(link):  # before it gets hold of my memory
                 raise ConnectionError(f"another user answers in the place of rank {card.rank}")
             _send(link, mine, card.secret, arena, pidfd)
@@ -230,6 +167,19 @@ def _exchange_all(
     return mates
 
 
+def _connect(link: socket.socket, card: Card, deadline: Deadline) -> None:
+    """Connect to a rank, and have `link` wait no longer than until the deadline from then on."""
+    link.settimeout(patience(deadline))
+    while True:
+        try:
+            link.connect("\0" + card.socket)
+            return
+        except BlockingIOError:  # strangers have taken all places; the rank turns them away
+            if deadline.expired():
+                raise
+            time.sleep(_AGAIN)  # nobody tells us when there is room: ask again
+
+
 _HELLO = struct.Struct("<I32s")
 
 
@@ -254,12 +204,12 @@ def _accept(
 ) -> tuple[Mate, socket.socket]:
     """Return the next rank that introduces itself properly; strangers are turned away."""
     while True:
-        listener.settimeout(_timeout(deadline))
+        listener.settimeout(patience(deadline))
         try:
             link, _ = listener.accept()
         except TimeoutError as error:
             raise _silent(sorted(waiting)) from error
-        link.settimeout(min(2.0, _timeout(deadline)))
+        link.settimeout(min(2.0, patience(deadline)))
         mate = None
         try:
             mate = _introduce(link, mine, cards, waiting)
@@ -276,16 +226,28 @@ def _introduce(
     if not _same_user(link):
         return None
     try:
-        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+        hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except OSError:  # it says nothing, or has gone already
         return None
     rank, secret = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
     proper = secrets.compare_digest(secret, _shown(mine.secret))
-    if not proper or rank not in waiting or len(fds) != 2:
-        for fd in fds:
-            os.close(fd)
-        return None
-    return _mate(cards[rank], fds, link)
+    if proper and rank in waiting and len(fds) == 2:
+        return _mate(cards[rank], fds, link)
+    _close(fds)
+    if proper:
+        _demand_all(flags)
+    return None
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _demand_all(flags: int) -> None:
+    """Raise OSError if the kernel had to leave out descriptors that a rank has sent."""
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def _silent(ranks: list[int]) -> RendezvousError:
@@ -294,17 +256,17 @@ def _silent(ranks: list[int]) -> RendezvousError:
 
 
 def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -> Mate:
-    link.settimeout(_timeout(deadline))
+    link.settimeout(patience(deadline))
     try:
-        hello, fds, _, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+        hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError as error:
         raise _silent([card.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == card.rank and secrets.compare_digest(shown, _shown(secret)):
         return _mate(card, fds, link)
-    for fd in fds:
-        os.close(fd)
+    _close(fds)
+    _demand_all(flags)
     if not whole:
         raise ConnectionError(f"rank {card.rank} closed the connection")
     raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")

@@ -13,9 +13,10 @@ from typing import Any
 from nc10d import retold
 from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.area import Areas
+from nc10d.backend.cpu.cards import Card
 from nc10d.backend.cpu.channel import Channel
 from nc10d.backend.cpu.links import Links, sender_site
-from nc10d.backend.cpu.mates import Card, Mate
+from nc10d.backend.cpu.mates import Mate
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.outside import Outside

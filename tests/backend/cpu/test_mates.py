@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import gc
 import hmac
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -20,8 +23,9 @@ from clocks import soon
 
 from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.arena import Arena
+from nc10d.backend.cpu.cards import Card, host_id, version
 from nc10d.backend.cpu.host import Host, mask
-from nc10d.backend.cpu.mates import Card, Mate, meet
+from nc10d.backend.cpu.mates import Mate, meet
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.deadline import Deadline
@@ -76,8 +80,8 @@ def cards(store: HashStore, rank: int) -> Card:
 
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
     """Put a card for a rank that is not there."""
-    card = Card(rank, meeting.host_id(), "host", os.getpid(), name, "0" * 32, meeting.version())
-    store.set(f"mates/card/{rank}", json.dumps(meeting._plain(card)))
+    card = Card(rank, host_id(), "host", os.getpid(), name, "0" * 32, version())
+    store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
     return card
 
 
@@ -135,6 +139,61 @@ def test_strangers_are_turned_away_and_the_ranks_still_meet(
         stranger(cards(store, 0), open_links)
         second = pool.submit(join, store, 1, 2)
         assert first.result() == second.result() == [100, 101]
+
+
+@pytest.mark.parametrize("places", [1, meeting._BACKLOG])
+def test_strangers_who_come_first_take_no_ranks_place(
+    monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    monkeypatch.setattr(meeting, "_BACKLOG", places)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
+        first = pool.submit(join, store, 0, 2)
+        card = cards(store, 0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(50):
+                link = open_links.enter_context(socket.socket(socket.AF_UNIX))
+                link.setblocking(False)
+                link.connect("\0" + card.socket)
+                link.close()
+        second = pool.submit(join, store, 1, 2)
+        assert first.result() == second.result() == [100, 101]
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Leave this process no more than so many descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, hard))
+    held: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        for _ in range(count):
+            os.close(held.pop())
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("called", [False, True])
+def test_a_rank_without_descriptors_says_so_and_blames_nobody(called: bool, left: int) -> None:
+    store, arena, ends = HashStore(), Arena(SPAN), socket.socketpair()
+    mine, other = pretend(store, 0), pretend(store, 1)
+    with contextlib.closing(arena), ends[0] as here, ends[1] as there, open(os.devnull) as file:
+        meeting._send(there, other, mine.secret, arena, file.fileno())
+        calls = {
+            True: lambda: meeting._introduce(here, mine, [mine, other], {1}),
+            False: lambda: meeting._receive(here, other, mine.secret, Deadline.after(10.0)),
+        }
+        with descriptors_left(left), pytest.raises(OSError, match="Too many open files") as caught:
+            calls[called]()
+    assert caught.value.errno == errno.EMFILE
 
 
 def other_user(name: str, ready: int) -> None:
