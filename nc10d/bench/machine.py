@@ -83,6 +83,9 @@ class Machine:
             return at_reach(self.copy, reach)
         if step.kind is Kind.FETCH:
             return at_reach(self.kernel or self.get, reach)
+        if step.kind is Kind.FOLD:
+            fetched = at_reach(self.kernel or self.get, reach)
+            return (size - 1) * (fetched + at_reach(self.fold, reach))
         return 0.0
 
     def _copying(self, step: Step, rank: int) -> Curve:

@@ -88,6 +88,7 @@ def _fetch(me: Rank, step: Step) -> bool:
 def _fold(me: Rank, step: Step) -> bool:
     assert step.kernel is not None
     low, nbytes = step.total, step.nbytes
+    me.view(step.also, 2 * step.repeat, write=True)
     total: Any = None
     for rank in range(me.world.size):
         if rank == me.rank:

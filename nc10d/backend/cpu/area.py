@@ -111,11 +111,11 @@ class Areas:
         """Say whether all ranks can read all others' private memory: alike on all of them."""
         return all(self._word(rank, at.AREA_READS)[0] for rank in range(self.size))
 
-    def reach(self, ranks: Sequence[int], *, folding: bool) -> Words:
+    def reach(self, ranks: Sequence[int]) -> Words:
         """Return the block that tells the engine how to read what some ranks expose."""
         mates = [self.host.mates[self.members[rank]] for rank in ranks]
         areas = [self._addresses[rank] for rank in ranks]
-        return reach_block(mates, areas, SPAN, self.readable(), folding=folding)
+        return reach_block(mates, areas, SPAN, self.readable())
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""

@@ -125,7 +125,7 @@ class CpuBackend(Launching):
             counters=[areas.address(mate) for mate in mates],
             boards=(even, odd),
             streams=0 if self.outside is None else self.outside.streams.address,
-            reach=areas.reach(mates, folding=True),
+            reach=areas.reach(mates),
         )
 
     def on_failure(self, address: int, answer: int) -> None:

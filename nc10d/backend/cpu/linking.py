@@ -165,7 +165,7 @@ def _pack(
         extra = step.skip
     elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED, Kind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat
-    elif step.kind is Kind.FLOW:
+    elif step.kind in (Kind.FLOW, Kind.FOLD):
         extra = step.repeat
     elif step.kind is Kind.SHOW:
         kernel, extra = record.ctypes.data, program.call.fingerprint()

@@ -241,7 +241,7 @@ class Links:
             counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
             boards=((boards, boards), (boards + HALF, boards + HALF)),
             kind=at.SENDER if sending else at.RECEIVER,
-            reach=areas.reach([sender, receiver], folding=False),
+            reach=areas.reach([sender, receiver]),
         )
         return areas.host.channels.make(shared)
 

@@ -46,21 +46,15 @@ def can_read(mate: Mate) -> bool:
     )
 
 
-def reach_block(
-    mates: Sequence[Mate], areas: Sequence[int], span: int, cma: bool, *, folding: bool
-) -> Words:
+def reach_block(mates: Sequence[Mate], areas: Sequence[int], span: int, cma: bool) -> Words:
     """Return the block that tells the engine how to read what `mates` expose; see layout.py.
 
-    `areas` are the addresses of their areas in the group. `folding` says whether programs fold
-    what they read: with more than two ranks, what is folded so far needs room.
+    `areas` are the addresses of their areas in the group.
     """
     head = at.R_ARENAS // 8
-    spare = head + at.R_ROW // 8 * len(mates)
-    room = (at.FOLD_BLOCK + 64) // 8 if folding and len(mates) > 2 else 0
-    words: Words = np.zeros(spare + room, np.int64)
-    aligned = -(-(plain.address(words) + 8 * spare) // 64) * 64
-    words[:head] = cma, span, aligned
-    rows = words[head:spare].reshape(len(mates), -1)
+    words: Words = np.zeros(head + at.R_ROW // 8 * len(mates), np.int64)
+    words[:head] = cma, span
+    rows = words[head:].reshape(len(mates), -1)
     for row, mate, area in zip(rows, mates, areas, strict=True):
         row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid, area
     return words

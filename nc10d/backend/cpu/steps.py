@@ -124,11 +124,14 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
-def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine, lent: int = 0) -> Step:
+def fold_exposed(
+    dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, block: int, lent: int = 0
+) -> Step:
     """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
 
-    `own` is where mine are. dst may be the same place. Where peers have lent the first `lent`
-    bytes of their arrays, they get the result too.
+    `own` is where mine are. dst may be the same place. `room` is for two blocks, and as many bytes
+    at most are folded at a time. Where peers have lent the first `lent` bytes of their arrays,
+    they get the result too.
     """
     return Step(
         Kind.FOLD,
@@ -137,10 +140,12 @@ def fold_exposed(dst: At, own: At, offset: int, nbytes: int, how: Combine, lent:
         dst=dst,
         src=board(0),
         own=own,
+        also=room,
         kernel=how.pair,
         last=how.last,
         arg=how.last_arg,
         total=offset,
+        repeat=block,
     )
 
 

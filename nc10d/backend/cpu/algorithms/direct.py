@@ -5,8 +5,8 @@ what is his from its owner, and nobody leaves before the others have taken their
 all go the way over the boards. An all_reduce writes into peers' arrays too, as far as these are
 lent (see native/direct.py).
 
-The kernel's help is for plain copies: what is folded would be copied to a spare place first, and
-boards, which stay in a cache, are quicker. Registered arrays are folded where they lie.
+The kernel's help is for plain copies, and for folds of arrays too large for a cache: what it
+fetches to be folded goes to a spare place first. Registered arrays are folded where they lie.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout, line_up
-from nc10d.backend.cpu.program import At, Step, user
+from nc10d.backend.cpu.algorithms.layout import LINE, Layout, line_down, line_up
+from nc10d.backend.cpu.program import At, Step, board, user
 from nc10d.backend.cpu.steps import (
     copy,
     divert,
@@ -68,6 +68,20 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
     return low, min(nbytes, low + chunk) - low
 
 
+def _fold(
+    layout: Layout,
+    dst: At,
+    own: At,
+    offset: int,
+    nbytes: int,
+    reduction: Reduction,
+    lent: int = 0,
+) -> Step:
+    """Fold what is exposed; what peers read of my board is its first line, the rest is free."""
+    room, block = board(layout.rank, LINE), line_down((layout.half - LINE) // 2)
+    return fold_exposed(dst, own, offset, nbytes, reduction.how, room, block, lent)
+
+
 def all_reduce(
     layout: Layout, nbytes: int, reduction: Reduction, boards: Sequence[Step]
 ) -> list[Step]:
@@ -85,7 +99,7 @@ def all_reduce(
         low, length = _cut(layout, count, layout.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(fold_exposed(mine, mine, base + low, length, reduction.how, lent))
+            steps.append(_fold(layout, mine, mine, base + low, length, reduction, lent))
         steps.append(signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
@@ -93,7 +107,9 @@ def all_reduce(
         steps += behind
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
-    return _either(layout, user(0), steps, boards, readable=False, lent=lent)
+    # With more ranks than two, boards are quicker: each is asked for twice as many pieces.
+    readable = layout.size == 2 and nbytes >= layout.folded
+    return _either(layout, user(0), steps, boards, readable=readable, lent=lent)
 
 
 def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
@@ -126,11 +142,12 @@ def reduce_scatter(
     Who has them in several arrays can't expose them as one.
     """
     mine = inps[layout.rank]
-    fold = fold_exposed(out, mine, layout.rank * nbytes, nbytes, reduction.how)
+    fold = _fold(layout, out, mine, layout.rank * nbytes, nbytes, reduction)
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    return _either(layout, inps[0], steps, boards, readable=False)
+    readable = nbytes * layout.size >= layout.folded
+    return _either(layout, inps[0], steps, boards, readable=readable)
 
 
 def all_gather(

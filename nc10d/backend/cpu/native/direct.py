@@ -46,11 +46,11 @@ from nc10d.backend.cpu.native.layout import (
     R_CMA,
     R_ROW,
     R_SPAN,
-    R_SPARE,
     SLOT_BYTES,
     UNREADABLE,
 )
 from nc10d.backend.cpu.native.operands import (
+    ALSO,
     ARG,
     DST,
     EXTRA,
@@ -158,23 +158,44 @@ def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) ->
 
 
 @njit(nogil=True)
+def nc10d_asked(channel: int, boards: int) -> bool:
+    """Say whether the kernel has to be asked for what a rank exposes."""
+    rows = load(channel + C_REACH) + R_ARENAS
+    for rank in range(load(channel + C_SIZE)):
+        by_kernel = load(load(boards + 8 * rank) + 8) == BY_KERNEL
+        if by_kernel and load(rows + R_ROW * rank + 8) != 0:
+            return True
+    return False
+
+
+@njit(nogil=True)
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """dst = everyone's exposed bytes, folded in rank order; all of them can be read as they lie."""
+    """dst = everyone's exposed bytes, folded in rank order.
+
+    On my board there is room for what is folded so far, and for what the kernel brings.
+    """
     size, me = load(channel + C_SIZE), load(channel + C_RANK)
     dst = nc10d_place(channel, users, step + DST, parity, segment)
     own = nc10d_place(channel, users, step + OWN, parity, segment)
     boards = channel - load(step + SRC) + parity
     offset, nbytes = load(step + TOTAL), load(step + NBYTES)
     kernel, last = load(step + KERNEL), load(step + LAST)
-    spare = load(load(channel + C_REACH) + R_SPARE)
+    spare = nc10d_place(channel, users, step + ALSO, parity, segment)
+    most = load(step + EXTRA)
+    block = most if nc10d_asked(channel, boards) else min(FOLD_BLOCK, most)
     done = 0
     while done < nbytes:
-        count = min(FOLD_BLOCK, nbytes - done)
+        count = min(block, nbytes - done)
         folded = 0
         for rank in range(size):
             part = own + done
             if rank != me:
-                part = nc10d_reach(channel, rank, load(boards + 8 * rank), offset + done, 0, count)
+                room = spare if rank == 0 else spare + most
+                board = load(boards + 8 * rank)
+                part = nc10d_reach(channel, rank, board, offset + done, room, count)
+                if part == 0:
+                    held = nc10d_hold(channel, step, segment, rank)
+                    return UNREADABLE if held == DONE else held
             if rank == 0:
                 folded = part
                 continue

@@ -124,8 +124,8 @@ def channel_bytes(size: int) -> int:
 
 
 # -- reach: how a channel's ranks read each other's memory ----------------------------------------
-R_CMA, R_SPAN, R_SPARE = range(0, 3 * 8, 8)
-R_ARENAS = 3 * 8  # for each rank its arena as mapped here, its process (0: this one), its area
+R_CMA, R_SPAN = range(0, 2 * 8, 8)
+R_ARENAS = 2 * 8  # for each rank its arena as mapped here, its process (0: this one), its area
 R_ROW = 3 * 8
 # Folding in blocks keeps the result in the first cache while every rank's part is added.
 FOLD_BLOCK = 8192
