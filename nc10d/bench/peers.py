@@ -1,9 +1,12 @@
-"""One library's side of a comparison: `python -m nc10d.bench.peers LIBRARY JOBS BUDGET OUT`.
+"""One library's side of a comparison: `python -m nc10d.bench.peers LIBRARY JOBS BUDGET FRESH OUT`.
 
 Runs on each rank. JOBS is a JSON list of [collective, nbytes], BUDGET the seconds that one round
 of one of them should take; rank 0 writes a JSON list of [collective, nbytes, seconds, wrong] to
-the file OUT. All libraries do the same work on the same memory, in the same loop: plain float32
-arrays in the sizes of nccl-tests (`nbytes` is the larger buffer of a rank).
+the file OUT. If FRESH is 1, each rank writes what a call reads just before the call, as programs
+do; what that takes alone, measured in turns with it, is taken off.
+
+All libraries do the same work on the same memory, in the same loop: plain float32 arrays in the
+sizes of nccl-tests (`nbytes` is the larger buffer of a rank).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ ROUNDS = 5
 WHOLE = {"all_reduce", "broadcast", "ping_pong", "exchange"}
 """Collectives whose arrays all have the whole size; in the others a chunk is 1/size of it."""
 MESSAGES = {"ping_pong", "exchange"}
+IN_PLACE = {"all_reduce", "broadcast"}
 Check = Callable[[], int]
 
 
@@ -54,13 +59,20 @@ WANTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
 """What a rank must end with, of every rank's chunks."""
 
 
-def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Check]:
-    """Return the call to time, and a function that runs it once and counts wrong elements."""
+def nothing() -> None:
+    """Do what a barrier and a rank without a neighbour do to arrays."""
+
+
+def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call, Check]:
+    """Return the call to time, what writes the array that it reads, and a check.
+
+    The check runs the call once and counts wrong elements.
+    """
     size, rank = library.size, library.rank
     if collective == "barrier":
-        return barrier_of(library), lambda: 0
+        return barrier_of(library), nothing, lambda: 0
     if collective in MESSAGES and rank ^ 1 >= size:  # the last of an odd number has no neighbour
-        return lambda: None, lambda: 0
+        return nothing, nothing, lambda: 0
     count = max(1, nbytes // 4 // (1 if collective in WHOLE else size))
     whole = count * (1 if collective in WHOLE else size)
     inputs = [pattern(r, whole) for r in range(size)]
@@ -73,34 +85,52 @@ def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Check
         call()
         return int(np.count_nonzero(out != want))
 
-    return call, check
+    read = out if collective in IN_PLACE else x
+    return call, partial(np.multiply, read, np.float32(1), out=read), check
 
 
 def barrier_of(library: Library) -> Call:
     """Return the library's barrier, bound."""
-    nothing = np.zeros(1, np.float32)
-    return library.calls(nothing, nothing)["barrier"]
+    unused = np.zeros(1, np.float32)
+    return library.calls(unused, unused)["barrier"]
 
 
-def measure(library: Library, collective: str, nbytes: int, budget: float) -> tuple[float, int]:
+def measure(
+    library: Library, collective: str, nbytes: int, budget: float, *, fresh: bool = False
+) -> tuple[float, int]:
     """Return the median over rounds of the slowest rank's mean seconds, and wrong elements.
 
-    Results are checked before the rounds and after them.
+    Results are checked before the rounds and after them. `fresh`: arrays are written before calls.
     """
-    call, check = prepare(library, collective, nbytes)
+    call, rewrite, check = prepare(library, collective, nbytes)
     wrong = check()
-    seconds = timed(library, collective, call, budget)
+    seconds = timed(library, collective, call, budget, rewrite if fresh else None)
     wrong += check()
     total = np.array([wrong], np.float32)
     library.calls(total, total)["all_reduce"]()
     return seconds, int(total[0])
 
 
-def timed(library: Library, collective: str, call: Call, budget: float) -> float:
-    """Return the median over rounds of the slowest rank's mean seconds; a ping-pong is one way."""
-    probe = slowest(library, _mean(library, call, 3))
+def timed(
+    library: Library, collective: str, call: Call, budget: float, before: Call | None = None
+) -> float:
+    """Return the median over rounds of the slowest rank's mean seconds; a ping-pong is one way.
+
+    What is done `before` each call is not counted.
+    """
+
+    def both() -> None:
+        if before is not None:
+            before()
+        call()
+
+    def lasts(calls: int) -> float:
+        whole = _mean(library, both if before else call, calls)
+        return whole - (_mean(library, before, calls) if before else 0.0)
+
+    probe = slowest(library, _mean(library, both, 3))
     calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
-    found = [slowest(library, _mean(library, call, calls)) for _ in range(ROUNDS)]
+    found = [slowest(library, lasts(calls)) for _ in range(ROUNDS)]
     return statistics.median(found) / (2 if collective == "ping_pong" else 1)
 
 
@@ -129,10 +159,14 @@ def write(library: Library, rows: list[list[object]], out: str) -> None:
 
 def main() -> None:
     """Measure the jobs on this rank; rank 0 writes what came out."""
-    name, jobs, budget, out = sys.argv[1:5]
+    name, jobs, budget, fresh, out = sys.argv[1:6]
     library = LIBRARIES[name]()
     rows: list[list[object]] = [
-        [collective, nbytes, *measure(library, collective, nbytes, float(budget))]
+        [
+            collective,
+            nbytes,
+            *measure(library, collective, nbytes, float(budget), fresh=fresh == "1"),
+        ]
         for collective, nbytes in json.loads(jobs)
     ]
     write(library, rows, out)

@@ -1,7 +1,7 @@
 """A yardstick: a plain TCP copy of the bytes that a collective across hosts can't do without.
 
-`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET OUT`, as `nc10d.bench.peers`; ADDRESSES is a
-JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
+`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET 0 OUT`, as `nc10d.bench.peers`; ADDRESSES is
+a JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
 hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four), `sendall` and
 `recv_into`, each direction in a thread of its own. Nothing is reduced and nothing checked; nc10d is
 there only so that ranks meet and begin together.
@@ -108,7 +108,7 @@ def receive(wire: socket.socket, into: bytearray) -> None:
 
 def main() -> None:
     """Measure the copies on this rank; rank 0 writes what came out."""
-    name, addresses, jobs, budget, out = sys.argv[1:6]
+    name, addresses, jobs, budget, _, out = sys.argv[1:7]
     library = Nc10d()
     wires = Wires(library, json.loads(addresses), int(name.removeprefix(PLAIN) or 1))
     rows = [

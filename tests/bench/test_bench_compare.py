@@ -40,6 +40,7 @@ def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "told"),
     [
         (["tcp", "--hosts", "2"], "needs a library beside nc10d: gloo, or gloo,tcp"),
+        (["gloo,tcp", "--hosts", "2", "--fresh"], "--fresh is not for tcp"),
         (["gloo,tcp"], "tcp copies between hosts: it needs --hosts 2"),
         (["gloo,tcpx"], "unknown library tcpx; known: nc10d, gloo"),
         (["gloo,tcp0"], "unknown library tcp0"),
@@ -106,7 +107,7 @@ def test_a_plain_copy_moves_what_a_collective_needs() -> None:
     calls = 3 + 3 * peers.ROUNDS  # to see how long one takes, and then as few as there may be
     with network(2) as net:
         jobs = [(name, 1 << 20) for name in ("all_reduce", "all_gather", "broadcast")]
-        rows = run_apart(net, 1, [*words_of(net, "tcp"), json.dumps(jobs), "0"], 100.0)
+        rows = run_apart(net, 1, [*words_of(net, "tcp"), json.dumps(jobs), "0", "0"], 100.0)
         sent = [net.sent(host) / (calls << 20) for host in range(2)]
     assert [(name, nbytes) for name, nbytes, *_ in rows] == jobs
     assert sent[0] >= 1 + 0.5 + 1
@@ -165,7 +166,7 @@ def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_job_that_fails_is_told_with_its_last_words() -> None:
-    arguments = [json.dumps([("no_such_thing", 8)]), "0"]
+    arguments = [json.dumps([("no_such_thing", 8)]), "0", "0"]
     with pytest.raises(RuntimeError, match=r"(?s)nc10d: .*KeyError.*'no_such_thing'"):
         starters.run_job("nc10d", 1, "nc10d.bench.peers", arguments, 100.0)
 

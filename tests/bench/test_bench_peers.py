@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ class OnGroup:
 @pytest.mark.parametrize("name", PARTS)
 def test_a_librarys_mistakes_are_counted(name: str, size: int) -> None:
     def wrong(group: Any, spoilt: str) -> int:
-        _, check = peers.prepare(OnGroup(group, spoilt), name, 96)
+        _, _, check = peers.prepare(OnGroup(group, spoilt), name, 96)
         return check()
 
     assert run_local(wrong, size, [""] * size) == [0] * size
@@ -62,6 +63,33 @@ def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> N
     assert seconds > 0
     assert wrong == 4  # two ranks, before the rounds and after them
     assert other == (seconds, wrong)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_arrays_can_be_written_before_each_call(name: str) -> None:
+    def wrong(group: Any) -> int:
+        return peers.measure(OnGroup(group), name, 96, 0.0, fresh=True)[1]
+
+    assert run_local(wrong, 2) == [0, 0]
+
+
+def test_what_is_done_before_each_call_is_not_counted() -> None:
+    done: list[str] = []
+
+    def measured(group: Any) -> float:
+        def call() -> None:
+            done.append("call")
+
+        def before() -> None:
+            done.append("before")
+            time.sleep(0.002)
+
+        return peers.timed(OnGroup(group), "all_reduce", call, 0.0, before)
+
+    assert run_local(measured, 1)[0] < 0.002
+    calls = [i for i, what in enumerate(done) if what == "call"]
+    assert calls
+    assert all(done[i - 1] == "before" for i in calls)
 
 
 def test_the_slowest_rank_is_known_to_all() -> None:
