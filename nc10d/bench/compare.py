@@ -9,9 +9,9 @@ peers `tcp`, `tcp2`... are plain copies of the bytes that have to cross, by so m
 (plain.py); no verdict counts them. An MPI can't be asked for there: its launcher would have to
 reach the hosts.
 
-With --fresh each rank writes the array that a call reads just before the call, as programs do, and
-the time of the writing is taken off: else all calls read what nobody has touched since the first
-one, and much of it is in the reader's own cache.
+Each rank writes the array that a call reads just before the call, as programs do, and the time of
+the writing is taken off. With --untouched nobody does: then calls read what nobody has changed
+since the first one, and much of it is in the reader's own cache, as it is in most benchmarks.
 
 What --json names is written after each round, so a run that was ended early can be shown by --read.
 """
@@ -109,7 +109,7 @@ def _measured(
 ) -> Iterator[tuple[Cell, float]]:
     """Yield one job's times; RuntimeError if any element was wrong."""
     jobs = json.dumps(cells(collective, options.max_bytes, options.min_bytes))
-    words = [jobs, str(options.budget), str(int(options.fresh))]
+    words = [jobs, str(options.budget), str(int(not options.untouched))]
     for name, nbytes, seconds, wrong in start(library, words):
         if wrong:
             raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
@@ -193,7 +193,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-bytes", type=int, default=SIZES[-1])
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--budget", type=float, default=0.08, help="seconds for a cell's round")
-    parser.add_argument("--fresh", action="store_true", help="write arrays before each call")
+    parser.add_argument("--untouched", action="store_true", help="leave arrays between calls")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one job")
     parser.add_argument("--json", type=Path, help="write samples to this file after each round")
     parser.add_argument("--read", type=Path, help="show the samples of this file: measure nothing")
@@ -223,8 +223,6 @@ def _problem(options: argparse.Namespace) -> str:
         return "a comparison needs a library beside nc10d: gloo, or gloo,tcp with --hosts 2"
     if options.hosts < 1 or options.ranks % options.hosts:
         return f"{options.ranks} ranks can't be dealt to {options.hosts} hosts evenly"
-    if options.fresh and plain:
-        return f"--fresh is not for {', '.join(plain)}, which read no arrays of a program"
     return _misplaced(options.hosts, plain, beside)
 
 
@@ -247,8 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = options.ranks
         with started(options) as start:
             samples, loads = collect(options, start)
-    written = " Each rank wrote what a call reads just before it." if options.fresh else ""
-    print(heading(samples, ranks, loads) + written, "", *table(samples), sep="\n")
+    print(heading(samples, ranks, loads), "", *table(samples), sep="\n")
     if options.plot:
         plots.time_over_bytes(samples, f"{ranks} ranks", options.plot)
     return 0

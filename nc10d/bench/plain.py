@@ -4,7 +4,7 @@
 a JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
 hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four), `sendall` and
 `recv_into`, each direction in a thread of its own. Nothing is reduced and nothing checked; nc10d is
-there only so that ranks meet and begin together.
+there only so that ranks meet and begin together. Nobody writes the arrays in between (the 0).
 """
 
 from __future__ import annotations

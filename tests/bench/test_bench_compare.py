@@ -40,7 +40,6 @@ def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "told"),
     [
         (["tcp", "--hosts", "2"], "needs a library beside nc10d: gloo, or gloo,tcp"),
-        (["gloo,tcp", "--hosts", "2", "--fresh"], "--fresh is not for tcp"),
         (["gloo,tcp"], "tcp copies between hosts: it needs --hosts 2"),
         (["gloo,tcpx"], "unknown library tcpx; known: nc10d, gloo"),
         (["gloo,tcp0"], "unknown library tcp0"),

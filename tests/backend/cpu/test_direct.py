@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
-from nc10d.backend.cpu.algorithms.layout import FOLDED, Layout
+from nc10d.backend.cpu.algorithms.layout import ASKED, Layout
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans, _kernel_address
@@ -318,7 +318,7 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 
 def folds_large_arrays(group: ProcessGroup) -> None:
     """Plain ones, which the kernel fetches; beside a registered one; and at odd addresses."""
-    me, size, count = group.rank, group.size, FOLDED // 4 + 5
+    me, size, count = group.rank, group.size, ASKED // 4 + 5
     for seed in range(3):
         plain = [
             np.random.default_rng(seed * size + r).random(count, np.float32) for r in range(size)
@@ -346,13 +346,16 @@ def test_large_plain_arrays_are_folded_where_they_lie(size: int, kind: str) -> N
     run_ranks(folds_large_arrays, size, kind)
 
 
-def test_reductions_of_plain_arrays_ask_the_kernel_from_some_size_on() -> None:
+def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> bool:
-        world = [replace(one, folded=1024) for one in direct(size)]
+        world = [replace(one, asked=1024) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
         return any(step.kind is Kind.EXPOSE and step.arg for step in steps)
 
     assert [asks("all_reduce", 128, size) for size in (2, 3)] == [True, False]
     assert [asks("reduce_scatter", 64, size) for size in (2, 3)] == [True, True]
+    for name, count in (("all_gather", 64), ("all_to_all", 64), ("broadcast", 128)):
+        assert asks(name, count, 2)
+        assert not asks(name, count - 1, 2)
     assert not asks("all_reduce", 127, 2)
     assert not asks("reduce_scatter", 42, 3)

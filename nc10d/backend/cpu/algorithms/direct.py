@@ -5,8 +5,8 @@ what is his from its owner, and nobody leaves before the others have taken their
 all go the way over the boards. An all_reduce writes into peers' arrays too, as far as these are
 lent (see native/direct.py).
 
-The kernel's help is for plain copies, and for folds of arrays too large for a cache: what it
-fetches to be folded goes to a spare place first. Registered arrays are folded where they lie.
+The kernel's help is for arrays too large for a cache; what it fetches to be folded goes to a spare
+place first. Registered arrays are folded and fetched where they lie.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _either(
     direct: Sequence[Step],
     boards: Sequence[Step],
     *,
-    readable: bool = True,
+    readable: bool,
     lent: int = 0,
 ) -> list[Step]:
     """Expose an array; go `direct` if all ranks' can be read, else over the boards.
@@ -108,7 +108,7 @@ def all_reduce(
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
     # With more ranks than two, boards are quicker: each is asked for twice as many pieces.
-    readable = layout.size == 2 and nbytes >= layout.folded
+    readable = layout.size == 2 and nbytes >= layout.asked
     return _either(layout, user(0), steps, boards, readable=readable, lent=lent)
 
 
@@ -146,7 +146,7 @@ def reduce_scatter(
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    readable = nbytes * layout.size >= layout.folded
+    readable = nbytes * layout.size >= layout.asked
     return _either(layout, inps[0], steps, boards, readable=readable)
 
 
@@ -161,7 +161,8 @@ def all_gather(
     me = layout.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    return _either(layout, mine, [*steps, *_all_have_read()], boards)
+    readable = sum(sizes) >= layout.asked
+    return _either(layout, mine, [*steps, *_all_have_read()], boards, readable=readable)
 
 
 def all_to_all(
@@ -172,13 +173,15 @@ def all_to_all(
     place = At(inp.space, inp.index, inp.offset + me * nbytes)
     steps = [copy(recvs[me], place, nbytes)]
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    return _either(layout, inp, [*steps, *_all_have_read()], boards)
+    readable = nbytes * layout.size >= layout.asked
+    return _either(layout, inp, [*steps, *_all_have_read()], boards, readable=readable)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's."""
     if layout.rank == root:
-        return _either(layout, user(0), _all_have_read(), boards)
+        readable = nbytes >= layout.asked
+        return _either(layout, user(0), _all_have_read(), boards, readable=readable)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
 

@@ -17,10 +17,10 @@ DIRECT = 64 * 1024
 """Bytes from which reading an array where it lies pays."""
 PAGE = 4096
 """Bytes of a page: what peers may write is whole pages, which can be taken back from them."""
-FOLDED = 4 << 20
-"""Bytes from which a reduction reads plain arrays where they lie: two of them fill a core's cache.
+ASKED = 4 << 20
+"""Bytes from which the kernel is asked for arrays that are not registered: they fill a cache.
 
-The kernel is slow at fetching lines that their owner has just changed and still has in its cache.
+It is slow at fetching lines that their owner has just changed and still has in a cache.
 """
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time."""
@@ -30,9 +30,9 @@ WINDOW = 2 << 20
 class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
-    From `direct` bytes on, arrays are read where they lie; what is folded, if it is registered or
-    has `folded` bytes. Such a reduction goes `window` by window and lends whole pages of `page`
-    bytes.
+    From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
+    that the kernel can reach. Such a reduction goes `window` by window and lends whole pages of
+    `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -42,7 +42,7 @@ class Layout:
     small: int
     hosts: Topology | None = None
     direct: int = NEVER
-    folded: int = FOLDED
+    asked: int = ASKED
     window: int = WINDOW
     page: int = PAGE
 

@@ -8,7 +8,7 @@ needs. A large message that the receiver can read where it lies is not put on th
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
-from nc10d.backend.cpu.algorithms.layout import NEVER, line_up
+from nc10d.backend.cpu.algorithms.layout import ASKED, NEVER, line_up
 from nc10d.backend.cpu.native.layout import LINK_TICKS as TICKS
 from nc10d.backend.cpu.program import Step, board, user
 from nc10d.backend.cpu.steps import copy, end_round, expose, fetch, header, jump, pick, signal, wait
@@ -18,11 +18,14 @@ SEGMENTS = TICKS
 """Into how many half a board is cut: while the receiver copies one, the sender puts the next."""
 
 
-def send(half: int, nbytes: int, direct: int = NEVER) -> list[Step]:
-    """Put user array 0 through the link, half a board at a time; or let it be read, if large."""
+def send(half: int, nbytes: int, direct: int = NEVER, asked: int = ASKED) -> list[Step]:
+    """Put user array 0 through the link, half a board at a time; or let it be read, if large.
+
+    From `asked` bytes on it may be the kernel that reads it.
+    """
     opening = [wait(RECEIVER, -TICKS), header()]
     if nbytes >= direct:
-        offered = [expose(SENDER, user(0), True, flag=False), signal(TICKS)]
+        offered = [expose(SENDER, user(0), nbytes >= asked, flag=False), signal(TICKS)]
         return [*opening, *offered, *_ways([wait(RECEIVER, TICKS)], _puts(half, nbytes, 0), [])]
     steps = list(opening)
     for tick, low, count in _segments(half, nbytes):
