@@ -40,13 +40,17 @@ def rank_in(
         if member is not None:
             return member
     if (rank is None) == (group_rank is None):
-        raise ValueError(f"give either {name} or group_{name}, got {rank} and {group_rank}")
+        raise ValueError(f"give either {name} or group_{name}, got {rank!r} and {group_rank!r}")
     if isinstance(group, NonMember):
         return -1
-    if rank is not None:
-        return group.group_rank(rank)
-    assert group_rank is not None, "one of them is named"
-    return group.group_rank(group.global_rank(group_rank))
+    try:
+        if rank is not None:
+            return group.group_rank(rank)
+        assert group_rank is not None, "one of them is named"
+        return group.group_rank(group.global_rank(group_rank))
+    except (TypeError, ValueError) as error:
+        given = f"{name}={rank!r}" if rank is not None else f"group_{name}={group_rank!r}"
+        raise type(error)(f"{given}: {error}") from None
 
 
 def first_unless(rank: int | None, group_rank: int | None) -> int | None:

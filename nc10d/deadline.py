@@ -10,6 +10,7 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
 
 Timeout = float | int | timedelta | None
 
@@ -18,6 +19,9 @@ def seconds(timeout: Timeout) -> float:
     """Return `timeout` in seconds; None means for ever. Negative or NaN is a ValueError."""
     if timeout is None:
         return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, (Real, timedelta)):
+        wanted = "a number of seconds, a timedelta or None"
+        raise TypeError(f"timeout must be {wanted}, got {timeout!r}")
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if not value >= 0:
         raise ValueError(f"timeout must be >= 0 seconds, got {timeout!r}")

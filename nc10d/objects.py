@@ -55,6 +55,7 @@ def broadcast_object_list(
     """
     call = Call("broadcast_object_list", group, allow_pickle, map_location, device)
     root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
+    _check_list("broadcast_object_list", object_list)
     if not call.begin():
         return
     if call.rank == root:
@@ -84,6 +85,7 @@ def all_gather_object(
     Every rank receives its own object too, as a copy.
     """
     call = Call("all_gather_object", group, allow_pickle, map_location)
+    _check_list("all_gather_object", object_list)
     if not call.begin():
         return
     _check_length("object_list", object_list, call.group.size)
@@ -177,6 +179,7 @@ def send_object_list(
     """
     call = Call("send_object_list", group, allow_pickle, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
+    _check_list("send_object_list", object_list)
     if not call.begin():
         return
     out = Outgoing(list(object_list), allow_pickle)
@@ -202,6 +205,7 @@ def recv_object_list(
     """
     call = Call("recv_object_list", group, allow_pickle, map_location, device)
     peer = source_in(call.found, src, group_src)
+    _check_list("recv_object_list", object_list)
     if not call.begin():
         return -1
     words = np.empty(WORDS, np.int64)
@@ -237,6 +241,11 @@ def _gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any]
         raise ValueError("object_gather_list must be given on the destination rank")
     _check_length("object_gather_list", places, size)
     return places
+
+
+def _check_list(call: str, objects: Any) -> None:
+    if not isinstance(objects, list):
+        raise TypeError(f"{call}: object_list must be a list, got {type(objects).__name__}")
 
 
 def _check_length(name: str, objects: Sequence[Any], size: int) -> None:

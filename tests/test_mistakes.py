@@ -541,8 +541,9 @@ def wrong_wait(group: ProcessGroup) -> None:
     assert work is not None
     with pytest.raises(ValueError, match=">= 0"):
         work.wait(-1)
-    with pytest.raises((TypeError, ValueError)):
-        work.wait("soon")  # type: ignore[arg-type]
+    for wrong in ("soon", "5", True):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            work.wait(wrong)  # type: ignore[arg-type]
     work.wait()
     assert (x == 2).all()
 

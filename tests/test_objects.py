@@ -356,6 +356,11 @@ def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
         for case in cases:
             with pytest.raises(ValueError):
                 case()
+        for wrong in ({}, (1, 2)):
+            with pytest.raises(
+                TypeError, match="broadcast_object_list: object_list must be a list"
+            ):
+                dist.broadcast_object_list(wrong, 0)  # type: ignore[arg-type]
         with dist.coalescing_manager(), pytest.raises(ValueError, match="coalescing block"):
             dist.all_gather_object([None] * size, 1)
 

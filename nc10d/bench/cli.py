@@ -20,7 +20,9 @@ What collectives cost on this machine, in nccl-tests' columns. Under a launcher 
 measures that job; otherwise it starts processes of its own. "wrong" counts, over all ranks, the
 elements that differ from what NumPy computes; if there are any, the exit code is 1.
 """
-EPILOG = "With --compare gloo,mpich (see --compare --help) it is a comparison of libraries."
+EPILOG = (
+    "With --compare gloo,mpich (--compare gloo --help tells how) it is a comparison of libraries."
+)
 DTYPES = {dtype.label: dtype for dtype in DType}
 LIMIT = 300.0
 """Seconds for one call of a rank: far more than any row takes."""

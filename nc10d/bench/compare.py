@@ -92,7 +92,7 @@ def collect(options: argparse.Namespace, start: Start) -> tuple[Samples, list[fl
                     samples[library].setdefault((name, nbytes), []).append(seconds)
         loads.append(foreign.cores)
         if options.json:
-            save(options.json, samples, options.ranks, loads)
+            save(options.json, samples, options.ranks, loads, untouched=options.untouched)
         told = f"# round {number + 1} of {options.rounds}: others used {foreign.cores:.2f} cores"
         print(told, file=sys.stderr, flush=True)
     return samples, loads
@@ -109,7 +109,7 @@ def _measured(
 ) -> Iterator[tuple[Cell, float]]:
     """Yield one job's times; RuntimeError if any element was wrong."""
     jobs = json.dumps(cells(collective, options.max_bytes, options.min_bytes))
-    words = [jobs, str(options.budget), str(int(not options.untouched))]
+    words = [jobs, str(options.budget), str(int(options.untouched))]
     for name, nbytes, seconds, wrong in start(library, words):
         if wrong:
             raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
@@ -151,35 +151,47 @@ def _row(words: Sequence[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def heading(samples: Samples, ranks: int, loads: Sequence[float]) -> str:
+def heading(
+    samples: Samples, ranks: int, loads: Sequence[float], *, untouched: bool = False
+) -> str:
     """Say what was measured, on what, how surely, and beside what load."""
     cores = len(os.sched_getaffinity(0))
     surely = 100 * min(CONFIDENCE, coverage(len(loads), 0))
     load = ", ".join(f"{value:.2f}" for value in loads)
+    arrays = "untouched between calls" if untouched else "written before each call"
     return (
         f"{ranks} ranks on {cores} cores of {platform.machine()}, {len(loads)} rounds of "
-        f"{', '.join(samples)}. Median (interval that covers it with at least {surely:.0f} %). "
+        f"{', '.join(samples)}; arrays {arrays}. "
+        f"Median (interval that covers it with at least {surely:.0f} %). "
         f"Cores used by others in each round: {load}."
     )
 
 
-def save(path: Path, samples: Samples, ranks: int, loads: Sequence[float]) -> None:
+def save(
+    path: Path, samples: Samples, ranks: int, loads: Sequence[float], *, untouched: bool
+) -> None:
     """Write everything that was measured as JSON, in place of what the file held."""
     flat = {lib: [[*cell, times] for cell, times in of.items()] for lib, of in samples.items()}
+    head = {"ranks": ranks, "untouched": untouched}
     # Whole or not at all: who is interrupted here keeps the round before.
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({"ranks": ranks, "foreign": list(loads), "samples": flat}))
+    partial.write_text(json.dumps({**head, "foreign": list(loads), "samples": flat}))
     partial.replace(path)
 
 
-def load(path: Path) -> tuple[Samples, int, list[float]]:
-    """Read what `save` wrote."""
+def load(path: Path) -> tuple[Samples, int, list[float], bool]:
+    """Read what `save` wrote: samples, ranks, loads, and whether arrays were untouched.
+
+    ValueError where the file holds something else, OSError where it can't be read.
+    """
     found = json.loads(path.read_text())
+    if not isinstance(found, dict) or not {"ranks", "foreign", "samples"} <= found.keys():
+        raise ValueError("it holds no samples")
     samples: Samples = {
         library: {(name, nbytes): times for name, nbytes, times in rows}
         for library, rows in found["samples"].items()
     }
-    return samples, found["ranks"], found["foreign"]
+    return samples, found["ranks"], found["foreign"], found.get("untouched", True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -239,13 +251,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print a table, and draw it if asked to. Blocks for all rounds."""
     options = parse(arguments)
     if options.read:
-        samples, ranks, loads = load(options.read)
+        try:
+            samples, ranks, loads, untouched = load(options.read)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--read {options.read}: {error}") from error
     else:
         require(options.libraries)
-        ranks = options.ranks
+        ranks, untouched = options.ranks, options.untouched
         with started(options) as start:
             samples, loads = collect(options, start)
-    print(heading(samples, ranks, loads), "", *table(samples), sep="\n")
+    print(heading(samples, ranks, loads, untouched=untouched), "", *table(samples), sep="\n")
     if options.plot:
         plots.time_over_bytes(samples, f"{ranks} ranks", options.plot)
     return 0

@@ -43,6 +43,7 @@ class Machine:
     beside its bytes, `stream` a byte through a host's network, both ways at once. The
     curves are for bytes put on one's own board, got from a mate's, folded from a mate's, copied
     between one's own arrays, and copied by the kernel from a mate's array (empty: it does not).
+    What the kernel has brought is folded at the price of a copy.
     """
 
     calls: Mapping[str, float]
@@ -85,7 +86,7 @@ class Machine:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
-            return (size - 1) * (fetched + at_reach(self.fold, reach))
+            return (size - 1) * (fetched + at_reach(self.copy, reach))
         return 0.0
 
     def _copying(self, step: Step, rank: int) -> Curve:

@@ -7,6 +7,7 @@ two rounds on the same group. The ways take turns; a figure is the median of the
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import statistics
@@ -117,6 +118,7 @@ def line(name: str, way: str, found: dict[str, float]) -> str:
 
 def main() -> int:
     """Measure and print."""
+    argparse.ArgumentParser(prog="python -m nc10d.bench.objects", description=__doc__).parse_args()
     print(f"# load average at the start {os.getloadavg()[0]:.2f}")
     print(HEADER, flush=True)
     with Ranks(2, "processes", timeout=LIMIT) as ranks:

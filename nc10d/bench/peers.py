@@ -1,9 +1,11 @@
-"""One library's side of a comparison: `python -m nc10d.bench.peers LIBRARY JOBS BUDGET FRESH OUT`.
+"""One library's side of a comparison.
 
-Runs on each rank. JOBS is a JSON list of [collective, nbytes], BUDGET the seconds that one round
-of one of them should take; rank 0 writes a JSON list of [collective, nbytes, seconds, wrong] to
-the file OUT. If FRESH is 1, each rank writes what a call reads just before the call, as programs
-do; what that takes alone, measured in turns with it, is taken off.
+`python -m nc10d.bench.peers LIBRARY JOBS BUDGET UNTOUCHED OUT` runs on each rank. JOBS is a JSON
+list of [collective, nbytes], BUDGET the seconds that one round of one of them should take; rank 0
+writes a JSON list of [collective, nbytes, seconds, wrong] to the file OUT. Unless UNTOUCHED is 1,
+each rank writes what a call reads just before the call, as programs do; what that takes alone,
+measured in turns with it, is taken off. (That a call has made the next writing slower counts as the
+call's.)
 
 All libraries do the same work on the same memory, in the same loop: plain float32 arrays in the
 sizes of nccl-tests (`nbytes` is the larger buffer of a rank).
@@ -60,7 +62,7 @@ WANTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
 
 
 def nothing() -> None:
-    """Do what a barrier and a rank without a neighbour do to arrays."""
+    """Do what a barrier does to arrays."""
 
 
 def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call, Check]:
@@ -86,6 +88,8 @@ def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call,
         return int(np.count_nonzero(out != want))
 
     read = out if collective in IN_PLACE else x
+    if collective == "broadcast" and rank != 0:
+        return call, nothing, check
     return call, partial(np.multiply, read, np.float32(1), out=read), check
 
 
@@ -96,15 +100,16 @@ def barrier_of(library: Library) -> Call:
 
 
 def measure(
-    library: Library, collective: str, nbytes: int, budget: float, *, fresh: bool = False
+    library: Library, collective: str, nbytes: int, budget: float, *, untouched: bool = True
 ) -> tuple[float, int]:
     """Return the median over rounds of the slowest rank's mean seconds, and wrong elements.
 
-    Results are checked before the rounds and after them. `fresh`: arrays are written before calls.
+    Results are checked before the rounds and after them. What is not `untouched` is written before
+    each call.
     """
     call, rewrite, check = prepare(library, collective, nbytes)
     wrong = check()
-    seconds = timed(library, collective, call, budget, rewrite if fresh else None)
+    seconds = timed(library, collective, call, budget, None if untouched else rewrite)
     wrong += check()
     total = np.array([wrong], np.float32)
     library.calls(total, total)["all_reduce"]()
@@ -116,22 +121,27 @@ def timed(
 ) -> float:
     """Return the median over rounds of the slowest rank's mean seconds; a ping-pong is one way.
 
-    What is done `before` each call is not counted.
+    What is done `before` each call, if anything, is not counted; all ranks must give it, or none.
     """
 
-    def both() -> None:
-        if before is not None:
-            before()
-        call()
+    whole = call if before is None else _one_after_the_other(before, call)
 
     def lasts(calls: int) -> float:
-        whole = _mean(library, both if before else call, calls)
-        return whole - (_mean(library, before, calls) if before else 0.0)
+        taken = _mean(library, whole, calls)
+        return taken if before is None else max(0.0, taken - _mean(library, before, calls))
 
-    probe = slowest(library, _mean(library, both, 3))
+    probe = slowest(library, _mean(library, whole, 3))
     calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
     found = [slowest(library, lasts(calls)) for _ in range(ROUNDS)]
     return statistics.median(found) / (2 if collective == "ping_pong" else 1)
+
+
+def _one_after_the_other(before: Call, call: Call) -> Call:
+    def both() -> None:
+        before()
+        call()
+
+    return both
 
 
 def slowest(library: Library, mine: float) -> float:
@@ -159,13 +169,13 @@ def write(library: Library, rows: list[list[object]], out: str) -> None:
 
 def main() -> None:
     """Measure the jobs on this rank; rank 0 writes what came out."""
-    name, jobs, budget, fresh, out = sys.argv[1:6]
+    name, jobs, budget, untouched, out = sys.argv[1:6]
     library = LIBRARIES[name]()
     rows: list[list[object]] = [
         [
             collective,
             nbytes,
-            *measure(library, collective, nbytes, float(budget), fresh=fresh == "1"),
+            *measure(library, collective, nbytes, float(budget), untouched=untouched == "1"),
         ]
         for collective, nbytes in json.loads(jobs)
     ]

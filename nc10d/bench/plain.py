@@ -1,10 +1,10 @@
 """A yardstick: a plain TCP copy of the bytes that a collective across hosts can't do without.
 
-`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET 0 OUT`, as `nc10d.bench.peers`; ADDRESSES is
+`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET 1 OUT`, as `nc10d.bench.peers`; ADDRESSES is
 a JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
 hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four), `sendall` and
 `recv_into`, each direction in a thread of its own. Nothing is reduced and nothing checked; nc10d is
-there only so that ranks meet and begin together. Nobody writes the arrays in between (the 0).
+there only so that ranks meet and begin together. The arrays stay untouched, whatever the 1 is.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import LINE
+from nc10d.backend.cpu.algorithms.layout import ASKED, LINE
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import arrays as plain
@@ -39,7 +39,7 @@ from nc10d.group import ProcessGroup
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp
 
-BY_KERNEL = 1 << 17
+BY_KERNEL = ASKED // 2
 """Bytes of an array from which on the kernel's copies are timed."""
 STEPS, MANY = 64, 8
 STREAM_BYTES = 1 << 20
@@ -159,10 +159,11 @@ def moves(bench: Bench, reach: int) -> Sample:
 
 
 def fetches(bench: Bench, reach: int) -> Sample:
-    """Time the kernel's copies from the mate's array, of `reach` bytes with my own."""
+    """Time the kernel's copies from the mate's array, just written, of `reach` bytes with mine."""
     half = reach // 2
     x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
-    opening = [free(), expose(bench.rank, user(0), True), signal(1), wait_all(1)]
+    written = copy(user(0), user(1), half)
+    opening = [written, free(), expose(bench.rank, user(0), True), signal(1), wait_all(1)]
     closing = [signal(2), wait_all(2), end_round(2, 2)]
     whole = [*opening, fetch(user(1), bench.other, 0, half), *closing]
     empty = repeated(lambda: bench.run([*opening, *closing], x, y), often(half))

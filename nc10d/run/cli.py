@@ -159,7 +159,11 @@ def _output(args: argparse.Namespace) -> OutputPlan:
 
 
 def _nproc(text: str) -> int:
-    return len(os.sched_getaffinity(0)) if text in ("auto", "cpu") else int(text)
+    if text in ("auto", "cpu"):
+        return len(os.sched_getaffinity(0))
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor auto or cpu")
+    return int(text)
 
 
 def _nnodes(text: str) -> int:

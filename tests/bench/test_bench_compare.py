@@ -116,8 +116,8 @@ def test_a_plain_copy_moves_what_a_collective_needs() -> None:
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "samples.json"
-    compare.save(file, SAMPLES, 4, [0.25])
-    assert compare.load(file) == (SAMPLES, 4, [0.25])
+    compare.save(file, SAMPLES, 4, [0.25], untouched=False)
+    assert compare.load(file) == (SAMPLES, 4, [0.25], False)
 
 
 def test_saved_samples_are_shown_and_drawn(
@@ -125,7 +125,7 @@ def test_saved_samples_are_shown_and_drawn(
 ) -> None:
     pytest.importorskip("matplotlib")
     file, picture = tmp_path / "samples.json", tmp_path / "picture.png"
-    compare.save(file, SAMPLES, 4, [0.25, 0.5, 0.0])
+    compare.save(file, SAMPLES, 4, [0.25, 0.5, 0.0], untouched=True)
     assert compare.main(["--read", str(file), "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("4 ranks on ")
@@ -246,7 +246,7 @@ def test_the_comparison_runs(tmp_path: Path, hosts: str, others: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "| exchange | 8 | " in done.stdout
-    samples, ranks, loads = compare.load(out)
+    samples, ranks, loads, _ = compare.load(out)
     assert (ranks, len(loads)) == (2, 1)
     libraries = ["nc10d", *others.split(",")]
     assert {name: len(rows) for name, rows in samples.items()} == dict.fromkeys(libraries, 2)

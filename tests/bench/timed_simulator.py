@@ -73,7 +73,7 @@ class TimedRank(FarRank):
         elif step.kind in WAITS:
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
-            moved = step.nbytes if step.kind is Kind.FETCH else nbytes
+            moved = step.nbytes if step.kind in (Kind.FETCH, Kind.FOLD) else nbytes
             size, arrays = self.world.size, self.world.arrays
             self.now += self.machine.price(step, moved, self.rank, size, arrays)
         if step.kind is Kind.SIGNAL:

@@ -165,6 +165,8 @@ def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(
             assert f"rank {rank} waits in" in report["message"]
             assert f"for rank {rank}" in report["message"]
         assert report["message"].count("test_waiting_circles.py:") == size
+        if PLAYS[play][0] == "both receive":
+            assert (report["op"], report["seq"]) == ("recv", 1)
 
 
 def test_a_rank_that_shows_something_new_in_the_same_wait_is_told(

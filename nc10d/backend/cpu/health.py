@@ -93,8 +93,8 @@ class Health:
 
     def in_circle(self, channel: Channel, verdict: str) -> DistError:
         """Return the error of ranks that wait in a circle, this one in a channel."""
-        rank = self._blocked_on(channel)
-        return CollectiveMismatch(verdict, rank=rank, cause="a circle of waits")
+        rank, (seq, op) = self._blocked_on(channel), self._reasons.waits_in(channel)
+        return CollectiveMismatch(verdict, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
     def trouble(self, channel: Channel, deadline: Deadline) -> bool:
         """Say whether there is a reason to stop waiting; changes nothing."""

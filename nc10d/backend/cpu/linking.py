@@ -109,6 +109,9 @@ def check(program: Program, size: int) -> None:
         assert step.nbytes >= 0, (program.call, index, step)
         assert 0 <= step.back <= index, (program.call, index, step)
         assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
+        if step.kind is Kind.FOLD:
+            assert step.repeat > 0, (program.call, index, step)
+            assert step.also.space is Space.BOARD, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
             limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
             assert 0 <= at.index < limit, (program.call, index, step)

@@ -32,7 +32,7 @@ from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024
 DIRECT = HALF + 1
-"""Bytes from which a message is read where it lies: what half a board does not hold."""
+"""Bytes from which a registered message is read where it lies: what half a board does not hold."""
 LINK_BYTES = at.LINK_BOARD + 2 * HALF
 # The word in the sender's area: the offset of the link, plus whose arena it is in.
 BY_SENDER, BY_RECEIVER = 1, 2

@@ -196,6 +196,13 @@ class Reasons:
             seq=seq,
         )
 
+    def waits_in(self, channel: Channel) -> tuple[int, str]:
+        """Return the number and the name of what waits in a channel of this group."""
+        if channel.shared.kind == at.COLLECTIVE:
+            seq, what = self._areas.last_record(self._areas.rank)
+            return seq, what.partition("(")[0]
+        return channel.get(at.C_OPS) + 1, "recv" if channel.shared.kind == at.RECEIVER else "send"
+
     def wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
         """A rank sends other sizes than are awaited from it."""
         if channel.shared.kind == at.RECEIVER:

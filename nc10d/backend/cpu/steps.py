@@ -125,12 +125,12 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
 
 
 def fold_exposed(
-    dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, block: int, lent: int = 0
+    dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, most: int, lent: int = 0
 ) -> Step:
     """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
 
-    `own` is where mine are. dst may be the same place. `room` is for two blocks, and as many bytes
-    at most are folded at a time. Where peers have lent the first `lent` bytes of their arrays,
+    `own` is where mine are. dst may be the same place. At `most` so many bytes are folded at a
+    time; `room` is for twice as many. Where peers have lent the first `lent` bytes of their arrays,
     they get the result too.
     """
     return Step(
@@ -145,7 +145,7 @@ def fold_exposed(
         last=how.last,
         arg=how.last_arg,
         total=offset,
-        repeat=block,
+        repeat=most,
     )
 
 

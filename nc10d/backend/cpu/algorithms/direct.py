@@ -1,4 +1,4 @@
-"""Large arrays read where they lie: every byte is copied once.
+"""Large arrays read where they lie: what is not folded is copied once.
 
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
@@ -78,8 +78,8 @@ def _fold(
     lent: int = 0,
 ) -> Step:
     """Fold what is exposed; what peers read of my board is its first line, the rest is free."""
-    room, block = board(layout.rank, LINE), line_down((layout.half - LINE) // 2)
-    return fold_exposed(dst, own, offset, nbytes, reduction.how, room, block, lent)
+    room, most = board(layout.rank, LINE), line_down((layout.half - LINE) // 2)
+    return fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, lent)
 
 
 def all_reduce(
@@ -87,8 +87,8 @@ def all_reduce(
 ) -> list[Step]:
     """Each rank folds its chunk of user array 0 and puts the result into all arrays lent to it.
 
-    Who could not lend his fetches the others' chunks: window by window, so that they are still in a
-    cache, of their owner or of all cores.
+    Who could not lend his fetches the others' chunks, window by window: in turns with the folds,
+    and late enough that they have left their owner's own cache.
     """
     lent = nbytes // layout.page * layout.page
     windows = _windows(layout, nbytes)

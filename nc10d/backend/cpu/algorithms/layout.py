@@ -14,16 +14,18 @@ LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
 NEVER = 1 << 62
 DIRECT = 64 * 1024
-"""Bytes from which reading an array where it lies pays."""
+"""Bytes from which reading a registered array where it lies pays."""
 PAGE = 4096
 """Bytes of a page: what peers may write is whole pages, which can be taken back from them."""
 ASKED = 4 << 20
 """Bytes from which the kernel is asked for arrays that are not registered: they fill a cache.
 
-It is slow at fetching lines that their owner has just changed and still has in a cache.
+It is slow at fetching lines that their owner has just changed and still has in a cache. Ranks that
+are threads need no kernel, and are treated alike.
 """
 WINDOW = 2 << 20
-"""Bytes of an array that are folded and fetched at a time."""
+"""Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
+when it is fetched."""
 
 
 @dataclass(frozen=True, slots=True)

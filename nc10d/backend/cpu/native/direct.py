@@ -169,47 +169,59 @@ def nc10d_asked(channel: int, boards: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_fold_some(
+    channel: int, step: int, boards: int, dst: int, own: int, room: int, offset: int, count: int
+) -> int:
+    """dst = everyone's `count` bytes from `offset` on, folded; return who can't be read, or -1."""
+    size, me = load(channel + C_SIZE), load(channel + C_RANK)
+    kernel, last = load(step + KERNEL), load(step + LAST)
+    folded = 0
+    for rank in range(size):
+        part = own
+        if rank != me:
+            # What is folded so far has the first half of the room.
+            brought = room if rank == 0 else room + load(step + EXTRA)
+            part = nc10d_reach(channel, rank, load(boards + 8 * rank), offset, brought, count)
+            if part == 0:
+                return rank
+        if rank == 0:
+            folded = part
+            continue
+        # My own part is read at my turn: the result goes to its place with the last one.
+        target = dst if rank == size - 1 else room
+        call_kernel(kernel, target, folded, part, count)
+        folded = target
+    if last != 0:
+        call_kernel(last, dst, dst, load(step + ARG), count)
+    return -1
+
+
+@njit(nogil=True)
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """dst = everyone's exposed bytes, folded in rank order.
 
     On my board there is room for what is folded so far, and for what the kernel brings.
     """
-    size, me = load(channel + C_SIZE), load(channel + C_RANK)
     dst = nc10d_place(channel, users, step + DST, parity, segment)
     own = nc10d_place(channel, users, step + OWN, parity, segment)
+    room = nc10d_place(channel, users, step + ALSO, parity, segment)
     boards = channel - load(step + SRC) + parity
-    offset, nbytes = load(step + TOTAL), load(step + NBYTES)
-    kernel, last = load(step + KERNEL), load(step + LAST)
-    spare = nc10d_place(channel, users, step + ALSO, parity, segment)
-    most = load(step + EXTRA)
-    block = most if nc10d_asked(channel, boards) else min(FOLD_BLOCK, most)
+    offset, nbytes, most = load(step + TOTAL), load(step + NBYTES), load(step + EXTRA)
+    if not nc10d_asked(channel, boards):
+        most = min(FOLD_BLOCK, most)
     done = 0
     while done < nbytes:
-        count = min(block, nbytes - done)
-        folded = 0
-        for rank in range(size):
-            part = own + done
-            if rank != me:
-                room = spare if rank == 0 else spare + most
-                board = load(boards + 8 * rank)
-                part = nc10d_reach(channel, rank, board, offset + done, room, count)
-                if part == 0:
-                    held = nc10d_hold(channel, step, segment, rank)
-                    return UNREADABLE if held == DONE else held
-            if rank == 0:
-                folded = part
-                continue
-            # My own part is read at my turn: the result goes to its place with the last one.
-            target = dst + done if rank == size - 1 else spare
-            call_kernel(kernel, target, folded, part, count)
-            folded = target
-        if last != 0:
-            call_kernel(last, dst + done, dst + done, load(step + ARG), count)
-        lent = min(count, load(step + TICK) - offset - done)
+        count = min(most, nbytes - done)
+        low = offset + done
+        away = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
+        if away >= 0:
+            held = nc10d_hold(channel, step, segment, away)
+            return UNREADABLE if held == DONE else held
+        lent = min(count, load(step + TICK) - low)
         if lent > 0:
-            nc10d_give(channel, boards, dst + done, offset + done, lent)
+            nc10d_give(channel, boards, dst + done, low, lent)
         done += count
-    for rank in range(size):
-        if rank != me and nc10d_hold(channel, step, segment, rank) != DONE:
+    for rank in range(load(channel + C_SIZE)):
+        if rank != load(channel + C_RANK) and nc10d_hold(channel, step, segment, rank) != DONE:
             return BLOCKED
     return DONE

@@ -1,0 +1,104 @@
+"""Plain arrays so large that the kernel is asked for them; and a peer that dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d
+from nc10d.backend.cpu import forming
+from nc10d.backend.cpu.algorithms.layout import ASKED
+from nc10d.group import ProcessGroup
+from nc10d.ops import AVG, MAX, SUM
+from nc10d.testing import reference, run_ranks
+from nc10d.testing.reference import same_bits
+
+COUNT = ASKED // 4 + 5
+
+
+def inputs(size: int, seed: int) -> list[Any]:
+    """Every rank's array: a little more than the kernel is asked for, and no round number."""
+    return [np.random.default_rng(seed * size + r).random(COUNT, np.float32) for r in range(size)]
+
+
+def reductions(group: ProcessGroup) -> None:
+    """At odd addresses, beside a registered array, and with an output inside the input."""
+    me, size = group.rank, group.size
+    for seed in range(3):
+        plain = inputs(size, seed)
+        for op in (SUM, AVG):
+            x = np.empty(COUNT + 1, np.float32)[1:]
+            x[:] = plain[me]
+            mixed = nc10d.from_numpy(x, group) if me == 0 and seed == 1 else x
+            group.all_reduce(mixed, op)
+            assert same_bits(mixed, reference.all_reduce(plain, op)[me])
+        chunks = [array[: COUNT // size * size].reshape(size, -1) for array in plain]
+        out, source = np.empty(COUNT // size, np.float32), chunks[me].reshape(-1).copy()
+        group.reduce_scatter_tensor(out, source)
+        assert same_bits(out, reference.reduce_scatter(chunks, SUM)[me])
+        inside = source.reshape(size, -1)[me]
+        group.reduce_scatter_tensor(inside, source)
+        assert same_bits(inside, out)
+
+
+def copies(group: ProcessGroup) -> None:
+    me, size = group.rank, group.size
+    plain = inputs(size, 9)
+    gathered = np.empty(COUNT * size, np.float32)
+    group.all_gather_into_tensor(gathered, plain[me])
+    assert same_bits(gathered, np.concatenate(plain))
+    chunks = [array[: COUNT // size * size].reshape(size, -1) for array in plain]
+    received = np.empty_like(chunks[me])
+    group.all_to_all_single(received, chunks[me])
+    assert same_bits(received, np.stack([mine[me] for mine in chunks]))
+    x = plain[me].copy()
+    group.broadcast(x, size - 1)
+    assert same_bits(x, plain[-1])
+
+
+def on_small_boards(group: ProcessGroup) -> None:
+    """Groups that come after many others have boards of an eighth of the size."""
+    forming.LARGE_HALF = forming.SMALL_HALF
+    small = group.split_group([list(range(group.size))])
+    assert small is not None
+    reductions(small)
+
+
+@pytest.mark.parametrize("calls", [reductions, copies, on_small_boards])
+@pytest.mark.parametrize("size", [2, 3])
+def test_large_plain_arrays_are_read_where_they_lie(size: int, calls: Any) -> None:
+    run_ranks(calls, size, "processes")
+
+
+@pytest.mark.parametrize("calls", [reductions, copies])
+def test_threads_read_them_without_the_kernel(calls: Any) -> None:
+    run_ranks(calls, 3)
+
+
+def outlives(group: ProcessGroup, seed: int) -> None:
+    """Rank 1 kills itself at some moment; rank 0, which may be reading its memory, is told."""
+    x, out = np.ones(4 << 20, np.float32), np.empty(2 << 20, np.float32)
+    group.all_reduce(x, MAX)
+    if group.rank == 1:
+        threading.Timer(0.003 + 0.01 * seed, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            group.all_reduce(x, MAX)
+            group.reduce_scatter_tensor(out, x, MAX)
+            assert (out == 1).all()
+    except nc10d.PeerLost as lost:
+        if (lost.rank, lost.cause) != (1, "killed by signal 9"):
+            raise
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_peer_that_dies_while_it_is_read_is_told(seed: int) -> None:
+    with pytest.raises(RuntimeError, match="code -9") as caught:
+        run_ranks(outlives, 2, "processes", [seed, seed])
+    told = getattr(caught.value, "__notes__", [])
+    assert not any("rank 0" in note for note in told), told
