@@ -63,9 +63,13 @@ def _pressed(library: Library, call: Callable[[], object], chance: random.Random
         sent = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
 
+    def begun() -> object:
+        timer.start()  # here, so that Ctrl-C finds the call even if this thread gets no core
+        return call()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(chance.uniform(_SOON, _LATER), press)
-    timer.start()
-    report = told(library, call, 0.0)
+    report = told(library, begun, 0.0)
     with contextlib.suppress(KeyboardInterrupt):  # where the call has ended by something else
         timer.join()
     return {"kind": report["kind"], "late": report["late"] - sent}
