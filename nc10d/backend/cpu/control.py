@@ -26,7 +26,7 @@ _OPTIONS = {
     socket.TCP_KEEPIDLE: 1,
     socket.TCP_KEEPINTVL: 1,
     socket.TCP_KEEPCNT: 2,
-    socket.TCP_USER_TIMEOUT: 2500,
+    socket.TCP_USER_TIMEOUT: 2200,
 }
 _LENGTH = struct.Struct("<I")
 _MOST = 1 << 16
