@@ -2,13 +2,14 @@
 
 160 float32 tensors of a network's sizes are copied into one flat array and back: by nc10d, with the
 division by the number of ranks and without, by torch._foreach_copy_ on the same memory, and one
-memcpy of as many bytes. All take turns in each round. One thread each.
+memcpy of as many bytes. All take turns in each round, in any order. One thread each.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ def calls(sizes: Sequence[int], ranks: int) -> dict[str, Call]:
     packer, scale = Packer(arrays, flat, offsets), 1 / ranks
     found: dict[str, Call] = {
         MEMCPY: lambda: ctypes.memmove(flat.ctypes.data, other.ctypes.data, flat.nbytes),
+        "memcpy back": lambda: ctypes.memmove(other.ctypes.data, flat.ctypes.data, flat.nbytes),
         "pack": packer.pack,
         "pack, scaled": lambda: packer.pack(scale),
         "unpack": packer.unpack,
@@ -68,13 +70,17 @@ def torchs(arrays: Sequence[Array], flat: Array, sizes: Sequence[int]) -> dict[s
 
 
 def times(of: Mapping[str, Call], rounds: int, repeats: int) -> Times:
-    """Return the seconds of each call in each round, the first round not counted."""
+    """Return the seconds of each call in each round, the first round not counted.
+
+    Each round has an order of its own: what a call finds in a cache the one before has left there.
+    """
+    chance = random.Random(TENSORS)
     found: Times = {name: [] for name in of}
     for number in range(rounds + 1):
-        for name, call in of.items():
+        for name in chance.sample([*of], len(of)):
             start = time.perf_counter()
             for _ in range(repeats):
-                call()
+                of[name]()
             if number:
                 found[name].append((time.perf_counter() - start) / repeats)
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +25,19 @@ from nc10d.kernels.cache import compiled_callback
 from nc10d.kernels.lanes import DOUBLE, STORED, Builder, Value, load, spread, store, vector
 from nc10d.kernels.steps import SIGNATURE
 
-STREAM_BYTES = 8 << 20
+_LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+def _stream_bytes(least: int = 8 << 20) -> int:
+    """Return a quarter of the last cache, as far as the system tells; at least `least`."""
+    try:
+        told = _LAST_CACHE.read_text().strip()
+    except OSError:
+        return least
+    return max(least, int(told[:-1]) * 1024 // 4) if told.endswith("K") else least
+
+
+STREAM_BYTES = _stream_bytes()
 """From how many bytes on a pack streams: with what it reads, more than a core's part of a cache."""
 SCALED = (DType.FLOAT32, DType.FLOAT64)
 _WORD = 32
