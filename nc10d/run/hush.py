@@ -2,8 +2,9 @@
 
 Pure: bytes in, bytes out. From the first traceback on that comes out of an import statement, out
 of the import machinery or out of Python's own start, the rest is left out: it is the interpreter
-ending (NumPy, for one, follows with a page of advice). Any other traceback stays: where a job hung
-is what its user presses Ctrl-C to see.
+ending (NumPy, for one, follows with a page of advice). What a finaliser raised is left out too:
+its object is one that Ctrl-C left half made (llvmlite's strings, where it found a compilation).
+Any other traceback stays: where a job hung is what its user presses Ctrl-C to see.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ _IMPORTING = re.compile(
     rb"|^  File .*, in import_module$",
     re.MULTILINE,
 )
+_OF_A_FINALISER = re.compile(
+    rb"^Exception ignored (?:in|while).*\n"
+    rb"(?:Traceback \(most recent call last\):\n(?: .*\n)*.*\n?)?",
+    re.MULTILINE,
+)
 
 
 def hushed(text: bytes) -> bytes:
-    """Return `text` up to the first traceback that comes out of an import."""
+    """Return `text` up to the first traceback that comes out of an import, without finalisers'."""
     starts = [found.start() for found in _TRACEBACK.finditer(text)]
     for start, end in itertools.pairwise([*starts, len(text)]):
         if _IMPORTING.search(text, start, end):
-            return text[:start]
-    return text
+            text = text[:start]
+            break
+    return _OF_A_FINALISER.sub(b"", text)

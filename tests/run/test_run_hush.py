@@ -58,6 +58,36 @@ def test_what_follows_such_a_traceback_is_the_interpreter_ending() -> None:
     assert hushed(advice) == advice
 
 
+FINALISER = dedent("""
+    import sys
+
+    class Half:
+        def __init__(self) -> None:
+            raise SystemExit(3)
+
+        def __del__(self) -> None:
+            self.whole
+
+    print("before", file=sys.stderr)
+    try:
+        Half()
+    except SystemExit:
+        print("after", file=sys.stderr)
+    1 / 0
+""")
+
+
+def test_what_finalisers_say_of_objects_that_are_half_made_is_left_out() -> None:
+    """llvmlite's, where Ctrl-C finds a compilation; where a script stood is still shown."""
+    text = subprocess.run([sys.executable, "-c", FINALISER], stderr=-1, check=False).stderr
+    assert b"Exception ignored" in text
+    assert b"'whole'" in text
+    shown = hushed(text)
+    assert shown.startswith(b"before\nafter\nTraceback")
+    assert shown.endswith(b"division by zero\n")
+    assert hushed(text[text.index(b"Exc") : text.index(b"after")].rstrip()) == b""
+
+
 @pytest.mark.parametrize(
     "hang", ["import slow", "from slow import (\n    x,\n)", "__import__('slow')"]
 )
