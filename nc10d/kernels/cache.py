@@ -24,9 +24,10 @@ import logging
 import os
 import pickle
 import platform
+import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -117,12 +118,30 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
 
 def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
     if cache.path.exists():  # loading needs no lock: files are replaced whole
-        run()
+        with _undisturbed():
+            run()
         return
     with exclusive(cache.path.with_suffix(".lock")):
         if not (cache.path.exists() or cache.quick):
             _tell(cache.path.parent)
         run()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put Ctrl-C off for some milliseconds: what it leaves half made, llvmlite can't let go of."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @functools.cache

@@ -43,6 +43,30 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
     assert HERE.one_more is HERE.one_more
 
 
+def test_ctrl_c_waits_until_what_is_loaded_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llvmlite's objects complain on stderr, when they are let go of, if they are half made."""
+    load, done = cache._OneFile.load_overload, []
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        found = load(*arguments)
+        done.append(found)
+        return found
+
+    assert HERE.two_more(4) == 6  # its file is there
+    del HERE.two_more
+    cache._names.discard(f"{__name__}._two_more")
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._OneFile, "load_overload", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _ = HERE.two_more
+    assert len(done) == 1
+    assert done[0] is not None
+    assert signal.getsignal(signal.SIGINT) is before
+    assert HERE.two_more(4) == 6
+
+
 def test_what_is_not_declared_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'three_more'"):
         _ = HERE.three_more

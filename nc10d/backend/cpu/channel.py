@@ -237,6 +237,11 @@ class Channel:
         """Say whether no submission waits or runs."""
         return self.get(at.C_HEAD) == self.get(at.C_TAIL)
 
+    def is_over(self) -> bool:
+        """Say whether this is a link from which nobody receives any more."""
+        receives = not self.idle() or self.get(at.C_RECEIVING) != 0
+        return self.shared.kind == at.RECEIVER and not receives
+
     def busy(self) -> bool:
         """Say whether anything is under way, in a caller's thread too, or was given up."""
         taken = self.get(at.C_LOCK) != 0 or not self.idle()

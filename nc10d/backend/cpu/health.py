@@ -126,8 +126,9 @@ class Health:
             return None
         if self._away(peer):
             return None  # what it has sent before may be on its way: the link's end will tell
-        arrived = engine.load_word(channel.get(at.C_BLOCKED_AT))
-        return peer if arrived < channel.get(at.C_BLOCKED_FOR) else None
+        # In this order: who has just received the last message there looks for the next.
+        arrived = not self.is_waiting(channel)
+        return None if arrived or channel.is_over() else peer
 
     def waits_for(self) -> int | None:
         """Return the rank that this rank's collectives wait for right now, or None."""

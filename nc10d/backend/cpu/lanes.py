@@ -19,6 +19,7 @@ from nc10d.backend.cpu.links import Inbox
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import messages
 from nc10d.backend.cpu.native.progress import LOOKS
+from nc10d.backend.cpu.owned import Owned
 from nc10d.backend.cpu.works import CpuWork, EndedMessage
 from nc10d.deadline import Deadline
 from nc10d.ops import Recv, Send
@@ -60,11 +61,11 @@ class Lane:
         self.channel.words[at.C_RECEIVING // _WORD] = 0
 
 
-class Lanes:
+class Lanes(Owned["Waits"]):
     """The known messages of one rank."""
 
     def __init__(self, backend: Waits) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._known: dict[tuple[Any, ...], Lane] = {}
         self.latest: dict[type[Any], dict[int, Lane]] = {Send: {}, Recv: {}}
         """By kind and peer: the message that was found last."""
@@ -134,6 +135,6 @@ class Lanes:
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
-            self._backend.health.engine_failed(channel, answer)
+            self._owner.health.engine_failed(channel, answer)
         sender = None if lane.inbox is None else op.peer
-        return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=sender)
+        return CpuWork(self._owner, (op,), [(channel, submission)], deadline, sender=sender)

@@ -18,6 +18,7 @@ from nc10d.backend.cpu.memory import resolve_message
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.owned import Owned
 from nc10d.backend.cpu.sites import called, here
 from nc10d.backend.cpu.works import AnySource, CpuWork
 from nc10d.buffer import Buffer, as_buffer
@@ -41,11 +42,11 @@ class Late:
     start: Callable[[], Work]
 
 
-class Post:
+class Post(Owned["CpuBackend"]):
     """Launches sends and receives of one rank."""
 
     def __init__(self, backend: CpuBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self.lanes = Lanes(backend)
 
     def _remember(
@@ -53,7 +54,7 @@ class Post:
     ) -> None:
         if type(op.x) is np.ndarray and not self.lanes.knows(op):
             away = _away(channel)
-            linked = self._backend.links.program(inbox is None, buffer.nbytes, away=away)
+            linked = self._owner.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
             small = buffer.nbytes <= HALF
             lane = Lane(channel, model, inbox, small, not away, op.x.dtype)
@@ -83,7 +84,7 @@ class Post:
         channel: Channel,
     ) -> Submission:
         resolved = resolve_message(buffer)
-        links, sending = self._backend.links, isinstance(op, Send)
+        links, sending = self._owner.links, isinstance(op, Send)
         folded = not buffer.contiguous
         linked = links.program(sending, buffer.nbytes, folded, len(passage.waits), _away(channel))
         addresses = [*resolved.addresses, *passage.waits]
@@ -93,15 +94,15 @@ class Post:
 
     def _send(self, op: Send, deadline: Deadline, limit: int, passage: Passage) -> Work:
         buffer = as_buffer(op.x)
-        channel = self._backend.links.to(op.peer)
-        part = self._backend.enqueue(channel, self._submission(op, buffer, limit, passage, channel))
+        channel = self._owner.links.to(op.peer)
+        part = self._owner.enqueue(channel, self._submission(op, buffer, limit, passage, channel))
         self._remember(op, buffer, channel, None)
-        return CpuWork(self._backend, (op,), [part], deadline)
+        return CpuWork(self._owner, (op,), [part], deadline)
 
     def _receive(
         self, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
     ) -> Work | Late:
-        inbox = self._backend.links.inbox(peer)
+        inbox = self._owner.links.inbox(peer)
         with inbox.lock, inbox:
             return self._receive_from(inbox, op, peer, deadline, limit, passage)
 
@@ -113,20 +114,20 @@ class Post:
         submission = self._submission(op, buffer, limit, passage, channel)
         # While there was no room, the message may have come and been taken aside.
         while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
-            if self._backend.make_room(channel, submission):
+            if self._owner.make_room(channel, submission):
                 self._clear(inbox)
         if early is not None:
             deliver = partial(self._deliver, op, peer, buffer, early, deadline)
             return Late(passage, deliver) if passage else deliver()
         self._remember(op, buffer, channel, inbox)
-        return CpuWork(self._backend, (op,), [(channel, submission)], deadline, sender=peer)
+        return CpuWork(self._owner, (op,), [(channel, submission)], deadline, sender=peer)
 
     def _deliver(
         self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
     ) -> Work:
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
-            self._backend.abort(self._differs(peer, early, buffer))
-            failure = self._backend.health.failure()
+            self._owner.abort(self._differs(peer, early, buffer))
+            failure = self._owner.health.failure()
             assert failure is not None
             raise failure
 
@@ -135,11 +136,11 @@ class Post:
             np.copyto(buffer.as_numpy(), flat.reshape(buffer.shape))
 
         # It may still be on its way.
-        part = (self._backend.links.inbox(peer).channel, early.submission)
-        return CpuWork(self._backend, (op,), [part], deadline, [deliver], peer)
+        part = (self._owner.links.inbox(peer).channel, early.submission)
+        return CpuWork(self._owner, (op,), [part], deadline, [deliver], peer)
 
     def _receive_any(self, op: Recv, deadline: Deadline, limit: int) -> Work:
-        backend = self._backend
+        backend = self._owner
         peers = [rank for rank in range(backend.size) if rank != backend.rank]
 
         def match() -> Work | None:
@@ -167,7 +168,7 @@ class Post:
             # Receives are posted: let the link find out whether its next message is for one.
             answer = engine.wait(channel.address, oldest.address, 1)
             if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
-                self._backend.health.engine_failed(channel, answer)
+                self._owner.health.engine_failed(channel, answer)
             self._clear(inbox)
         elif channel.idle() and _arrived(channel):
             waiting = _head(channel)
@@ -185,7 +186,7 @@ class Post:
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait until one of some (address, value) has come to its value, or `seconds`."""
         table = np.array(rows, np.int64)
-        host = self._backend.host
+        host = self._owner.host
         slice_ns = max(1, int(seconds * 1e9))
         bit = mask([host.rank])
         answer = engine.wait_any(host.process, bit, plain.address(table), len(rows), slice_ns)
@@ -193,7 +194,7 @@ class Post:
 
     def absorb(self, channel: Channel) -> None:
         """Take the message at a link's head aside, unless somebody has asked for it meanwhile."""
-        for inbox in self._backend.links.inboxes():
+        for inbox in self._owner.links.inboxes():
             if inbox.channel is channel:
                 with inbox.lock, inbox:
                     self._clear(inbox)
@@ -207,7 +208,7 @@ class Post:
         """Post a receive of my own for a message; whoever advances the link brings it in."""
         tag, nbytes, dtype = message
         data, site = np.empty(nbytes, np.uint8), sender_site(inbox.channel)
-        linked = self._backend.links.program(False, nbytes, away=_away(inbox.channel))
+        linked = self._owner.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [plain.address(data)], data, 0, message)
         # Only one message at a time is at the head, and a place is kept for it.
         if inbox.channel.submit(submission, last=True):
@@ -218,7 +219,7 @@ class Post:
         wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
         return CollectiveMismatch(
             f"rank {peer} sent {called(what, early.site)}, but rank "
-            f"{self._backend.rank} receives {called(wanted, here())}",
+            f"{self._owner.rank} receives {called(wanted, here())}",
             rank=peer,
             op="recv",
         )

@@ -267,6 +267,34 @@ def test_a_rank_that_left_is_named_by_who_still_waits_for_it() -> None:
             assert "has left" in str(error)
 
 
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
+    def call(group: Any) -> Any:
+        if group.rank == 1:
+            group.barrier()
+            works = [group.isend(np.full(count, tag), 0, tag=tag) for tag in range(4)]
+            for work in works:
+                work.wait()
+            dist.destroy_process_group()
+            return None
+        backend = group.backend("cpu")
+        xs = {tag: np.zeros(count, np.int64) for tag in (1, 0, 3, 2)}
+        works = [group.irecv(xs[tag], 1, tag=tag) for tag in (1, 0)]
+        group.barrier()
+        works += [group.irecv(xs[tag], 1, tag=tag) for tag in (3, 2)]
+        for work in works:
+            work.wait()
+        assert all((x == tag).all() for tag, x in xs.items())
+        while not backend.health.has_left(1):
+            pass
+        # A thread that looks again, because it has not seen that its own has come, is told nothing.
+        channel = backend.links.inbox(1).channel
+        return backend.health.look((), channel, Deadline.after(9.0))
+
+    with Ranks(2) as ranks:
+        assert ranks.run(call)[0] is None
+
+
 def busy(group: Any) -> Any:
     """Reduce for ever; return the error and when it came."""
     x = np.ones(2000)

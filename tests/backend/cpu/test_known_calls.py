@@ -138,7 +138,7 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
             return -1
         group.recv(x, 1)
         post = group.backend("cpu").post
-        inbox = post._backend.links.inbox(2)
+        inbox = post._owner.links.inbox(2)
         inbox.channel.words[layout.C_RECEIVING // 8] = 1  # as while a long message is on its way
         work = group.irecv(x, None)
         assert work is not None

@@ -128,6 +128,62 @@ def test_groups_that_are_dropped_give_everything_back() -> None:
     together(lambda: live(0), lambda: live(1))
 
 
+DROPPED = """
+import weakref
+from nc10d.world import own_world
+
+gc.disable()
+
+
+def early(group):  # messages come before they are asked for
+    works = [group.isend(np.ones(3), 1 - rank, tag=tag) for tag in (1, 2)]
+    for tag in (2, 1):
+        group.recv(np.ones(3), 1 - rank, tag=tag)
+    for work in works:
+        work.wait()
+
+
+def block(group):
+    with dist.coalescing_manager(group):
+        group.all_reduce(np.ones(3))
+        group.all_reduce(np.ones(4))
+
+
+def failed(group):
+    with contextlib.suppress(dist.DistError):
+        group.all_reduce(np.ones(3 + rank))
+
+
+USES = {
+    "all_reduce": lambda group: group.all_reduce(np.ones(3)),
+    "later": lambda group: group.all_reduce(np.ones(300), async_op=True).wait(),
+    "large": lambda group: group.all_reduce(np.ones(1_000_000)),
+    "anyone": lambda group: group.send(np.ones(3), 0) if rank else group.recv(np.ones(3), None),
+    "objects": lambda group: dist.all_gather_object([None] * 2, rank, group),
+    "flying": lambda group: group.irecv(np.ones(3), 1 - rank),
+    "early": early, "block": block, "failed": failed,
+}
+for number, (name, use) in enumerate(USES.items()):
+    with own_world():
+        store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+        store = dist.PrefixStore(name, store)
+        dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=30.0)
+        use(dist.GroupMember.WORLD)
+        kept = weakref.ref(dist.GroupMember.WORLD.backend("cpu"))
+    limit = time.monotonic() + 5.0
+    while kept() is not None and time.monotonic() < limit:
+        time.sleep(0.001)  # a helper thread may have it in hand
+    say(name, kept() is None)
+"""
+
+
+def test_groups_that_are_dropped_end_without_a_garbage_collection() -> None:
+    with Job(DROPPED) as ranks:
+        for rank in ranks:
+            said = [rank.line() for _ in range(9)]
+            assert all(line.endswith("True") for line in said), said
+
+
 @pytest.mark.usefixtures("balanced")
 def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
     store = HashStore()

@@ -55,6 +55,7 @@ from nc10d.backend.cpu.native.progress import (
     nc10d_submit,
 )
 from nc10d.backend.cpu.native.waiting import (
+    LONG_NS,
     nc10d_drive,
     nc10d_sleep,
     nc10d_try_lock,
@@ -91,7 +92,8 @@ def _submit(channel: int, descriptor: int, room: int) -> int:
 @on_demand("int64(int64, int64, int64)")
 def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
     process = load(channel + C_PROCESS)
-    until = nc10d_now() + slice_ns
+    began = nc10d_now()
+    until = began + slice_ns
     tries = 0
     while True:
         bell = load_acquire_32(load(process + P_BELL))
@@ -105,9 +107,10 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return ABORTED
         # Somebody else advances the channel; it rings when a submission ends or it leaves.
         tries += 1
+        most = load(channel + C_SPIN) + load(channel + C_YIELD)
         if tries < load(channel + C_SPIN):
             pause()
-        elif tries < load(channel + C_SPIN) + load(channel + C_YIELD):
+        elif tries < most and nc10d_now() - began < LONG_NS:
             yield_core()
         else:
             add(process + P_SLEEPING, 1)
@@ -126,6 +129,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
 @on_demand("int64(int64, int64, int64, int64)")
 def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     idle = 0
+    idle_since = 0
     while load_acquire(process + P_STOP) == 0:
         # Counted as asleep before the last look: who submits rings only for sleepers.
         sleepy = idle >= spin + yields
@@ -153,7 +157,11 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
         elif idle < spin:
             pause()
         else:
+            if idle <= max(spin, 1):
+                idle_since = nc10d_now()
             yield_core()
+            if nc10d_now() - idle_since > LONG_NS:
+                idle = spin + yields
     return DONE
 
 
@@ -161,7 +169,8 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
 def _break_channel(channel: int) -> int:
     exchange(channel + C_BROKEN, BROKEN)
     nc10d_wake_own(load(channel + C_PROCESS))
-    for _ in range(10000):
+    until = nc10d_now() + LONG_NS
+    while nc10d_now() < until:
         # A signal handler may stop the very channel that its thread is driving.
         if nc10d_try_lock(channel) or load_acquire(channel + C_LOCK) == this_thread():
             return DONE
@@ -205,18 +214,20 @@ def _load_word(address: int) -> int:
 
 @on_demand("int64(int64, int64, int64, int64, int64)")
 def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
-    until = nc10d_now() + slice_ns
+    began = nc10d_now()
+    until = began + slice_ns
     tries = 0
     while True:
+        sleepy = tries > 200 or nc10d_now() >= min(until, began + LONG_NS)
         bell = load_acquire_32(load(process + P_BELL))
         for i in range(count):
             flag = load(table + 16 * i)
-            if tries > 200:
+            if sleepy:
                 set_bits(flag + LINE_SLEEPERS, bit)
             if load_acquire(flag) >= load(table + 16 * i + 8):
                 return i
         tries += 1
-        if tries <= 200:
+        if not sleepy:
             yield_core()
             continue
         if nc10d_now() >= until:

@@ -60,6 +60,7 @@ from nc10d.backend.cpu.native.layout import (
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
 LONG_NS = 1_000_000
+"""How long a thread yields at most: where others want the core, one yield may last for 4 ms."""
 
 
 @njit(nogil=True)
