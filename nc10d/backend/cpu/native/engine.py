@@ -92,8 +92,7 @@ def _submit(channel: int, descriptor: int, room: int) -> int:
 @on_demand("int64(int64, int64, int64)")
 def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
     process = load(channel + C_PROCESS)
-    began = nc10d_now()
-    until = began + slice_ns
+    until = nc10d_now() + slice_ns
     tries = 0
     while True:
         bell = load_acquire_32(load(process + P_BELL))
@@ -107,10 +106,9 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return ABORTED
         # Somebody else advances the channel; it rings when a submission ends or it leaves.
         tries += 1
-        most = load(channel + C_SPIN) + load(channel + C_YIELD)
         if tries < load(channel + C_SPIN):
             pause()
-        elif tries < most and nc10d_now() - began < LONG_NS:
+        elif tries < load(channel + C_SPIN) + load(channel + C_YIELD):
             yield_core()
         else:
             add(process + P_SLEEPING, 1)
@@ -129,7 +127,6 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
 @on_demand("int64(int64, int64, int64, int64)")
 def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     idle = 0
-    idle_since = 0
     while load_acquire(process + P_STOP) == 0:
         # Counted as asleep before the last look: who submits rings only for sleepers.
         sleepy = idle >= spin + yields
@@ -157,11 +154,7 @@ def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
         elif idle < spin:
             pause()
         else:
-            if idle <= max(spin, 1):
-                idle_since = nc10d_now()
             yield_core()
-            if nc10d_now() - idle_since > LONG_NS:
-                idle = spin + yields
     return DONE
 
 
