@@ -103,6 +103,9 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:
     """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and src in usual.numbers:
+        return usual.broadcast(tensor, usual.numbers[src], async_op)
     found = group_or_default(group)
     return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
 
@@ -295,6 +298,10 @@ def send(
     That may be before it is received. Messages of one tag (0 or more, 63 bits) arrive in their
     order; they overtake collectives.
     """
+    usual = process_world.default if group is None is group_dst and not own_worlds else None
+    if usual is not None and type(dst) is int and dst in usual.numbers:
+        usual.send(tensor, usual.numbers[dst], tag)
+        return
     found = group_or_default(group)
     found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
@@ -307,6 +314,9 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
+    usual = process_world.default if group is None is group_dst and not own_worlds else None
+    if usual is not None and type(dst) is int and dst in usual.numbers:
+        return usual.isend(tensor, usual.numbers[dst], tag)
     found = group_or_default(group)
     return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
@@ -324,6 +334,9 @@ def recv(
     dtype or size. Returns -1 for a non-member, and inside a coalescing block, where nothing has
     come yet.
     """
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and src in usual.numbers:
+        return -1 if usual.recv(tensor, usual.numbers[src], tag) is None else src
     found = group_or_default(group)
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):
@@ -339,5 +352,8 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and src in usual.numbers:
+        return usual.irecv(tensor, usual.numbers[src], tag)
     found = group_or_default(group)
     return found.irecv(tensor, source_in(found, src, group_src), tag)
