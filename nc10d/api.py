@@ -30,6 +30,9 @@ from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.work import Work
 from nc10d.world import Group, NonMember, group_or_default, own_worlds, process_world
 
+# Calls that may take a microsecond find the usual group, and the rank in it, by themselves
+# (`usual`): a function that did it for all of them would cost what it saves.
+
 
 def rank_in(
     group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None

@@ -164,16 +164,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for ranks in map(int, options.ranks.split(",")):
         for size in SIZES:
             with Foreign() as foreign:
-                launches = [
-                    _collect(size, ranks, options.rounds, options.steps)
-                    for _ in range(options.launches)
-                ]
-            times = {name: [t for one in launches for t in one[name]] for name in launches[0]}
+                times = _collect(size, ranks, options)
             print(line(size, ranks, times), f" others: {foreign.cores:.2f} cores", flush=True)
     return 0
 
 
-def _collect(size: Size, count: int, rounds: int, steps: int) -> Times:
+def _collect(size: Size, ranks: int, options: argparse.Namespace) -> Times:
+    """Return the slower rank's times of all rounds of all launches."""
+    launches = [
+        _launch(size, ranks, options.rounds, options.steps) for _ in range(options.launches)
+    ]
+    return {name: [t for one in launches for t in one[name]] for name in launches[0]}
+
+
+def _launch(size: Size, count: int, rounds: int, steps: int) -> Times:
     with (
         tempfile.TemporaryDirectory() as folder,
         Ranks(count, "processes", timeout=LIMIT) as ranks,

@@ -163,7 +163,7 @@ USES = {
     "flying": lambda group: group.irecv(np.ones(3), 1 - rank),
     "early": early, "block": block, "failed": failed,
 }
-for number, (name, use) in enumerate(USES.items()):
+for name, use in USES.items():
     with own_world():
         store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
         store = dist.PrefixStore(name, store)
