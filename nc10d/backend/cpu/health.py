@@ -145,6 +145,16 @@ class Health:
             return rank in self._council.left
         return self._areas.state(self._areas.numbers.index(rank)) == at.CLOSED
 
+    def deserted(self) -> bool:
+        """Say whether all other ranks have closed the group, and nothing can be on its way."""
+        peers = [rank for rank in self._areas.numbers if rank != self._areas.number]
+        return self._outside is None and bool(peers) and all(map(self.has_left, peers))
+
+    def fail_deserted(self, ops: Sequence[Op]) -> DistError:
+        """Whoever could do what these operations wait for has left: that fails the group."""
+        peer = next(rank for rank in self._areas.numbers if rank != self._areas.number)
+        return self._fail(self._reasons.left(peer, ops, None))
+
     def _away(self, rank: int) -> bool:
         return self._outside is not None and self._outside.has(rank)
 

@@ -130,7 +130,7 @@ class Reasons:
         known = self._known()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
 
-    def left(self, peer: int, ops: Sequence[Op], channel: Channel) -> PeerLost:
+    def left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
         """A rank has closed the group, but is still waited for."""
         name, seq, text = self.mine(ops, channel)
         message = (

@@ -149,11 +149,16 @@ class AnySource(Work):
             if failure is not None:
                 self._finish(failure)
                 return
+            # First, so that what was sent before is found; who only looks has not asked to wait.
+            deserted = deadline.at > 0 and self._backend.health.deserted()
             # The notifier and several waiters may look at the same time: one takes the message.
             with self._matching:
                 if self._inner is None:
                     self._inner = self._match()
             if self._inner is None:
+                if deserted:
+                    self._finish(self._backend.health.fail_deserted(self.ops))
+                    return
                 if until.expired():
                     return
                 self._pause(until.slice(0.05))

@@ -267,6 +267,23 @@ def test_a_rank_that_left_is_named_by_who_still_waits_for_it() -> None:
             assert "has left" in str(error)
 
 
+def test_a_receive_from_anyone_is_told_that_everybody_has_left() -> None:
+    def call(group: Any) -> Any:
+        x = np.zeros(3)
+        if group.rank:
+            group.send(np.full(3, float(group.rank)), 0)
+            dist.destroy_process_group()
+            return None
+        for _ in range(2):  # what they sent before they left is there
+            group.recv(x, None)
+        return caught(group, lambda g: g.recv(x, None))
+
+    with Ranks(3) as ranks:
+        error = ranks.run(call)[0]
+    assert isinstance(error, PeerLost), error
+    assert "has left" in str(error)
+
+
 @pytest.mark.parametrize("count", [3, 100_000])
 def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
     def call(group: Any) -> Any:
