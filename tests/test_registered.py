@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
+from nc10d.dtypes import DType, Family
 from nc10d.group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM, premul_sum
 from nc10d.testing import Ranks, reference, run_ranks
 from nc10d.testing.reference import same_bits
+from nc10d.testing.strategies import mixed_values
 from nc10d.world import own_world
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,6 +27,12 @@ LARGE = 100_003  # float32: over the size from which arrays are read where they 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Ranks]:
     with Ranks(3, "processes", timeout=60) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with Ranks(2, "processes", timeout=60) as found:
         yield found
 
 
@@ -77,6 +85,30 @@ def around(group: ProcessGroup, x: Array, inputs: list[Array], mine: bool) -> No
 )
 def test_results_are_those_of_plain_arrays(processes: Ranks, which: list[bool], count: int) -> None:
     processes.run(every_collective, [which] * 3, [count] * 3)
+
+
+def gradients(group: ProcessGroup, name: str, count: int, which: list[bool], cut: int) -> None:
+    dtype = next(d for d in DType if d.label == name)
+    inputs = [mixed_values(dtype, count, seed) for seed in (1, 2)]
+    for op in (SUM, AVG):
+        whole = made(group, np.resize(inputs[group.rank], count + cut), which[group.rank])
+        x = whole[:count]
+        group.all_reduce(x, op)
+        assert same_bits(x, reference.all_reduce(inputs, op)[0]), (name, op)
+        assert same_bits(whole[count:], np.resize(inputs[group.rank], count + cut)[count:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([d.label for d in DType if d.family in (Family.FLOAT, Family.COMPLEX)]),
+    st.integers(60_000, 200_000),
+    st.sampled_from([[True, True], [True, False], [False, True]]),
+    st.integers(0, 5000),
+)
+def test_two_ranks_add_into_both_arrays_at_once(
+    pair: Ranks, name: str, count: int, which: list[bool], cut: int
+) -> None:
+    pair.run(gradients, [name] * 2, [count] * 2, [which] * 2, [cut] * 2)
 
 
 def parts_of_one(group: ProcessGroup) -> None:

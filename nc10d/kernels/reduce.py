@@ -11,6 +11,7 @@ Each is compiled when it is first asked for (or loaded, see `cache`) and stays f
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,12 +27,15 @@ from nc10d.kernels.lanes import (
     WIDEN,
     Builder,
     Value,
+    splat,
     spread,
 )
-from nc10d.kernels.steps import Prepare, binary_kernel, unary_kernel, wide_bytes
+from nc10d.kernels.steps import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
 from nc10d.ops import AVG, RedOp, ReduceOp
 
 Key = tuple[str, DType]
+BOTH = (RedOp.SUM, RedOp.AVG)
+"""The operations for which there are kernels that write to both operands."""
 
 _kernels: dict[Key, Any] = {}
 _addresses: dict[tuple[RedOp, DType], int] = {}
@@ -53,6 +57,27 @@ def _resolve(kind: RedOp, dtype: DType) -> int:
     key = (same.name.lower(), stored)
     kernel = _kernel(key, lambda name: binary_kernel(name, stored, combine(same, stored)))
     return _addresses.setdefault((kind, dtype), kernel.address)
+
+
+def both_address(kind: RedOp, dtype: DType) -> int:
+    """Return the address of a = b = a op b, called with (a, b, unused, nbytes); AVG halves.
+
+    For sums and averages of gradients: of real and complex floats. May block to compile.
+    """
+    assert kind in BOTH, kind
+    assert dtype.family in (Family.FLOAT, Family.COMPLEX), dtype
+    same, stored = canonical(kind, dtype)
+    total = combine(same, stored)
+    rule = _halved(stored, total) if kind is RedOp.AVG else total
+    key = (f"both_{kind.name.lower()}", stored)
+    address: int = _kernel(key, lambda name: both_kernel(name, stored, rule)).address
+    return address
+
+
+def _halved(dtype: DType, rule: Combine) -> Combine:
+    """Divide what `rule` makes, and has rounded, by two: the same bits as a division."""
+    halve = _widened(dtype, lambda b, x, y: b.fmul(x, splat(x, 0.5)))
+    return lambda b, x, y: halve(b, rule(b, x, y), y)
 
 
 def divide_address(dtype: DType) -> int:
@@ -100,6 +125,10 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
         yield f"{kind.name.lower()}_{dtype.label}", functools.partial(kernel_address, *asked)
     for dtype in dict.fromkeys(parts(d) for d in DType if allows(d, AVG)):
         yield f"divide_{dtype.label}", functools.partial(divide_address, dtype)
+    for kind, dtype in itertools.product(BOTH, DType):
+        if dtype.family is Family.FLOAT:
+            name = f"both_{kind.name.lower()}_{dtype.label}"
+            yield name, functools.partial(both_address, kind, dtype)
     scaled = (unsigned(parts(d)) for d in DType if allows(d, example(RedOp.PREMUL_SUM)))
     for dtype in dict.fromkeys(scaled):
         yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)

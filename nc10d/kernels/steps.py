@@ -88,6 +88,27 @@ def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide:
     return _compile(kernel, name)
 
 
+def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
+    """Compile a = b = a `rule` b, as a C function (a, b, unused, nbytes)."""
+    wide, single = wide_bytes(dtype), dtype.itemsize
+    wide_step = _both_step(dtype, rule, wide)
+    middle_step = _both_step(dtype, rule, MIDDLE)
+    single_step = _both_step(dtype, rule, single)
+
+    def kernel(a, b, _unused, nbytes):  # type: ignore[no-untyped-def]
+        """a[:] = b[:] = a op b"""
+        wide_end = nbytes & -wide
+        middle_end = nbytes & -MIDDLE
+        for at in range(0, wide_end, wide):
+            wide_step(a + at, b + at)
+        for at in range(wide_end, middle_end, MIDDLE):
+            middle_step(a + at, b + at)
+        for at in range(middle_end, nbytes, single):
+            single_step(a + at, b + at)
+
+    return _compile(kernel, name)
+
+
 def _compile(kernel: Any, name: str) -> Any:
     # The name is the key in the cache and the symbol in memory: one for each kernel.
     kernel.__name__ = kernel.__qualname__ = name
@@ -106,6 +127,23 @@ def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64), emit
+
+    return step
+
+
+def _both_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+    element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
+
+    @intrinsic
+    def step(_typing: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
+            x, y = addresses
+            value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
+            store(b, value, x)
+            store(b, value, y)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
 
     return step
 

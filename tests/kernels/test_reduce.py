@@ -160,6 +160,29 @@ def test_scale_by_a_factor(dtype):
             assert reference.same_bits(call_map(*args), expected[:size]), (factor, size)
 
 
+BOTH = [
+    (kind, dtype)
+    for kind, dtype in product(reduce.BOTH, DTYPES)
+    if dtype.family in (Family.FLOAT, Family.COMPLEX)
+]
+
+
+@pytest.mark.parametrize("pair", BOTH, ids=ids)
+def test_a_kernel_that_writes_to_both_operands(pair):
+    kind, dtype = pair
+    parts = np.resize(special_values(dtype), max(SIZES))
+    for x, y in [(values(dtype, max(SIZES), 7), values(dtype, max(SIZES), 8)), (parts, parts)]:
+        expected = reference.pairwise(x, np.roll(y, 1), RedOp.SUM)
+        if kind is RedOp.AVG:
+            expected = reference.divided(expected, 2)
+        for size, offsets in product(SIZES, [(0, 0), (3, 5)]):
+            a, b = Memory(x[:size], offsets[0]), Memory(np.roll(y, 1)[:size], offsets[1])
+            KERNEL(reduce.both_address(kind, dtype))(a.address, b.address, 0, x[:size].nbytes)
+            for memory in (a, b):
+                assert memory.guards_hold()
+                assert reference.same_bits(memory.array(), expected[:size]), (size, offsets)
+
+
 PACKED = {
     "sum_float32": "vaddps",
     "sum_float64": "vaddpd",
@@ -175,6 +198,9 @@ PACKED = {
     "bxor_uint8": "vxorps|vpxor[dq]?",
     "product_complex64": "vmulps",
     "divide_float32": "vdivps",
+    "both_sum_float32": "vaddps",
+    "both_avg_float32": "vmulps",
+    "both_avg_bfloat16": "vmulps",
     "scale_float32": "vmulps",
 }
 
@@ -206,7 +232,7 @@ def test_kernels_work_on_whole_vectors(name, machine_code):
 def test_a_cpu_without_float16_conversions_computes_the_same(tmp_path):
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     env = os.environ | plain | {"NC10D_CACHE_DIR": str(tmp_path / "code")}
-    some = "float16 and (16_bit or special or divide or scale)"
+    some = "float16 and (16_bit or special or divide or scale or writes)"
     run = [sys.executable, "-m", "pytest", __file__, "-k", some]
     subprocess.run(run, env=env, check=True, stdout=subprocess.DEVNULL)
 
@@ -218,3 +244,4 @@ def test_every_kernel_is_listed_once_and_is_its_own():
     assert {reduce.kernel_address(*pair) for pair in PAIRS} <= listed
     assert {reduce.divide_address(d) for d in DIVISIBLE} <= listed
     assert {reduce.scale_address(d) for d in DIVISIBLE} <= listed
+    assert {reduce.both_address(*pair) for pair in BOTH} <= listed

@@ -17,8 +17,8 @@ from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
 
 Bytes = npt.NDArray[np.uint8]
-FIELDS = 20
-"""Integers of a packed step: kind, nbytes, tick, four operands of three, and five more."""
+FIELDS = 21
+"""Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
@@ -174,7 +174,8 @@ def _pack(
         kernel, extra = record.ctypes.data, program.call.fingerprint()
     elif step.kind is Kind.CHECK:
         row[2], extra = step.peer, program.call.fingerprint()
-    return [*row, kernel, last, int(step.arg), step.total, extra]
+    both = kernel_address(step.both) if step.both is not None else 0
+    return [*row, kernel, last, int(step.arg), step.total, extra, both]
 
 
 def record_bytes(call: Call) -> npt.NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Kernel
 from nc10d.backend.cpu.requests import Request
 from nc10d.dtypes import DType
-from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
+from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
 from nc10d.ops import (
     AllGather,
     AllReduce,
@@ -126,6 +126,8 @@ def _kernel_address(kernel: Kernel) -> int:
         return divide_address(dtype)
     if kernel.kind == "SCALE":
         return scale_address(dtype)
+    if kernel.kind.startswith("BOTH_"):
+        return both_address(RedOp[kernel.kind.removeprefix("BOTH_")], dtype)
     return kernel_address(RedOp[kernel.kind], dtype)
 
 

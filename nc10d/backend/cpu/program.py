@@ -112,7 +112,8 @@ def inline(rank: int) -> At:
 class Kernel:
     """A kernel by name: `link` turns it into an address, the simulator into NumPy.
 
-    `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count) or "SCALE" (by a float).
+    `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count), "SCALE" (by a float), or
+    "BOTH_SUM" or "BOTH_AVG", which write to both operands.
     """
 
     kind: str
@@ -126,6 +127,8 @@ class Combine:
     pair: Kernel
     last: Kernel | None = None
     last_arg: int = 0
+    both: Kernel | None = None
+    """For two ranks, if there is one: both contributions become the result, in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Step:
     back: int = 0
     repeat: int = 0
     skip: int = 0
+    both: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,4 +232,5 @@ def _shift(step: Step, base: int) -> Step:
         step.back,
         step.repeat,
         step.skip,
+        step.both,
     )

@@ -146,6 +146,7 @@ def fold_exposed(
         arg=how.last_arg,
         total=offset,
         repeat=most,
+        both=how.both if lent else None,
     )
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from nc10d.backend.cpu.program import At, Combine, Kernel, Step
 from nc10d.backend.cpu.steps import apply, copy
+from nc10d.dtypes import DType, Family
 from nc10d.ops import RedOp, ReduceOp
+
+_FLOATS = {d.label for d in DType if d.family in (Family.FLOAT, Family.COMPLEX)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,13 @@ class Reduction:
     def how(self) -> Combine:
         """The fold: a pairwise kernel in rank order, and the division of an average."""
         kind = self.op.kind
+        pairs = self.size == 2 and kind in (RedOp.SUM, RedOp.AVG) and self.dtype in _FLOATS
+        both = Kernel(f"BOTH_{kind.name}", self.dtype) if pairs else None
         if kind in (RedOp.AVG, RedOp.PREMUL_SUM):
             pair = Kernel("SUM", self.dtype)
             last = Kernel("DIVIDE", self.dtype) if kind is RedOp.AVG else None
-            return Combine(pair, last, self.size)
-        return Combine(Kernel(kind.name, self.dtype))
+            return Combine(pair, last, self.size, both)
+        return Combine(Kernel(kind.name, self.dtype), both=both)
 
     def show(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
         """Put a contribution where peers can read it."""

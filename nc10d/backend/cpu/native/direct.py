@@ -52,6 +52,7 @@ from nc10d.backend.cpu.native.layout import (
 from nc10d.backend.cpu.native.operands import (
     ALSO,
     ARG,
+    BOTH,
     DST,
     EXTRA,
     KERNEL,
@@ -197,6 +198,23 @@ def nc10d_fold_some(
 
 
 @njit(nogil=True)
+def nc10d_fold_both(
+    channel: int, step: int, boards: int, own: int, offset: int, nbytes: int
+) -> int:
+    """Fold what a single peer has lent into both arrays, in one pass; return how many bytes."""
+    both, me = load(step + BOTH), load(channel + C_RANK)
+    board = load(boards + 8 * (1 - me)) if both != 0 else 0
+    if both == 0 or load(board + 8) != LENT:
+        return 0
+    count = max(0, min(nbytes, load(step + TICK) - offset))
+    rows = load(channel + C_REACH) + R_ARENAS
+    theirs = load(rows + R_ROW * (1 - me)) + load(board) + offset
+    first, second = (own, theirs) if me == 0 else (theirs, own)
+    call_kernel(both, first, second, 0, count)
+    return count
+
+
+@njit(nogil=True)
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """dst = everyone's exposed bytes, folded in rank order.
 
@@ -207,9 +225,9 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
     room = nc10d_place(channel, users, step + ALSO, parity, segment)
     boards = channel - load(step + SRC) + parity
     offset, nbytes, most = load(step + TOTAL), load(step + NBYTES), load(step + EXTRA)
+    done = nc10d_fold_both(channel, step, boards, own, offset, nbytes)
     if not nc10d_asked(channel, boards):
         most = min(FOLD_BLOCK, most)
-    done = 0
     while done < nbytes:
         count = min(most, nbytes - done)
         low = offset + done

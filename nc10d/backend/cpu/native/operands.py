@@ -18,9 +18,9 @@ from nc10d.backend.cpu.native.layout import (
 )
 
 # A step's fields, in bytes from its start (program.py packs them).
-STEP = 160
+STEP = 168
 NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
-KERNEL, LAST, ARG, TOTAL, EXTRA = 120, 128, 136, 144, 152
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
 # The kinds of steps that rare.py carries out, and AGREE.
 PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
