@@ -20,7 +20,7 @@ from nc10d.group import ProcessGroup
 from nc10d.run.quiet import quietly
 from nc10d.testing.ranks import Ranks
 
-CALLS = 4
+CALLS = 16
 FLOOR = "read and write, in place"
 
 
