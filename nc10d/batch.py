@@ -57,12 +57,13 @@ class BatchedWork(Work):
 
     def _poll(self) -> None:
         if self._whole is not None:
-            self._whole._poll()
+            self._whole._look()
             self._follow(self._whole)
 
     def _block(self, deadline: Deadline) -> None:
         if self._whole is not None:
-            self._whole._block(deadline)
+            if not self._whole._look():
+                self._whole._block(deadline)
             self._follow(self._whole)
 
     def _watch(self) -> None:

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 import nc10d as dist
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
+from nc10d.batch import BatchedWork
 from nc10d.buffer import as_buffer, register
-from nc10d.deadline import NEVER
+from nc10d.deadline import NEVER, Deadline
 from nc10d.errors import Aborted, GroupClosed
 from nc10d.group import ProcessGroup
 from nc10d.ops import AllReduce, Barrier, Broadcast, Recv, Send
 from nc10d.store import HashStore
 from nc10d.testing.local import LocalBackend, run_local
+from nc10d.work import Work
 from nc10d.world import own_world
 
 
@@ -329,6 +331,32 @@ def test_batch_isend_irecv_is_one_launch_with_a_work_for_each() -> None:
         return int(out[0]), [len(ops) for ops in backend.launched], works[0].result()
 
     assert run_local(rank, 3) == [(2, [2], 2), (0, [2], 0), (1, [2], 1)]
+
+
+class Whole(Work):
+    """A batch's own Work, which counts how often somebody waits for it."""
+
+    __slots__ = ("waits",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def _poll(self) -> None:
+        """Be pending."""
+
+    def _block(self, deadline: Deadline) -> None:
+        self.waits += 1
+        self._finish(None, [None] * 3)
+
+
+def test_of_a_batch_s_works_only_one_waits_for_it() -> None:
+    whole, works = Whole(), [BatchedWork(Barrier(), place) for place in range(3)]
+    for work in works:
+        work._bind(whole)
+    assert not any(work.is_completed() for work in works)
+    assert all(work.wait() for work in works[::-1])
+    assert whole.waits == 1
 
 
 def test_a_block_of_a_non_member_warns_and_does_nothing(group: ProcessGroup) -> None:
