@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import engine, interpreter, messages, rare
+from nc10d.backend.cpu.native import engine, interpreter, messages, rare, ring
 from nc10d.backend.cpu.native import layout as at
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class Channel:
         # Submissions in flight: descriptors and what they point to stay alive by these.
         self.flying: dict[int, Submission] = {}
         self._credit = 0
-        # A receiver keeps a place in its ring for the message that nobody has asked for.
-        self._room = at.RING_SLOTS - (1 if shared.kind == at.RECEIVER else 0)
+        self._rings: dict[int, Words] = {}
         self._fill(shared, process, bell_bit, waiting)
 
     def _fill(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
@@ -106,6 +105,8 @@ class Channel:
             at.C_RARE: plain.address(rare.RARE),
             at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
+        first_ring = self._new_ring(at.RING_SLOTS)
+        fields |= {at.C_RING: first_ring, at.C_SLOTS: at.RING_SLOTS}
         for offset, value in fields.items():
             self.words[offset // 8] = value
         first = at.C_TABLES // 8
@@ -120,17 +121,34 @@ class Channel:
         """Return a word of the block."""
         return int(self.words[field // 8])
 
-    def submit(self, submission: Submission, last: bool = False) -> bool:
-        """Append to the ring; False if it is full. `last` may take a receiver's last place."""
+    def _new_ring(self, slots: int) -> int:
+        """Make a ring; it is kept as long as the channel, since somebody may yet look at it."""
+        words: Words = np.zeros(slots, np.int64)
+        address = int(plain.address(words))
+        self._rings[address] = words
+        return address
+
+    def _lengthen(self) -> bool:
+        """Make room in a full ring; False if others have used the channel for all of a slice."""
+        slots = 2 * self.get(at.C_SLOTS)
+        address = self._new_ring(slots)
+        if ring.lengthen(self.address, address, slots, engine.SLICE_NS) == at.DONE:
+            return True
+        del self._rings[address]
+        return False
+
+    def submit(self, submission: Submission) -> bool:
+        """Append to the ring; False if it is full and, for a slice, can't be made longer."""
         self.forget_ended()
         self.flying[submission.address] = submission
-        room = at.RING_SLOTS if last else self._room
-        while (answer := engine.submit(self.address, submission.address, room)) == at.NEW_SITE:
-            sites.learn()
-        if answer == at.DONE:
-            return True
-        self._drop(submission)  # if it is still there: a channel that stops forgets everything
-        return False
+        while (answer := engine.submit(self.address, submission.address)) != at.DONE:
+            if answer == at.NEW_SITE:
+                sites.learn()
+            elif not self._lengthen():
+                # If it is still there: a channel that stops forgets everything.
+                self._drop(submission)
+                return False
+        return True
 
     def submit_known(
         self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
@@ -189,6 +207,11 @@ class Channel:
             elif not thorough:
                 return
         self._credit = 0
+
+    def first(self) -> int:
+        """Return the address of the descriptor at the ring's head."""
+        ring_, place = self._rings[self.get(at.C_RING)], self.get(at.C_HEAD)
+        return int(ring_[place % len(ring_)])
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""

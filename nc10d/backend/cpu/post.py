@@ -112,15 +112,13 @@ class Post(Owned["CpuBackend"]):
         """Receive from a peer; the caller holds the inbox."""
         buffer, channel = as_buffer(op.x), inbox.channel
         submission = self._submission(op, buffer, limit, passage, channel)
-        # While there was no room, the message may have come and been taken aside.
-        while (early := inbox.take_early(op.tag)) is None and not channel.submit(submission):
-            if self._owner.make_room(channel, submission):
-                self._clear(inbox)
+        early = inbox.take_early(op.tag)
         if early is not None:
             deliver = partial(self._deliver, op, peer, buffer, early, deadline)
             return Late(passage, deliver) if passage else deliver()
+        part = self._owner.enqueue(channel, submission)
         self._remember(op, buffer, channel, inbox)
-        return CpuWork(self._owner, (op,), [(channel, submission)], deadline, sender=peer)
+        return CpuWork(self._owner, (op,), [part], deadline, sender=peer)
 
     def _deliver(
         self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
@@ -210,8 +208,8 @@ class Post(Owned["CpuBackend"]):
         data, site = np.empty(nbytes, np.uint8), sender_site(inbox.channel)
         linked = self._owner.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [plain.address(data)], data, 0, message)
-        # Only one message at a time is at the head, and a place is kept for it.
-        if inbox.channel.submit(submission, last=True):
+        # Else it stays nobody's, and whoever waits for the link next comes here again.
+        if inbox.channel.submit(submission):
             inbox.keep(Unexpected(tag, dtype, data, submission, site))
 
     def _differs(self, peer: int, early: Unexpected, buffer: Buffer) -> CollectiveMismatch:

@@ -225,8 +225,7 @@ class Reasons:
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
         peer = self._links.peer_of(channel)
         # Matching has put the receive that the message is for at the ring's head.
-        place = at.C_RING // 8 + channel.get(at.C_HEAD) % at.RING_SLOTS
-        receive = int(channel.words[place])
+        receive = channel.first()
         awaited, kind = (
             engine.load_word(receive + at.D_BYTES),
             engine.load_word(receive + at.D_DTYPE),

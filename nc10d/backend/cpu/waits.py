@@ -49,29 +49,13 @@ class Waits:
     _watched: set[Work]
 
     def enqueue(self, channel: Channel, submission: Submission) -> Part:
-        """Append a submission to a channel; waits for room if its ring is full."""
-        while not channel.submit(submission):
-            self.make_room(channel, submission)
-        return channel, submission
-
-    def make_room(self, channel: Channel, submission: Submission) -> bool:
-        """Help a full ring along, for a slice; the operation's deadline holds here too.
-
-        True: the ring waits for its owner to take a message aside that nobody has asked for.
-        """
-        self.health.check()
+        """Append a submission to a channel; waits only to make a ring longer that others use."""
         limit = int(submission.words[at.D_DEADLINE // 8])
-        if limit and time.monotonic_ns() > limit:
-            raise fresh(self.health.fail_timeout((), channel))
-        oldest = channel.oldest()
-        if oldest is None:
-            return False
-        answer = engine.wait(channel.address, oldest.address, SLICE_NS)
-        if answer == at.UNMATCHED:
-            return True
-        if answer < 0 and answer != at.ABORTED:
-            self.health.engine_failed(channel, answer)
-        return False
+        while not channel.submit(submission):
+            self.health.check()
+            if limit and time.monotonic_ns() > limit:
+                raise fresh(self.health.fail_timeout((), channel))
+        return channel, submission
 
     def wait_part(
         self,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
+from nc10d.backend.cpu.native.layout import RING_SLOTS
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout
 from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -131,6 +132,85 @@ def swap(group: Any) -> None:
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_both_ranks_send_before_they_receive(kind: Any) -> None:
     run_ranks(swap, 2, kind)
+
+
+def batch(group: Any, *messages: tuple[Any, Any]) -> list[Any]:
+    """Launch (isend or irecv, array) with the other rank of two as one batch."""
+    peer = 1 - group.rank
+    return group.batch_isend_irecv([dist.P2POp(*one, peer, group) for one in messages])  # type: ignore[no-any-return]
+
+
+def swaps(group: Any, count: int, together: int) -> None:
+    """Swap so many arrays in one batch, again and again: from the second time on all is known."""
+    xs, ys = np.zeros((together, count)), np.zeros((together, count))
+    for turn in range(20):
+        xs[:] = np.arange(together)[:, None] + 1000 * turn + group.rank / 2
+        ys[:] = -1
+        # What is sent first arrives first, whichever array it is received into.
+        into = ys[::-1] if turn % 2 else ys
+        sends, recvs = [(dist.isend, x) for x in xs], [(dist.irecv, y) for y in into]
+        works = batch(group, *recvs, *sends) if turn % 3 else batch(group, *sends, *recvs)
+        for work in works[::-1] if turn % 5 else works:
+            work.wait()
+        assert np.array_equal(into, xs + (0.5 - group.rank))
+        assert [work.result() == 1 - group.rank for work in works].count(True) == together
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize(("count", "together"), [(1, 1), (3, 700), (100_000, 3)])
+def test_a_batch_of_known_messages_keeps_their_order(kind: Any, count: int, together: int) -> None:
+    run_ranks(swaps, 2, kind, [count] * 2, [together] * 2)
+
+
+def all_before_any(group: Any, sends_first: bool) -> None:
+    """Launch more messages than a ring holds at first, and only then what they wait for."""
+    peer, many = 1 - group.rank, 3 * RING_SLOTS
+    xs, ys = np.arange(4.0 * many).reshape(many, 4) + group.rank / 2, np.zeros((many, 4))
+    for turn in range(2):
+        sends, recvs = [(group.isend, x) for x in xs], [(group.irecv, y) for y in ys]
+        order = sends + recvs if sends_first else recvs + sends
+        works = [start(array, peer, tag=turn) for start, array in order]
+        for work in works:
+            work.wait()
+        assert np.array_equal(ys, xs + (0.5 - group.rank))
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("sends_first", [True, False])
+def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_first: bool) -> None:
+    run_ranks(all_before_any, 2, kind, [sends_first] * 2)
+
+
+def sends_what_it_then_overwrites(group: Any) -> None:
+    x = np.zeros(12)
+    for turn in range(4):
+        x[:] = 100 * turn + group.rank
+        for work in batch(group, (dist.isend, x[:8]), (dist.irecv, x[4:])):
+            work.wait()
+        assert (x[:4] == 100 * turn + group.rank).all()
+        assert (x[4:] == 100 * turn + 1 - group.rank).all()
+
+
+def test_a_known_message_overwrites_only_what_has_been_sent() -> None:
+    run_ranks(sends_what_it_then_overwrites, 2)
+
+
+def refused_whole(group: Any) -> None:
+    """A batch with an array that can't be written sends nothing: the next one is not confused."""
+    x, y, still = np.full(4, float(group.rank)), np.zeros(4), np.zeros(4)
+    still.flags.writeable = False
+    for _ in range(3):
+        for work in batch(group, (dist.isend, x), (dist.irecv, y)):
+            work.wait()
+    with pytest.raises(ValueError, match="read-only"):
+        batch(group, (dist.isend, np.full(4, 77.0)), (dist.irecv, still))
+    for work in batch(group, (dist.isend, x), (dist.irecv, y)):
+        work.wait()
+    assert (y == 1 - group.rank).all()
+
+
+def test_a_refused_batch_of_known_messages_sends_nothing() -> None:
+    run_ranks(refused_whole, 2)
 
 
 def during_a_collective(group: Any) -> None:

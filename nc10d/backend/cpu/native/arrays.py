@@ -27,7 +27,6 @@ from nc10d.backend.cpu.native.layout import (
     K_Y_BYTES,
     K_Y_COUNT,
     K_Y_LENGTH,
-    RING_SLOTS,
 )
 from nc10d.backend.cpu.native.objects import (
     DATA_OFFSET,
@@ -118,10 +117,10 @@ def _submit_known(
     store(users, load(as_int(x) + DATA_OFFSET))
     store(users + 8, load(as_int(y) + DATA_OFFSET))
     if load(known + K_SHORT) != 0:
-        return nc10d_submit_here(channel, descriptor, RING_SLOTS, LOOKS)
+        return nc10d_submit_here(channel, descriptor, LOOKS)
     if load_acquire(channel + C_BROKEN) != 0:
         return BUSY
-    return nc10d_submit(channel, descriptor, RING_SLOTS)
+    return nc10d_submit(channel, descriptor)
 
 
 @on_demand(types.int64(any_object))

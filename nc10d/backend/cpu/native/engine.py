@@ -84,9 +84,9 @@ def _drive(channel: int, slice_ns: int) -> int:
     return answer
 
 
-@on_demand("int64(int64, int64, int64)")
-def _submit(channel: int, descriptor: int, room: int) -> int:
-    return nc10d_submit(channel, descriptor, room)
+@on_demand("int64(int64, int64)")
+def _submit(channel: int, descriptor: int) -> int:
+    return nc10d_submit(channel, descriptor)
 
 
 @on_demand("int64(int64, int64, int64)")
@@ -240,10 +240,7 @@ on with `drive`) or a failure: then the caller still holds the channel.
 drive: EntryPoint
 """drive(channel, slice_ns): go on with what `run` began."""
 submit: EntryPoint
-"""submit(channel, descriptor, room): append to the ring; BUSY if it holds `room` of them.
-
-Or NEW_SITE, as `run`.
-"""
+"""submit(channel, descriptor): append to the ring; BUSY if it is full, NEW_SITE as `run`."""
 wait: EntryPoint
 """wait(channel, descriptor, slice_ns): help until it has ended.
 

@@ -106,13 +106,14 @@ LINK_TICKS = 8
     C_LENT_BYTES,
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
-) = range(0, 55 * 8, 8)
-C_OWN_USERS = 55 * 8  # four addresses of a program run in the caller
-C_RING = C_OWN_USERS + 4 * 8
-RING_SLOTS = 512
+    C_RING,  # address of the ring: descriptors of what was submitted, C_HEAD's to C_TAIL's
+    C_SLOTS,  # how many it holds, a power of two
+) = range(0, 57 * 8, 8)
+C_OWN_USERS = 57 * 8  # four addresses of a program run in the caller
+RING_SLOTS = 512  # at first
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
 # nowhere in shared memory has a base too, in even and in odd rounds.
-C_TABLES = C_RING + RING_SLOTS * 8
+C_TABLES = C_OWN_USERS + 4 * 8
 
 COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
 BROKEN, FAILING = 1, 2

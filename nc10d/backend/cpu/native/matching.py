@@ -15,7 +15,6 @@ from nc10d.backend.cpu.native.layout import (
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
     C_MESSAGE_TAG,
-    C_RING,
     C_ROUND,
     C_SEQ,
     C_STREAMS,
@@ -28,11 +27,11 @@ from nc10d.backend.cpu.native.layout import (
     IDLE,
     LINK_HEADER_BYTES,
     LINK_TAG,
-    RING_SLOTS,
     S_PULL,
     SIZES,
     UNMATCHED,
 )
+from nc10d.backend.cpu.native.ring import nc10d_slot
 
 
 @njit(nogil=True)
@@ -62,18 +61,17 @@ def nc10d_match(channel: int) -> int:
     store(channel + C_MESSAGE_DTYPE, load(header + 16))
     place = head
     while place < tail:
-        if load(load(channel + C_RING + 8 * (place % RING_SLOTS)) + D_TAG) == tag:
+        if load(load(nc10d_slot(channel, place)) + D_TAG) == tag:
             break
         place += 1
     if place == tail:
         store_release(channel + C_UNMATCHED, 1)
         return UNMATCHED
     store_release(channel + C_UNMATCHED, 0)
-    found = load(channel + C_RING + 8 * (place % RING_SLOTS))
+    found = load(nc10d_slot(channel, place))
     while place > head:  # the others keep their order behind it
-        before = load(channel + C_RING + 8 * ((place - 1) % RING_SLOTS))
-        store(channel + C_RING + 8 * (place % RING_SLOTS), before)
+        store(nc10d_slot(channel, place), load(nc10d_slot(channel, place - 1)))
         place -= 1
-    store(channel + C_RING + 8 * (head % RING_SLOTS), found)
+    store(nc10d_slot(channel, head), found)
     same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
     return DONE if same else SIZES

@@ -56,7 +56,6 @@ from nc10d.backend.cpu.native.layout import (
     LINK_TICKS,
     NEW_SITE,
     RECEIVER,
-    RING_SLOTS,
     S_PULL,
 )
 from nc10d.backend.cpu.native.log import nc10d_end_message
@@ -224,10 +223,9 @@ def _submit_message(
     store(descriptor + D_BYTES, load(model + D_BYTES))
     store(descriptor + D_DTYPE, load(model + D_DTYPE))
     store(users, load(array + DATA_OFFSET))
-    # A receiver keeps a place for the message that nobody has asked for.
     if patience >= 0:
-        return nc10d_submit_here(channel, descriptor, RING_SLOTS - 1, patience)
-    return nc10d_submit(channel, descriptor, RING_SLOTS - 1)
+        return nc10d_submit_here(channel, descriptor, patience)
+    return nc10d_submit(channel, descriptor)
 
 
 run_message: EntryPoint

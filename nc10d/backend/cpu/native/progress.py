@@ -21,8 +21,6 @@ from nc10d.backend.cpu.native.atomics import (
     set_bits,
     store,
     store_release,
-    swap_if,
-    yield_core,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.layout import (
@@ -46,10 +44,8 @@ from nc10d.backend.cpu.native.layout import (
     C_PC,
     C_PEER,
     C_PROCESS,
-    C_RING,
     C_SEGMENT,
     C_SITE,
-    C_SUBMITTING,
     C_TAIL,
     C_TRACE_ID,
     C_UNMATCHED,
@@ -76,7 +72,6 @@ from nc10d.backend.cpu.native.layout import (
     P_TRACE_SIZE,
     P_WAITING,
     RECEIVER,
-    RING_SLOTS,
     TRACE_BLOCKED,
     TRACE_BYTES,
     TRACE_DONE,
@@ -86,6 +81,7 @@ from nc10d.backend.cpu.native.layout import (
 )
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.matching import nc10d_match
+from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_slot
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
     nc10d_arm,
@@ -164,30 +160,9 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_append(channel: int, descriptor: int, room: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it holds `room` of them; wakes nobody.
-
-    NEW_SITE, and nothing has happened, if it is the first call of its line of the program.
-    """
-    site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
-    store(descriptor + D_SITE, site)
-    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
-        yield_core()
-    tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) >= room
-    if not full:
-        store(channel + C_RING + 8 * (tail % RING_SLOTS), descriptor)
-        store_release(channel + C_TAIL, tail + 1)
-    swap_if(channel + C_SUBMITTING, 1, 0)
-    return BUSY if full else DONE
-
-
-@njit(nogil=True)
-def nc10d_submit(channel: int, descriptor: int, room: int) -> int:
+def nc10d_submit(channel: int, descriptor: int) -> int:
     """Append a descriptor to the ring, and have the worker look at it."""
-    answer = nc10d_append(channel, descriptor, room)
+    answer = nc10d_append(channel, descriptor)
     if answer != NEW_SITE:
         nc10d_wake_own(load(channel + C_PROCESS))
     return answer
@@ -234,7 +209,7 @@ def nc10d_progress(channel: int) -> int:
                     return answer
             elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
                 return IDLE
-            descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+            descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
             store(channel + C_DESCRIPTOR, descriptor)
             store(channel + C_MESSAGE, descriptor)
             store(channel + C_SITE, load(descriptor + D_SITE))
@@ -336,7 +311,7 @@ def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
         if sleepy:
             nc10d_arm(channel)
         moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
-        descriptor = load(channel + C_RING + 8 * (load(channel + C_HEAD) % RING_SLOTS))
+        descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
         deadline = load(descriptor + D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:
             answer = LATE
@@ -353,7 +328,7 @@ def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, room: int, patience: int) -> int:
+def nc10d_submit_here(channel: int, descriptor: int, patience: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
     It may wait a moment for peers that come at the same time: that leaves nobody to wake. Where
@@ -362,7 +337,7 @@ def nc10d_submit_here(channel: int, descriptor: int, room: int, patience: int) -
     """
     if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
         return BUSY
-    answer = nc10d_append(channel, descriptor, room)
+    answer = nc10d_append(channel, descriptor)
     if answer != DONE:
         return answer
     answer = nc10d_attend(channel, True, patience)
