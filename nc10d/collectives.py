@@ -87,6 +87,10 @@ class Runner:
         """Send or receive if the message is known and ends at once."""
         return None
 
+    def _quick_batch(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
+        """Start messages as if all at once, if all are known and nothing stands in their way."""
+        return None
+
 
 class Collectives(Runner):
     """The collectives of a group; a subclass says in `_run` what becomes of one."""

@@ -58,6 +58,10 @@ class HotBackend(Backend, Protocol):
         """Send or receive as the latest message if that ends at once; None: nothing happened."""
         ...
 
+    def quick_batch(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
+        """Start messages as if all at once, if all are known; None: nothing has happened."""
+        ...
+
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Do as `launch` with one operation on a NumPy array."""
         ...
@@ -151,6 +155,19 @@ class Dispatcher(Collectives, PointToPoint):
         if work is not None:
             next(self._launches)
         return work
+
+    def _quick_batch(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
+        hot = self._hot
+        if hot is None:
+            return None
+        seen = [op if type(op.x) is np.ndarray else on_views(op) for op in ops]
+        works = hot.quick_batch(seen, self.timeout)
+        if works is not None:
+            next(self._launches)
+            for work, op, view in zip(works, ops, seen, strict=True):
+                if view is not op:
+                    work.ops = (op,)
+        return works
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         if type(array) is not np.ndarray:

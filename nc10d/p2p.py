@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from nc10d.api import irecv, isend
 from nc10d.group import ProcessGroup
-from nc10d.ops import Array
+from nc10d.ops import Array, Recv, Send
 from nc10d.work import Work
 from nc10d.world import Group, NonMember, group_or_default
 
@@ -41,6 +41,11 @@ class P2POp:
         known = self.group.global_rank(group_peer) if group_peer is not None else peer
         self.group_peer = self.group.group_rank(known)  # type: ignore[arg-type]
         self.peer = self.group.global_rank(self.group_peer)
+
+    def operation(self) -> Send | Recv:
+        """Return the send or receive that it stands for, in ranks of the group."""
+        kind = Send if self.op is isend else Recv
+        return kind(self.tensor, self.group_peer, self.tag)
 
     def start(self) -> Work | None:
         """Do it: join the group's open block, or launch it alone."""

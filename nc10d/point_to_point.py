@@ -24,6 +24,10 @@ class Message(Protocol):
         """The group that it belongs to."""
         ...
 
+    def operation(self) -> Send | Recv:
+        """Return it as a backend is told of it."""
+        ...
+
     def start(self) -> Work | None:
         """Join the group's open block."""
         ...

@@ -7,7 +7,6 @@ use is a span and whether it may be written: what two only read may be the same 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,13 @@ def clash(some: Sequence[Use], others: Sequence[Use]) -> bool:
 
 def apart(spans: Iterable[Span]) -> bool:
     """Say whether no two of many spans share a byte."""
-    ordered = sorted(span for span in spans if span[0] < span[1])
-    return all(one[1] <= other[0] for one, other in pairwise(ordered))
+    last = 0
+    for first, behind in sorted(spans):
+        if first < behind:
+            if first < last:
+                return False
+            last = behind
+    return True
 
 
 def all_apart(addresses: Words, nbytes: Words) -> bool:

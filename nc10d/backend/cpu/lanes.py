@@ -98,9 +98,9 @@ class Lanes(Owned["Waits"]):
         self.latest[type(op)][op.peer] = lane
         return lane
 
-    def ends(self, lane: Lane, x: Any, tag: int) -> bool:
-        """Send or receive a short message if that ends at once; False: nothing has happened."""
-        while (answer := messages.try_message(lane.address, x, tag)) == at.NEW_SITE:
+    def ends(self, lane: Lane, x: Any, tag: int, patient: int = messages.AT_ONCE) -> bool:
+        """Send or receive a short message if that ends at once (or soon); else nothing happens."""
+        while (answer := messages.try_message(lane.address, x, tag, patient)) == at.NEW_SITE:
             sites.learn()
         if answer != at.DONE:
             return False
@@ -109,15 +109,26 @@ class Lanes(Owned["Waits"]):
         return True
 
     def start(self, op: Send | Recv, timeout: float, *, here: bool) -> Work | None:
-        """Send or receive without waiting; None if the message is not known, or has no room.
+        """Do as `start_on` if the message is known; else None."""
+        lane = self.find(op)
+        return None if lane is None else self.start_on(lane, op, timeout, here=here)
+
+    def start_on(
+        self,
+        lane: Lane,
+        op: Send | Recv,
+        timeout: float,
+        *,
+        here: bool,
+        patient: int = messages.AT_ONCE,
+    ) -> Work | None:
+        """Send or receive without waiting; None, and nothing has happened, if it has no room.
 
         `here`: even a long message is advanced by this thread first, since it will wait for it; not
-        a bulky one, which goes beside others.
+        a bulky one, which goes beside others. `patient` says how soon a short one must end so that
+        nothing is submitted.
         """
-        lane = self.find(op)
-        if lane is None:
-            return None
-        if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag):
+        if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag, patient):
             return EndedMessage(type(op), op.peer, op.x, op.tag)
         if lane.inbox is None:
             return self._submit(lane, op, timeout, here)

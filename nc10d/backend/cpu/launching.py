@@ -58,8 +58,10 @@ class Launching(Waits):
         batch = self.batches.find(ops)
         if batch is not None:
             return self._launch_batch(ops, batch, timeout, async_op)
-        messages = self._start_messages(ops, timeout) if async_op else None
-        return messages or self._launch_any(ops, timeout, async_op)
+        works = self.quick_batch(ops, timeout) if async_op else None
+        if works is not None:
+            return Joined(self, ops, works, works)
+        return self._launch_any(ops, timeout, async_op)
 
     def quick(self, kind: type[Op], extra: Any, x: Any, y: Any, timeout: float) -> bool:
         """Run an operation here and now if it is the latest of its kind again; else False.
@@ -124,6 +126,32 @@ class Launching(Waits):
             return None
         return EndedMessage(kind, peer, x, tag)
 
+    def quick_batch(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
+        """Start messages, all of them known; None, and nothing has happened, for any others.
+
+        Sends go first, since peers may wait for them. Messages on arrays that share memory are not
+        for here: their order matters.
+        """
+        lanes, used, known = self.post.lanes, [], []
+        for op in ops:
+            if not isinstance(op, (Send, Recv)) or not isinstance(op.x, np.ndarray):
+                return None
+            lane, first = lanes.find(op), plain.address(op.x)
+            if lane is None or not op.x.flags.carray:
+                return None
+            known.append((lane, op))
+            used.append((first, first + op.x.nbytes))
+        if not spans.apart(used):
+            return None
+        self.host.need_worker()
+        works: dict[int, Work] = {}
+        for kind, patient in ((Send, messages.AT_ONCE), (Recv, messages.SOON)):
+            for number, (lane, op) in enumerate(known):
+                if isinstance(op, kind):
+                    work = lanes.start_on(lane, op, timeout, here=False, patient=patient)
+                    works[number] = work or self._launch((op,), timeout)
+        return [works[number] for number in range(len(ops))]
+
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:
         """Run one operation; if it is known, its arrays plain and nothing in its way, at once."""
         if async_op:
@@ -182,35 +210,6 @@ class Launching(Waits):
         if answer < 0 and answer != at.ABORTED:
             self.health.engine_failed(channel, answer)
         return CpuWork(self, (op,), [(channel, submission)], deadline)
-
-    def _start_messages(self, ops: Sequence[Op], timeout: float) -> Work | None:
-        """Start a batch of known messages, sends first: peers may wait for them.
-
-        None, and nothing has happened, if it is another batch, or arrays that it shares make the
-        order matter.
-        """
-        lanes, used = self.post.lanes, []
-        for op in ops:
-            if not isinstance(op, (Send, Recv)) or lanes.find(op) is None or not op.x.flags.carray:
-                return None
-            first = plain.address(op.x)
-            used.append((first, first + op.x.nbytes))
-        if not spans.apart(used):
-            return None
-        self.host.need_worker()
-        works: dict[int, Work] = {}
-        for kind in (Send, Recv):
-            for number, op in enumerate(ops):
-                if isinstance(op, kind):
-                    work = lanes.start(op, timeout, here=False)
-                    if work is None:  # no room: nor may a later one go before it
-                        break
-                    works[number] = work
-        for number, op in enumerate(ops):
-            if number not in works:
-                works[number] = self._launch((op,), timeout)
-        started = [works[number] for number in range(len(ops))]
-        return Joined(self, ops, started, started)
 
     def _run(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives here and now, or in their turn if the channel is busy."""

@@ -7,6 +7,8 @@ worker. No entry blocks for longer than the slice it was given.
 
 from __future__ import annotations
 
+from numba import njit
+
 from nc10d.backend.cpu.native.atomics import (
     add,
     exchange,
@@ -42,6 +44,7 @@ from nc10d.backend.cpu.native.layout import (
     P_CHANNELS,
     P_COUNT,
     P_LATE,
+    P_LINK_WAITERS,
     P_ROUNDS,
     P_SLEEPING,
     P_STOP,
@@ -205,29 +208,39 @@ def _load_word(address: int) -> int:
     return load_acquire(address)
 
 
+@njit(nogil=True)
+def nc10d_first(table: int, count: int, bit: int) -> int:
+    """Return the first of some counters that has come to its value; -1: none. All get my bit."""
+    for i in range(count):
+        flag = load(table + 16 * i)
+        if bit != 0:
+            set_bits(flag + LINE_SLEEPERS, bit)
+        if load_acquire(flag) >= load(table + 16 * i + 8):
+            return i
+    return -1
+
+
 @on_demand("int64(int64, int64, int64, int64, int64)")
 def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> int:
     began = nc10d_now()
     until = began + slice_ns
     tries = 0
+    add(process + P_LINK_WAITERS, 1)
     while True:
-        sleepy = tries > 200 or nc10d_now() >= min(until, began + LONG_NS)
         bell = load_acquire_32(load(process + P_BELL))
-        for i in range(count):
-            flag = load(table + 16 * i)
-            if sleepy:
-                set_bits(flag + LINE_SLEEPERS, bit)
-            if load_acquire(flag) >= load(table + 16 * i + 8):
-                return i
+        sleepy = tries > 200 or nc10d_now() >= began + LONG_NS
+        found = nc10d_first(table, count, bit if sleepy else 0)
         tries += 1
-        if not sleepy:
+        if found >= 0 or nc10d_now() >= until:
+            break
+        if sleepy:
+            add(process + P_SLEEPING, 1)
+            nc10d_sleep(process, bell, until)
+            add(process + P_SLEEPING, -1)
+        else:
             yield_core()
-            continue
-        if nc10d_now() >= until:
-            return -1
-        add(process + P_SLEEPING, 1)
-        nc10d_sleep(process, bell, until)
-        add(process + P_SLEEPING, -1)
+    add(process + P_LINK_WAITERS, -1)
+    return found
 
 
 run: EntryPoint
@@ -260,7 +273,7 @@ read_process: EntryPoint
 """read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
 load_word: EntryPoint
 wait_any: EntryPoint
-"""wait_any(process, bit, table, count, slice_ns): index of the first counter that has come."""
+"""wait_any(process, bit, table, count, slice_ns): which counter has come first, or -1."""
 
 __getattr__ = entry_points(__name__)
 

@@ -182,8 +182,9 @@ DESCRIPTOR_WORDS = 16
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
     P_FLOOR,  # what lies in my arena before it is no longer shared
-) = range(0, 16 * 8, 8)
-PROCESS_BYTES = 128
+    P_LINK_WAITERS,  # threads that wait for messages on links which another thread may use
+) = range(0, 17 * 8, 8)
+PROCESS_BYTES = 17 * 8
 
 # -- the log: an entry for each of the latest calls and messages; for a message, its header ------
 E_STAMP, E_LABEL, E_SEQ, E_BEGUN, E_ENDED, E_SITE = range(0, 6 * 8, 8)

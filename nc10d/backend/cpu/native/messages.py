@@ -81,6 +81,9 @@ _WORD = types.int64
 A_FEW = 16
 SLICE_NS = 50_000_000
 
+AT_ONCE, SOON, WAITS = 0, 1, 2
+"""How patient who sends or receives is: not at all; for a spin; until it is over."""
+
 
 @njit(nogil=True)
 def nc10d_carries(channel: int, model: int, array: int) -> bool:
@@ -104,11 +107,13 @@ def nc10d_pulled(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_soon(channel: int, flag: int, target: int, patient: int) -> bool:
-    """Say whether a counter has come; if `patient`, wait a little."""
+    """Say whether a counter has come; wait a little, unless it must be at once."""
     if load_acquire(flag) >= target:
         return True
-    if patient == 0:
+    if patient == AT_ONCE:
         return False
+    if patient == SOON:
+        return nc10d_spin(channel, flag, target)
     if load(channel + C_STREAMS) != 0:
         return nc10d_pulled(channel)
     return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
@@ -133,10 +138,10 @@ def nc10d_admitted(channel: int) -> bool:
 def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool:
     """Say whether the message at the head of a link is the one that a descriptor is for.
 
-    All of it must be there unless I am `patient`, so that I need not wait in the middle.
+    All of it must be there if I may not wait in the middle.
     """
     sent = load(load(channel + C_FLAGS))
-    wanted = 1 if patient != 0 else LINK_TICKS
+    wanted = 1 if patient == WAITS else LINK_TICKS
     if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, patient):
         return False
     header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
@@ -167,7 +172,7 @@ def nc10d_move_message(
     store(channel + C_SITE, site)
     store(channel + C_BEGUN, nc10d_now())
     nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-    if patient != 0:
+    if patient == WAITS:
         return nc10d_drive(channel, SLICE_NS)
     # A short message can block at its first step only: nothing has happened then.
     return BUSY if call_engine(load(channel + C_ADVANCE), channel) == BLOCKED else DONE
@@ -199,12 +204,12 @@ def nc10d_message(descriptor: int, array: int, tag: int, patient: int) -> int:
 
 @on_demand(types.int64(_WORD, any_object, _WORD))
 def _run_message(descriptor: int, x: object, tag: int) -> int:
-    return nc10d_message(descriptor, as_int(x), tag, 1)
+    return nc10d_message(descriptor, as_int(x), tag, WAITS)
 
 
-@on_demand(types.int64(_WORD, any_object, _WORD))
-def _try_message(descriptor: int, x: object, tag: int) -> int:
-    return nc10d_message(descriptor, as_int(x), tag, 0)
+@on_demand(types.int64(_WORD, any_object, _WORD, _WORD))
+def _try_message(descriptor: int, x: object, tag: int, patient: int) -> int:
+    return nc10d_message(descriptor, as_int(x), tag, patient)
 
 
 @on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
@@ -237,7 +242,9 @@ inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as 
 to go on, and C_RECEIVING to be cleared after that.
 """
 try_message: EntryPoint
-"""try_message(descriptor, x, tag): as run_message, for a short message, without waiting at all."""
+"""try_message(descriptor, x, tag, patient): as run_message for a short message, but either
+AT_ONCE or SOON.
+"""
 submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, patience): fill in a descriptor and
 submit it.

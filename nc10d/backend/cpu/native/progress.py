@@ -67,6 +67,7 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     NEW_SITE,
     P_EVENT_FD,
+    P_LINK_WAITERS,
     P_TRACE,
     P_TRACE_NEXT,
     P_TRACE_SIZE,
@@ -233,13 +234,15 @@ def nc10d_progress(channel: int) -> int:
 def nc10d_awake(channel: int) -> None:
     """Take my bit away from the counter that is waited for: I am looking, nobody need ring.
 
-    Only who holds a group's channel waits for its counters; a link's may have other waiters too.
+    A link's may have other waiters too: one that comes meanwhile gets the bit back, and looks anew.
     """
-    if load(channel + C_KIND) == COLLECTIVE:
-        sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
-        bit = load(channel + C_BELL_BIT)
-        if load_acquire(sleepers) & bit != 0:
-            keep_bits(sleepers, ~bit)
+    sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
+    bit, others = load(channel + C_BELL_BIT), load(channel + C_PROCESS) + P_LINK_WAITERS
+    if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
+        keep_bits(sleepers, ~bit)
+        if load_acquire(others) != 0:
+            set_bits(sleepers, bit)
+            nc10d_wake_own(load(channel + C_PROCESS))
 
 
 @njit(nogil=True)
