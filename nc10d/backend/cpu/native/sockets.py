@@ -47,8 +47,8 @@ EVENT_BYTES = 12 if PACKED else 16
 QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
-# One call moves what stays in the second cache, so that no direction starves the other.
-BURST = 256 * 1024
+# No direction may starve the other, but a call more costs more than a cache that is too small.
+BURST = 1024 * 1024
 
 _L, _I = types.int64, types.int32
 _send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
