@@ -88,7 +88,7 @@ class Runner:
         return None
 
     def _quick_batch(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
-        """Start messages as if all at once, if all are known and nothing stands in their way."""
+        """Start messages, sends first, if all are known and nothing stands in their way."""
         return None
 
 

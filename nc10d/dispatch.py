@@ -59,7 +59,7 @@ class HotBackend(Backend, Protocol):
         ...
 
     def quick_batch(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
-        """Start messages as if all at once, if all are known; None: nothing has happened."""
+        """Start messages, sends first, if all are known; None: none has been started."""
         ...
 
     def launch_one(self, op: Op, timeout: float, async_op: bool) -> Work | None:

@@ -153,7 +153,7 @@ class ProcessGroup(Dispatcher, Members):
         return CoalescingManager(self, async_ops)
 
     def batch_isend_irecv(self, p2p_op_list: Sequence[Message]) -> list[Work]:
-        """Launch sends and receives as one submission; see nc10d.batch_isend_irecv."""
+        """Launch sends and receives together; see nc10d.batch_isend_irecv."""
         if not p2p_op_list or any(one.group is not self for one in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
         if self.in_batch():

@@ -49,14 +49,15 @@ class P2POp:
 
     def start(self) -> Work | None:
         """Do it: join the group's open block, or launch it alone."""
-        return self.op(self.tensor, self.peer, self.group, self.tag)
+        start = self.group.isend if self.op is isend else self.group.irecv
+        return start(self.tensor, self.group_peer, self.tag)
 
     def __repr__(self) -> str:
         return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag}, {self.group!r})"
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Launch sends and receives of one group as one submission; return one Work for each.
+    """Launch sends and receives of one group together, in any order; return one Work for each.
 
     Inside a coalescing block of the group they join it. ValueError for an empty list, for other
     things than P2POps, or for several groups.

@@ -24,7 +24,8 @@ from nc10d.run.quiet import quietly
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
-    f"{NATIVE}.{name}" for name in ("interpreter", "engine", "arrays", "messages", "streams", "net")
+    f"{NATIVE}.{name}"
+    for name in ("interpreter", "engine", "ring", "arrays", "messages", "streams", "net")
 )
 """What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.native"

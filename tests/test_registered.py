@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
+from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.dtypes import DType, Family
 from nc10d.group import ProcessGroup
-from nc10d.ops import AVG, MAX, SUM, premul_sum
+from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 from nc10d.testing import Ranks, reference, run_ranks
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
@@ -96,6 +97,14 @@ def gradients(group: ProcessGroup, name: str, count: int, which: list[bool], cut
         group.all_reduce(x, op)
         assert same_bits(x, reference.all_reduce(inputs, op)[0]), (name, op)
         assert same_bits(whole[count:], np.resize(inputs[group.rank], count + cut)[count:])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("op", [SUM, AVG, MAX])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_which_folds_write_to_both_arrays(size: int, op: ReduceOp, dtype: str) -> None:
+    both = Reduction(op, dtype, size).how.both
+    assert (both is not None) == (size == 2 and op is not MAX and dtype == "float32")
 
 
 @settings(max_examples=30, deadline=None)

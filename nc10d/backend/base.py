@@ -36,7 +36,7 @@ class Backend(Protocol):
         result is its sender; that of several operations with receives among them is a list with
         one entry each, the sender or None. Any thread may call;
         the order of launch is the order of execution, except that point-to-point operations
-        have links of their own and overtake.
+        have links of their own and overtake, each other too where nobody can tell.
         """
         ...
 

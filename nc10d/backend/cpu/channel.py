@@ -105,8 +105,7 @@ class Channel:
             at.C_RARE: plain.address(rare.RARE),
             at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
-        first_ring = self._new_ring(at.RING_SLOTS)
-        fields |= {at.C_RING: first_ring, at.C_SLOTS: at.RING_SLOTS}
+        fields[at.C_RING] = self._new_ring(at.RING_SLOTS)
         for offset, value in fields.items():
             self.words[offset // 8] = value
         first = at.C_TABLES // 8
@@ -123,32 +122,28 @@ class Channel:
 
     def _new_ring(self, slots: int) -> int:
         """Make a ring; it is kept as long as the channel, since somebody may yet look at it."""
-        words: Words = np.zeros(slots, np.int64)
+        words: Words = np.zeros(1 + slots, np.int64)
+        words[0] = slots - 1
         address = int(plain.address(words))
         self._rings[address] = words
         return address
 
-    def _lengthen(self) -> bool:
-        """Make room in a full ring; False if others have used the channel for all of a slice."""
-        slots = 2 * self.get(at.C_SLOTS)
-        address = self._new_ring(slots)
-        if ring.lengthen(self.address, address, slots, engine.SLICE_NS) == at.DONE:
-            return True
-        del self._rings[address]
-        return False
+    def _lengthen(self) -> None:
+        """Make room in a full ring, unless another thread has just done so."""
+        longer = self._new_ring(2 * (len(self._rings[self.get(at.C_RING)]) - 1))
+        if ring.lengthen(self.address, longer) == at.BUSY:
+            del self._rings[longer]
 
-    def submit(self, submission: Submission) -> bool:
-        """Append to the ring; False if it is full and, for a slice, can't be made longer."""
+    def submit(self, submission: Submission) -> None:
+        """Append to the ring."""
         self.forget_ended()
         self.flying[submission.address] = submission
         while (answer := engine.submit(self.address, submission.address)) != at.DONE:
-            if answer == at.NEW_SITE:
-                sites.learn()
-            elif not self._lengthen():
-                # If it is still there: a channel that stops forgets everything.
+            try:
+                sites.learn() if answer == at.NEW_SITE else self._lengthen()
+            except BaseException:  # Ctrl-C, say: it is not in the ring
                 self._drop(submission)
-                return False
-        return True
+                raise
 
     def submit_known(
         self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
@@ -196,22 +191,28 @@ class Channel:
 
         Whoever has seen an operation of the channel end calls this; nobody else would.
         """
-        # Other threads submit meanwhile: look at a copy. Receives end in another order than
-        # they were posted in: now and then all are looked at.
-        flying = list(self.flying.values())
+        while (one := self._oldest_flying()) is not None and one.finished():
+            self._drop(one)
+        # Receives end in another order than they were posted in: now and then all are looked at.
         self._credit += A_FEW
-        thorough = self.shared.kind == at.RECEIVER and self._credit >= len(flying)
-        for one in flying:
-            if one.finished():
-                self._drop(one)
-            elif not thorough:
-                return
-        self._credit = 0
+        if self.shared.kind == at.RECEIVER and self._credit >= len(self.flying):
+            self._credit = 0
+            for one in list(self.flying.values()):
+                if one.finished():
+                    self._drop(one)
 
-    def first(self) -> int:
+    def _oldest_flying(self) -> Submission | None:
+        """Return what was submitted first of what is known to be in flight."""
+        while True:
+            try:
+                return next(iter(self.flying.values()), None)
+            except RuntimeError:  # another thread has just changed it
+                continue
+
+    def first_descriptor(self) -> int:
         """Return the address of the descriptor at the ring's head."""
-        ring_, place = self._rings[self.get(at.C_RING)], self.get(at.C_HEAD)
-        return int(ring_[place % len(ring_)])
+        words = self._rings[self.get(at.C_RING)]
+        return int(words[1 + (self.get(at.C_HEAD) & int(words[0]))])
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""

@@ -6,23 +6,26 @@ very array is looked at by compiled code. A short one goes here and now if nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nc10d import spans
 from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
+from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import messages
 from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.owned import Owned
 from nc10d.backend.cpu.works import CpuWork, EndedMessage
 from nc10d.deadline import Deadline
-from nc10d.ops import Recv, Send
+from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -98,6 +101,23 @@ class Lanes(Owned["Waits"]):
         self.latest[type(op)][op.peer] = lane
         return lane
 
+    def all_known(self, ops: Sequence[Op]) -> list[tuple[Lane, Send | Recv]] | None:
+        """Return the lanes of messages if all are known and in any order mean the same."""
+        known: list[tuple[Lane, Send | Recv]] = []
+        read: set[spans.Span] = set()
+        written: list[spans.Span] = []
+        for op in ops:
+            if not isinstance(op, (Send, Recv)) or type(op.x) is not np.ndarray:
+                return None
+            lane = self.find(op)
+            if lane is None or not op.x.flags.carray:
+                return None
+            known.append((lane, op))
+            first = plain.address(op.x)
+            span = first, first + op.x.nbytes
+            read.add(span) if isinstance(op, Send) else written.append(span)
+        return known if spans.apart([*read, *written]) else None
+
     def ends(self, lane: Lane, x: Any, tag: int, patient: int = messages.AT_ONCE) -> bool:
         """Send or receive a short message if that ends at once (or soon); else nothing happens."""
         while (answer := messages.try_message(lane.address, x, tag, patient)) == at.NEW_SITE:
@@ -122,7 +142,7 @@ class Lanes(Owned["Waits"]):
         here: bool,
         patient: int = messages.AT_ONCE,
     ) -> Work | None:
-        """Send or receive without waiting; None, and nothing has happened, if it has no room.
+        """Send or receive without waiting; None, and nothing has happened, where it can't so.
 
         `here`: even a long message is advanced by this thread first, since it will wait for it; not
         a bulky one, which goes beside others. `patient` says how soon a short one must end so that

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nc10d import spans
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.batches import Batches, Fresh, Known
@@ -127,28 +126,20 @@ class Launching(Waits):
         return EndedMessage(kind, peer, x, tag)
 
     def quick_batch(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
-        """Start messages, all of them known; None, and nothing has happened, for any others.
+        """Start messages, all of them known; None, and none is started, for any others.
 
-        Sends go first, since peers may wait for them. Messages on arrays that share memory are not
-        for here: their order matters.
+        Sends go first, since peers may wait for them.
         """
-        lanes, used, known = self.post.lanes, [], []
-        for op in ops:
-            if not isinstance(op, (Send, Recv)) or not isinstance(op.x, np.ndarray):
-                return None
-            lane, first = lanes.find(op), plain.address(op.x)
-            if lane is None or not op.x.flags.carray:
-                return None
-            known.append((lane, op))
-            used.append((first, first + op.x.nbytes))
-        if not spans.apart(used):
+        known = self.post.lanes.all_known(ops)
+        if known is None:
             return None
         self.host.need_worker()
         works: dict[int, Work] = {}
         for kind, patient in ((Send, messages.AT_ONCE), (Recv, messages.SOON)):
             for number, (lane, op) in enumerate(known):
                 if isinstance(op, kind):
-                    work = lanes.start_on(lane, op, timeout, here=False, patient=patient)
+                    start = self.post.lanes.start_on
+                    work = start(lane, op, timeout, here=False, patient=patient)
                     works[number] = work or self._launch((op,), timeout)
         return [works[number] for number in range(len(ops))]
 

@@ -208,9 +208,8 @@ class Post(Owned["CpuBackend"]):
         data, site = np.empty(nbytes, np.uint8), sender_site(inbox.channel)
         linked = self._owner.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [plain.address(data)], data, 0, message)
-        # Else it stays nobody's, and whoever waits for the link next comes here again.
-        if inbox.channel.submit(submission):
-            inbox.keep(Unexpected(tag, dtype, data, submission, site))
+        inbox.channel.submit(submission)
+        inbox.keep(Unexpected(tag, dtype, data, submission, site))
 
     def _differs(self, peer: int, early: Unexpected, buffer: Buffer) -> CollectiveMismatch:
         what = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"

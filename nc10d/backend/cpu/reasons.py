@@ -225,7 +225,7 @@ class Reasons:
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
         peer = self._links.peer_of(channel)
         # Matching has put the receive that the message is for at the ring's head.
-        receive = channel.first()
+        receive = channel.first_descriptor()
         awaited, kind = (
             engine.load_word(receive + at.D_BYTES),
             engine.load_word(receive + at.D_DTYPE),

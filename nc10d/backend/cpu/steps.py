@@ -129,10 +129,11 @@ def fold_exposed(
 ) -> Step:
     """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
 
-    `own` is where mine are. dst may be the same place. At `most` so many bytes are folded at a
-    time; `room` is for twice as many. Where peers have lent the first `lent` bytes of their arrays,
-    they get the result too.
+    `own` is where mine are. dst may be the same place, and is where peers have lent the first
+    `lent` bytes of their arrays and get the result too. At `most` so many bytes are folded at a
+    time; `room` is for twice as many.
     """
+    assert not lent or dst == own, (dst, own)
     return Step(
         Kind.FOLD,
         nbytes,

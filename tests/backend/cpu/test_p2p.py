@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d.backend.cpu.native.layout import RING_SLOTS
+from nc10d.batch import BatchedWork
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout
 from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -153,6 +154,7 @@ def swaps(group: Any, count: int, together: int) -> None:
         for work in works[::-1] if turn % 5 else works:
             work.wait()
         assert np.array_equal(into, xs + (0.5 - group.rank))
+        assert turn == 0 or not any(isinstance(work, BatchedWork) for work in works)
         assert [work.result() == 1 - group.rank for work in works].count(True) == together
 
 
@@ -179,6 +181,78 @@ def all_before_any(group: Any, sends_first: bool) -> None:
 @pytest.mark.parametrize("sends_first", [True, False])
 def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_first: bool) -> None:
     run_ranks(all_before_any, 2, kind, [sends_first] * 2)
+
+
+def one_to_all(group: Any) -> None:
+    """Send one array to both others, and receive from both, in batches that count once each."""
+    peers = [(group.rank + way) % 3 for way in (1, 2)]
+    x, ys = np.full(5, float(group.rank)), np.zeros((2, 5))
+    sends = [dist.P2POp(dist.isend, x, peer, group) for peer in peers]
+    recvs = [dist.P2POp(dist.irecv, y, peer, group) for y, peer in zip(ys, peers, strict=True)]
+    for turn in range(20):
+        x += 3.0
+        before = group.seq
+        works = group.batch_isend_irecv(recvs + sends)
+        assert group.seq == before + 1
+        for work in works:
+            work.wait()
+        assert turn == 0 or not any(isinstance(work, BatchedWork) for work in works)
+        assert [work.result() for work in works[:2]] == peers
+        assert np.array_equal(ys, np.transpose([[p + 3.0 * (turn + 1) for p in peers]] * 5))
+
+
+def test_one_array_goes_to_several_ranks_at_once() -> None:
+    run_ranks(one_to_all, 3, "processes")
+
+
+def of_tensors(group: Any) -> None:
+    """Works of tensors are about the caller's own."""
+    torch = pytest.importorskip("torch")
+    import nc10d.torch  # noqa: F401
+
+    x, y = torch.arange(4) + group.rank, torch.zeros(4, dtype=torch.int64)
+    for _ in range(3):
+        y.zero_()
+        sent, came = batch(group, (dist.isend, x), (dist.irecv, y))
+        assert came.wait()
+        assert sent.wait()
+        assert sent.ops[0].x is x
+        assert came.ops[0].x is y
+        assert torch.equal(y, torch.arange(4) + 1 - group.rank)
+
+
+def test_a_batch_of_tensors_is_of_the_caller_s_own() -> None:
+    run_ranks(of_tensors, 2)
+
+
+def anyone_beside_one(group: Any) -> None:
+    """One thread receives from anyone, another by name, on the same link."""
+    if group.rank == 0:
+        for number in range(600):
+            group.send(np.array([number]), 1, tag=number % 2)
+        return
+
+    def by_name() -> None:
+        for number in range(1, 600, 2):
+            mine = np.zeros(1, np.int64)
+            group.irecv(mine, 0, tag=1).wait()
+            named.append(int(mine[0]) == number)
+
+    named: list[bool] = []
+    thread = threading.Thread(target=by_name)
+    thread.start()
+    for number in range(0, 600, 2):
+        x = np.zeros(1, np.int64)
+        assert group.recv(x, None, tag=0) == 0
+        assert x[0] == number
+    thread.join()
+    assert len(named) == 300
+    assert all(named)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_receive_from_anyone_is_woken_beside_one_by_name(kind: Any) -> None:
+    run_ranks(anyone_beside_one, 2, kind)
 
 
 def sends_what_it_then_overwrites(group: Any) -> None:

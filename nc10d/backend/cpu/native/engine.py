@@ -209,7 +209,7 @@ def _load_word(address: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_first(table: int, count: int, bit: int) -> int:
+def nc10d_first_come(table: int, count: int, bit: int) -> int:
     """Return the first of some counters that has come to its value; -1: none. All get my bit."""
     for i in range(count):
         flag = load(table + 16 * i)
@@ -227,17 +227,21 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
     tries = 0
     add(process + P_LINK_WAITERS, 1)
     while True:
-        bell = load_acquire_32(load(process + P_BELL))
+        # Counted as asleep before the look: who changes a counter, or a bit, rings only for those.
         sleepy = tries > 200 or nc10d_now() >= began + LONG_NS
-        found = nc10d_first(table, count, bit if sleepy else 0)
-        tries += 1
-        if found >= 0 or nc10d_now() >= until:
-            break
         if sleepy:
             add(process + P_SLEEPING, 1)
-            nc10d_sleep(process, bell, until)
+        bell = load_acquire_32(load(process + P_BELL))
+        found = nc10d_first_come(table, count, bit if sleepy else 0)
+        tries += 1
+        over = found >= 0 or nc10d_now() >= until
+        if sleepy:
+            if not over:
+                nc10d_sleep(process, bell, until)
             add(process + P_SLEEPING, -1)
-        else:
+        if over:
+            break
+        if not sleepy:
             yield_core()
     add(process + P_LINK_WAITERS, -1)
     return found

@@ -88,7 +88,7 @@ LINK_TICKS = 8
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
     C_TRACE_ID,
-    C_SUBMITTING,
+    C_SUBMITTING,  # 1 while a thread changes the ring
     C_SPIN_NOW,  # what is left of the spin after it has been in vain
     C_STREAMS,  # address of the block of its streams, 0 for none
     C_AWAITED,  # bytes that a rank awaits from one that announces C_MESSAGE_BYTES
@@ -107,9 +107,8 @@ LINK_TICKS = 8
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
     C_RING,  # address of the ring: descriptors of what was submitted, C_HEAD's to C_TAIL's
-    C_SLOTS,  # how many it holds, a power of two
-) = range(0, 57 * 8, 8)
-C_OWN_USERS = 57 * 8  # four addresses of a program run in the caller
+) = range(0, 56 * 8, 8)
+C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
 # nowhere in shared memory has a base too, in even and in odd rounds.
@@ -182,7 +181,7 @@ DESCRIPTOR_WORDS = 16
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
     P_FLOOR,  # what lies in my arena before it is no longer shared
-    P_LINK_WAITERS,  # threads that wait for messages on links which another thread may use
+    P_LINK_WAITERS,  # threads that wait for any of several words: links' counters, gates
 ) = range(0, 17 * 8, 8)
 PROCESS_BYTES = 17 * 8
 

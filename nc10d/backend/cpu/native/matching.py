@@ -31,7 +31,11 @@ from nc10d.backend.cpu.native.layout import (
     SIZES,
     UNMATCHED,
 )
-from nc10d.backend.cpu.native.ring import nc10d_slot
+from nc10d.backend.cpu.native.ring import (
+    nc10d_begin_to_change,
+    nc10d_end_change,
+    nc10d_slot,
+)
 
 
 @njit(nogil=True)
@@ -69,9 +73,12 @@ def nc10d_match(channel: int) -> int:
         return UNMATCHED
     store_release(channel + C_UNMATCHED, 0)
     found = load(nc10d_slot(channel, place))
-    while place > head:  # the others keep their order behind it
-        store(nc10d_slot(channel, place), load(nc10d_slot(channel, place - 1)))
-        place -= 1
-    store(nc10d_slot(channel, head), found)
+    if place > head:
+        nc10d_begin_to_change(channel)
+        while place > head:  # the others keep their order behind it
+            store(nc10d_slot(channel, place), load(nc10d_slot(channel, place - 1)))
+            place -= 1
+        store(nc10d_slot(channel, head), found)
+        nc10d_end_change(channel)
     same = load(found + D_BYTES) == load(header + 8) and load(found + D_DTYPE) == load(header + 16)
     return DONE if same else SIZES

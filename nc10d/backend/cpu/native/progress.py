@@ -34,6 +34,7 @@ from nc10d.backend.cpu.native.layout import (
     C_BELL_BIT,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,
+    C_BLOCKED_ON,
     C_BROKEN,
     C_DESCRIPTOR,
     C_HEAD,
@@ -44,6 +45,7 @@ from nc10d.backend.cpu.native.layout import (
     C_PC,
     C_PEER,
     C_PROCESS,
+    C_RANK,
     C_SEGMENT,
     C_SITE,
     C_TAIL,
@@ -235,7 +237,10 @@ def nc10d_awake(channel: int) -> None:
     """Take my bit away from the counter that is waited for: I am looking, nobody need ring.
 
     A link's may have other waiters too: one that comes meanwhile gets the bit back, and looks anew.
+    A gate may be waited for by several channels, so there the bit stays.
     """
+    if load(channel + C_BLOCKED_ON) == load(channel + C_RANK):
+        return
     sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
     bit, others = load(channel + C_BELL_BIT), load(channel + C_PROCESS) + P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:

@@ -1,7 +1,9 @@
 """A channel's ring: what was submitted and has not ended, in the order in which it is to run.
 
-It holds as much as there is: a full one gives way to one that is twice as long. Who appends holds
-C_SUBMITTING, who takes from it the channel's lock, who replaces it both.
+It is a word that is one less than how many it holds (a power of two), and their descriptors. A full
+one gives way to one that is twice as long, and stays as it is: somebody may still be reading it.
+Who appends, changes the order or replaces the ring holds C_SUBMITTING; who takes from it, the
+channel's lock.
 """
 
 from __future__ import annotations
@@ -11,19 +13,15 @@ from numba import njit
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire,
-    nc10d_now,
     store,
     store_release,
     swap_if,
     yield_core,
 )
 from nc10d.backend.cpu.native.layout import (
-    ABORTED,
     BUSY,
-    C_BROKEN,
     C_HEAD,
     C_RING,
-    C_SLOTS,
     C_SUBMITTING,
     C_TAIL,
     D_SITE,
@@ -31,21 +29,27 @@ from nc10d.backend.cpu.native.layout import (
     NEW_SITE,
 )
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.backend.cpu.native.waiting import nc10d_try_lock, nc10d_unlock
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 
 @njit(nogil=True)
 def nc10d_slot(channel: int, place: int) -> int:
     """Return where the descriptor number `place` of all that were ever appended is kept."""
-    return load(channel + C_RING) + 8 * (place & (load(channel + C_SLOTS) - 1))
+    ring = load_acquire(channel + C_RING)
+    return ring + 8 + 8 * (place & load(ring))
 
 
 @njit(nogil=True)
-def nc10d_begin_to_append(channel: int) -> None:
-    """Be the only one who appends, for a few instructions."""
+def nc10d_begin_to_change(channel: int) -> None:
+    """Be the only one who changes the ring, for a few instructions."""
     while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
         yield_core()
+
+
+@njit(nogil=True)
+def nc10d_end_change(channel: int) -> None:
+    """Let others change the ring."""
+    swap_if(channel + C_SUBMITTING, 1, 0)
 
 
 @njit(nogil=True)
@@ -58,42 +62,29 @@ def nc10d_append(channel: int, descriptor: int) -> int:
     if site == NEW_SITE:
         return NEW_SITE
     store(descriptor + D_SITE, site)
-    nc10d_begin_to_append(channel)
+    nc10d_begin_to_change(channel)
     tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) >= load(channel + C_SLOTS)
+    full = tail - load_acquire(channel + C_HEAD) > load(load(channel + C_RING))
     if not full:
         store(nc10d_slot(channel, tail), descriptor)
         store_release(channel + C_TAIL, tail + 1)
-    swap_if(channel + C_SUBMITTING, 1, 0)
+    nc10d_end_change(channel)
     return BUSY if full else DONE
 
 
-@on_demand("int64(int64, int64, int64, int64)")
-def _lengthen(channel: int, slots: int, count: int, slice_ns: int) -> int:
-    until = nc10d_now() + slice_ns
-    while not nc10d_try_lock(channel):
-        if load_acquire(channel + C_BROKEN) != 0:
-            return ABORTED
-        if nc10d_now() >= until:
-            return BUSY
-        yield_core()
-    nc10d_begin_to_append(channel)
-    longer = count > load(channel + C_SLOTS)
+@on_demand("int64(int64, int64)")
+def _lengthen(channel: int, ring: int) -> int:
+    nc10d_begin_to_change(channel)
+    longer = load(ring) > load(load(channel + C_RING))
     if longer:
-        for place in range(load(channel + C_HEAD), load(channel + C_TAIL)):
-            store(slots + 8 * (place & (count - 1)), load(nc10d_slot(channel, place)))
-        store(channel + C_RING, slots)
-        store(channel + C_SLOTS, count)
-    swap_if(channel + C_SUBMITTING, 1, 0)
-    nc10d_unlock(channel)
+        for place in range(load_acquire(channel + C_HEAD), load(channel + C_TAIL)):
+            store(ring + 8 + 8 * (place & load(ring)), load(nc10d_slot(channel, place)))
+        store_release(channel + C_RING, ring)
+    nc10d_end_change(channel)
     return DONE if longer else BUSY
 
 
 lengthen: EntryPoint
-"""lengthen(channel, slots, count, slice_ns): go on with a ring of `count` words at `slots`.
-
-DONE; BUSY if it is that long already, or others have used the channel for all of a slice; ABORTED
-if it is stopped.
-"""
+"""lengthen(channel, ring): go on with a longer ring; BUSY if another one is as long already."""
 
 __getattr__ = entry_points(__name__)

@@ -47,7 +47,8 @@ EVENT_BYTES = 12 if PACKED else 16
 QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
-# No direction may starve the other, but a call more costs more than a cache that is too small.
+# What one call moves at most, so that no direction starves the other. A call more costs more than
+# bytes that have left the second cache.
 BURST = 1024 * 1024
 
 _L, _I = types.int64, types.int32
