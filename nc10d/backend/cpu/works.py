@@ -119,7 +119,7 @@ class CpuWork(Work):
 class AnySource(Work):
     """A receive from whoever sends first; matched when somebody waits for it or looks."""
 
-    __slots__ = ("_backend", "_inner", "_match", "_matching", "_pause", "deadline")
+    __slots__ = ("_awaited", "_backend", "_inner", "_match", "_matching", "_pause", "deadline")
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class AnySource(Work):
         self._pause = pause
         self._matching = threading.Lock()
         self._inner: Work | None = None
+        self._awaited = False
         self.deadline = deadline
 
     def _poll(self) -> None:
@@ -150,7 +151,8 @@ class AnySource(Work):
                 self._finish(failure)
                 return
             # First, so that what was sent before is found; who only looks has not asked to wait.
-            deserted = deadline.at > 0 and self._backend.health.deserted()
+            asked = self._awaited or deadline.at > 0
+            deserted = asked and self._backend.health.deserted()
             # The notifier and several waiters may look at the same time: one takes the message.
             with self._matching:
                 if self._inner is None:
@@ -168,6 +170,7 @@ class AnySource(Work):
             self._finish(inner._exception, inner._result)
 
     def _watch(self) -> None:
+        self._awaited = True  # by a callback, or by a coroutine
         self._backend.watch(self)
 
 

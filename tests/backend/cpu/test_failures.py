@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -267,7 +268,19 @@ def test_a_rank_that_left_is_named_by_who_still_waits_for_it() -> None:
             assert "has left" in str(error)
 
 
-def test_a_receive_from_anyone_is_told_that_everybody_has_left() -> None:
+def receive(group: Any, x: Any) -> None:
+    group.recv(x, None)
+
+
+def be_called_back(group: Any, x: Any) -> None:
+    """Receive without waiting: somebody else tells of the end."""
+    told: queue.Queue[dist.Work] = queue.Queue()
+    group.irecv(x, None).add_done_callback(told.put)
+    told.get(timeout=30).wait()
+
+
+@pytest.mark.parametrize("take", [receive, be_called_back])
+def test_a_receive_from_anyone_is_told_that_everybody_has_left(take: Any) -> None:
     def call(group: Any) -> Any:
         x = np.zeros(3)
         if group.rank:
@@ -275,8 +288,8 @@ def test_a_receive_from_anyone_is_told_that_everybody_has_left() -> None:
             dist.destroy_process_group()
             return None
         for _ in range(2):  # what they sent before they left is there
-            group.recv(x, None)
-        return caught(group, lambda g: g.recv(x, None))
+            take(group, x)
+        return caught(group, lambda g: take(g, x))
 
     with Ranks(3) as ranks:
         error = ranks.run(call)[0]
