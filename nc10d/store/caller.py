@@ -38,7 +38,9 @@ class Caller:
         self.name = name
         self._token = token
         self.host, self.port = host, port
-        self._lock = threading.Lock()
+        # Who can't have taken it can't release it: what is left behind by Ctrl-C is found so.
+        self._lock = threading.RLock()
+        self._holder = 0
         self._link: Link | None = None
         self._closed = False
         _callers.add(self)
@@ -60,7 +62,7 @@ class Caller:
     def close(self) -> None:
         """Close the connection; idempotent. Later calls, and one under way, are StoreErrors."""
         self._closed = True
-        if self._lock.acquire(False):
+        if self._holder != threading.get_ident() and self._lock.acquire(False):
             try:
                 self._drop()
             finally:
@@ -85,9 +87,9 @@ class Caller:
         """
         limit = self.seconds if timeout is None else seconds(timeout)
         deadline = monotonic() + limit
-        if not self._lock.acquire(False):
-            self._take_turn(deadline, limit, keys)
+        self._take_turn(deadline, limit, keys)
         try:
+            self._holder = threading.get_ident()
             link = self._link or self._reconnect(deadline)
             link.deadline, link.waits = deadline, waits
             link.send(packet)
@@ -97,24 +99,31 @@ class Caller:
         except BaseException:
             self._drop()  # interrupted: the reply is still to come
             raise
-        finally:
-            self._end_turn()
+        finally:  # no call before the release: Ctrl-C may come as it begins
+            self._holder = 0
+            self._lock.release()
+            if self._closed:  # meanwhile: what was left to this thread
+                self.close()
 
     def tell(self, packet: bytes, keys: Sequence[str]) -> None:
-        """Send `packet`, which has no answer: `call`, shorter where nothing is in the way."""
-        if self._link is None or not self._lock.acquire(False):
-            self.call(packet, _nothing, keys)
-            return
+        """Send `packet`, which has no answer: else as `call`."""
+        limit = self.seconds
+        deadline = monotonic() + limit
+        self._take_turn(deadline, limit, keys)
         try:
-            link = self._link or self._reconnect(monotonic() + self.seconds)
-            link.post(packet, self.seconds)
+            self._holder = threading.get_ident()
+            link = self._link or self._reconnect(deadline)
+            link.post(packet, limit)
         except OSError as error:
-            raise self._failure(error, self.seconds, keys) from error
+            raise self._failure(error, limit, keys) from error
         except BaseException:
             self._drop()
             raise
-        finally:
-            self._end_turn()
+        finally:  # no call before the release: Ctrl-C may come as it begins
+            self._holder = 0
+            self._lock.release()
+            if self._closed:  # meanwhile: what was left to this thread
+                self.close()
 
     def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
         """Leave the connection so that the next call can use it; return what the user is told."""
@@ -146,14 +155,19 @@ class Caller:
         return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
 
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
-        left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
-        if not self._lock.acquire(timeout=left):
-            raise self._late(limit, keys, "; another thread's call was under way")
-
-    def _end_turn(self) -> None:
-        self._lock.release()
-        if self._closed:  # meanwhile: what was left to this thread
-            self.close()
+        if self._holder == threading.get_ident():
+            why = "it was called amid a call of the same thread, as by a signal's handler"
+            raise StoreError(f"{self.name}{_named(keys)}: {why}")
+        try:
+            if self._lock.acquire(False):
+                return
+            left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+            if not self._lock.acquire(timeout=left):
+                raise self._late(limit, keys, "; another thread's call was under way")
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it was not taken
+                self._lock.release()
+            raise
 
     def _reconnect(self, deadline: float) -> Link:
         if self._closed:
@@ -179,7 +193,7 @@ class Caller:
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's connection to the parent."""
-        self._lock = threading.Lock()
+        self._lock, self._holder = threading.RLock(), 0
         self._drop()
 
 
@@ -204,10 +218,6 @@ def _named(keys: Sequence[str]) -> str:
 
 def _shown(key: str) -> str:
     return repr(key if len(key) <= _LONGEST_SHOWN else key[:_LONGEST_SHOWN] + "...")
-
-
-def _nothing(link: Link) -> None:
-    """Take no reply."""
 
 
 def _stop_then(take: Callable[[Link], T]) -> Callable[[Link], T]:

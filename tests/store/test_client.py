@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from clocks import soon, takes
@@ -331,7 +332,7 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
             one = TCPStore("127.0.0.1", store.port, timeout=30)
             thread = threading.Thread(target=ask, args=(one,))
             thread.start()
-            while not one._caller._lock.locked():
+            while not one._caller._holder:
                 pass
             one.close()
             thread.join(30)
@@ -346,8 +347,8 @@ def test_the_descriptor_of_a_call_under_way_is_closed_by_who_makes_the_call() ->
         caller = store._caller
         link = caller._link
         assert link is not None
-        with caller._lock:  # as a call holds it
-            store.close()
+        with caller._lock, ThreadPoolExecutor(1) as pool:  # as a call holds it
+            pool.submit(store.close).result(10)
             assert link.sock.fileno() >= 0
         store.close()
         assert link.sock.fileno() == -1
@@ -387,6 +388,57 @@ def test_signals_do_not_put_off_a_timeout(store: TCPStore, period: float) -> Non
         mercy.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class InterruptedLock:
+    """Is interrupted once, by Ctrl-C that comes just as it has been taken."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.release = lock.release
+        self.acquire = self._first
+
+    def _first(self, *how: Any) -> None:
+        self.acquire = self._lock.acquire
+        assert self._lock.acquire(*how)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["set", "add"])
+def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name: str) -> None:
+    caller: Any = store._caller
+    caller._lock = InterruptedLock(caller._lock)
+    with pytest.raises(KeyboardInterrupt):
+        store.set("k", "v") if name == "set" else store.add("n", 1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(store.set, "k", "w").result(10)
+    assert store.get("k") == b"w"
+    caller._lock.acquire = caller._lock._first
+    with pytest.raises(KeyboardInterrupt):
+        store.set("k", "v") if name == "set" else store.add("n", 1)
+    store.close()
+    assert caller._link is None
+
+
+def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStore) -> None:
+    errors: list[str] = []
+
+    def ask(*_: object) -> None:
+        with pytest.raises(StoreError, match="amid a call of the same thread") as refused:
+            store.get("k")
+        errors.append(str(refused.value))
+
+    before = signal.signal(signal.SIGALRM, ask)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(StoreTimeout):
+            store.wait(["never"], 0.3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(errors) == 1
+    assert "'k'" in errors[0]
+    store.set("k", "v")
+    assert store.get("k") == b"v"
 
 
 def test_a_wait_in_another_threads_turn_ends_on_time(store: TCPStore) -> None:
