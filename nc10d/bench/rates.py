@@ -163,7 +163,7 @@ def fetches(bench: Bench, reach: int) -> Sample:
     half = reach // 2
     x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
     written = copy(user(0), user(1), half)
-    opening = [written, free(), expose(bench.rank, user(0), True), signal(1), wait_all(1)]
+    opening = [written, free(), expose(bench.rank, user(0), codes.READS), signal(1), wait_all(1)]
     closing = [signal(2), wait_all(2), end_round(2, 2)]
     whole = [*opening, fetch(user(1), bench.other, 0, half), *closing]
     empty = repeated(lambda: bench.run([*opening, *closing], x, y), often(half))

@@ -107,9 +107,12 @@ class Areas:
         """Return the address of the word that says where the link owner → peer lies."""
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
 
-    def readable(self) -> bool:
-        """Say whether all ranks can read all others' private memory: alike on all of them."""
-        return all(self._word(rank, at.AREA_READS)[0] for rank in range(self.size))
+    def readable(self) -> int:
+        """Say whether all ranks READ (or WRITE, too) all others' private memory; 0 if not.
+
+        Alike on all of them.
+        """
+        return min(int(self._word(rank, at.AREA_READS)[0]) for rank in range(self.size))
 
     def reach(self, ranks: Sequence[int]) -> Words:
         """Return the block that tells the engine how to read what some ranks expose."""

@@ -20,6 +20,7 @@ from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine, interpreter, messages, rare, ring
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.reading import take_back
 
 if TYPE_CHECKING:
     from nc10d.ops import Recv, Send
@@ -44,6 +45,12 @@ class Shared:
     kind: int = at.COLLECTIVE
     streams: int = 0
     reach: Words | None = None
+
+    def mates(self) -> list[int]:
+        """Return the processes whose memory a program may reach."""
+        assert self.reach is not None, "only what can be reached is lent"
+        first = (at.R_ARENAS + 8) // 8
+        return [int(pid) for pid in self.reach[first :: at.R_ROW // 8] if pid]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +242,10 @@ class Channel:
         self._halted = True  # whatever interrupts this thread from here on: it is done once more
         lent = self.get(at.C_LENT_BYTES)
         if lent:
-            self._take_back(self.get(at.C_LENT), lent)
+            if self.get(at.C_LENT) >= 0:
+                self._take_back(self.get(at.C_LENT), lent)
+            else:
+                take_back(self.shared.area, self.shared.mates())
             self.words[at.C_LENT_BYTES // 8] = 0
         self.broken = True
         self.flying.clear()

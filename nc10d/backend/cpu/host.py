@@ -29,7 +29,7 @@ from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.peers import Peers
-from nc10d.backend.cpu.reading import Probe, can_read
+from nc10d.backend.cpu.reading import Probe, can_reach
 from nc10d.backend.cpu.registry import Registry
 from nc10d.deadline import Deadline
 
@@ -73,7 +73,7 @@ class Host:
         self.near = {mate.number: mate.rank for mate in self.mates}
         self.rank, self.size = self.near[rank], len(self.mates)
         self.waiting: Waiting = waiting_policy(self.size)
-        self._readable = mask(mate.rank for mate in self.mates if can_read(mate))
+        self._reach = [can_reach(mate) for mate in self.mates]
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
@@ -168,10 +168,9 @@ class Host:
         with self._lock:
             self._zombies.append((offsets, left_word, members))
 
-    def reads(self, members: Iterable[int]) -> bool:
-        """Say whether this rank can read the private memory of all `members`."""
-        wanted = mask(members)
-        return self._readable & wanted == wanted
+    def reads(self, members: Iterable[int]) -> int:
+        """Say whether this rank READS (or WRITES, too) all `members`' private memory; 0 if not."""
+        return min(self._reach[mate] for mate in members)
 
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of host ranks (a bit mask), and my own."""

@@ -6,7 +6,8 @@ all go the way over the boards. An all_reduce writes into peers' arrays too, as 
 lent (see native/direct.py).
 
 The kernel's help is for arrays too large for a cache; what it fetches to be folded goes to a spare
-place first. Registered arrays are folded and fetched where they lie.
+place first, what it puts into a peer's array is taken from mine. Registered arrays are folded,
+fetched and filled where they lie.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import LINE, Layout, line_down, line_up
+from nc10d.backend.cpu.native.layout import READS, WRITES
 from nc10d.backend.cpu.program import At, Step, board, user
 from nc10d.backend.cpu.steps import (
     copy,
@@ -44,14 +46,14 @@ def _either(
     direct: Sequence[Step],
     boards: Sequence[Step],
     *,
-    readable: bool,
+    kernel: int,
     lent: int = 0,
 ) -> list[Step]:
     """Expose an array; go `direct` if all ranks' can be read, else over the boards.
 
-    `readable` says whether the kernel may be asked for it, `lent` how much of it peers write.
+    `kernel` says what the kernel may be asked for, `lent` how much of it peers write.
     """
-    exposed = expose(layout.rank, mine, readable, lent=lent)
+    exposed = expose(layout.rank, mine, kernel, lent=lent)
     return _ways([enter(), exposed], direct, boards)
 
 
@@ -108,8 +110,13 @@ def all_reduce(
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
     # With more ranks than two, boards are quicker: each is asked for twice as many pieces.
-    readable = layout.size == 2 and nbytes >= layout.asked
-    return _either(layout, user(0), steps, boards, readable=readable, lent=lent)
+    kernel = _asked(layout, nbytes) or WRITES * (nbytes >= layout.lending)
+    return _either(layout, user(0), steps, boards, kernel=kernel * (layout.size == 2), lent=lent)
+
+
+def _asked(layout: Layout, nbytes: int) -> int:
+    """Say whether the kernel is asked for arrays of so many bytes."""
+    return READS if nbytes >= layout.asked else 0
 
 
 def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
@@ -146,8 +153,8 @@ def reduce_scatter(
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    readable = nbytes * layout.size >= layout.asked
-    return _either(layout, inps[0], steps, boards, readable=readable)
+    kernel = _asked(layout, nbytes * layout.size)
+    return _either(layout, inps[0], steps, boards, kernel=kernel)
 
 
 def all_gather(
@@ -161,8 +168,8 @@ def all_gather(
     me = layout.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    readable = sum(sizes) >= layout.asked
-    return _either(layout, mine, [*steps, *_all_have_read()], boards, readable=readable)
+    kernel = _asked(layout, sum(sizes))
+    return _either(layout, mine, [*steps, *_all_have_read()], boards, kernel=kernel)
 
 
 def all_to_all(
@@ -173,15 +180,15 @@ def all_to_all(
     place = At(inp.space, inp.index, inp.offset + me * nbytes)
     steps = [copy(recvs[me], place, nbytes)]
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    readable = nbytes * layout.size >= layout.asked
-    return _either(layout, inp, [*steps, *_all_have_read()], boards, readable=readable)
+    kernel = _asked(layout, nbytes * layout.size)
+    return _either(layout, inp, [*steps, *_all_have_read()], boards, kernel=kernel)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's."""
     if layout.rank == root:
-        readable = nbytes >= layout.asked
-        return _either(layout, user(0), _all_have_read(), boards, readable=readable)
+        kernel = _asked(layout, nbytes)
+        return _either(layout, user(0), _all_have_read(), boards, kernel=kernel)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
 from nc10d.backend.cpu.algorithms.layout import ASKED, NEVER, line_up
 from nc10d.backend.cpu.native.layout import LINK_TICKS as TICKS
+from nc10d.backend.cpu.native.layout import READS
 from nc10d.backend.cpu.program import Step, board, user
 from nc10d.backend.cpu.steps import copy, end_round, expose, fetch, header, jump, pick, signal, wait
 
@@ -25,7 +26,7 @@ def send(half: int, nbytes: int, direct: int = NEVER, asked: int = ASKED) -> lis
     """
     opening = [wait(RECEIVER, -TICKS), header()]
     if nbytes >= direct:
-        offered = [expose(SENDER, user(0), nbytes >= asked, flag=False), signal(TICKS)]
+        offered = [expose(SENDER, user(0), READS * (nbytes >= asked), flag=False), signal(TICKS)]
         return [*opening, *offered, *_ways([wait(RECEIVER, TICKS)], _puts(half, nbytes, 0), [])]
     steps = list(opening)
     for tick, low, count in _segments(half, nbytes):

@@ -21,6 +21,8 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
 SYS_WRITE = 1 if X86 else 64
 SYS_READ_PROCESS = 310 if X86 else 270
+SYS_WRITE_PROCESS = 311 if X86 else 271
+SYS_THREAD = 186 if X86 else 178
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -224,6 +226,22 @@ def nc10d_read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
         src += got
         nbytes -= got
     return 0
+
+
+@njit(nogil=True)
+def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int) -> int:
+    """Copy into another process's memory, to where an iovec says; return how many bytes went.
+
+    0 if the kernel refuses. The process can empty the iovec, and sees at `writer` which thread may
+    have read it before.
+    """
+    here = scratch()
+    store(here, src)
+    store(here + 8, nbytes)
+    exchange(writer, _syscall(SYS_THREAD, 0, 0, np.int64(0), 0, 0, 0))
+    went = _syscall(SYS_WRITE_PROCESS, pid, here, np.int64(1), there, 1, 0)
+    store_release(writer, 0)
+    return max(0, went)
 
 
 class ObjectType(types.Type):

@@ -4,9 +4,11 @@ A rank exposes an array by two words on its board: where it is, and how to get t
 memory lies in its arena, which every mate has mapped. Other memory the kernel copies from process
 to process (process_vm_readv, "CMA"); between ranks that are threads it can be read as it is.
 
-A registered array can also be lent: then peers write results there as well. C_LENT tells of what
-until all have; if it comes to nothing, what is lent has to be taken back (Arena.take_back) before
-the caller has the array again, because a peer that is only late may still write.
+An array can also be lent: then peers write results there as well. C_LENT tells of what until all
+have; if it comes to nothing, what is lent has to be taken back before the caller has the array
+again, because a peer that is only late may still write: see Arena.take_back, and reading.take_back
+for private memory, into which the kernel copies (process_vm_writev). That reads where to and how
+much from the owner's area as it begins, so that the owner can forbid it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from nc10d.backend.cpu.native.atomics import (
     load_acquire,
     move,
     nc10d_read_process,
+    nc10d_write_process,
     store,
 )
 from nc10d.backend.cpu.native.layout import (
     AREA_ABORT,
+    AREA_LOAN,
+    AREA_LOAN_BYTES,
     AREA_STATE,
+    AREA_WRITER,
     BLOCKED,
     C_AREA,
     C_BLOCKED_ON,
@@ -48,6 +54,7 @@ from nc10d.backend.cpu.native.layout import (
     R_SPAN,
     SLOT_BYTES,
     UNREADABLE,
+    WRITES,
 )
 from nc10d.backend.cpu.native.operands import (
     ALSO,
@@ -67,9 +74,27 @@ from nc10d.backend.cpu.native.operands import (
 )
 
 # How to get to exposed memory.
-NOT_AT_ALL, BY_ARENA, BY_KERNEL, LENT = 0, 1, 2, 3
+NOT_AT_ALL, BY_ARENA, BY_KERNEL, LENT, LENT_BY_KERNEL = 0, 1, 2, 3, 4
 PAGE = 4096
+AT_A_TIME = 128 * 1024
+"""Bytes that the kernel writes at a time at most: while it does, they can't be taken back."""
 NEVER = 1 << 62
+
+
+@njit(nogil=True)
+def nc10d_writable(channel: int) -> bool:
+    """Say whether my private memory can be lent: to a single mate, which is another process."""
+    reach, mate = load(channel + C_REACH), 1 - load(channel + C_RANK)
+    if load(reach + R_CMA) != WRITES or load(channel + C_SIZE) != 2:
+        return False
+    return load(reach + R_ARENAS + R_ROW * mate + 8) != 0
+
+
+@njit(nogil=True)
+def nc10d_recall(channel: int) -> None:
+    """What I have lent is mine again: nobody writes there any more."""
+    store(channel + C_LENT_BYTES, 0)
+    store(load(channel + C_AREA) + AREA_LOAN_BYTES, 0)
 
 
 @njit(nogil=True)
@@ -87,9 +112,14 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             store(channel + C_LENT, inside)
             store(channel + C_LENT_BYTES, load(step + NBYTES))
             how = LENT
-    elif load(reach + R_CMA) != 0 and load(step + ARG) != 0:
+    elif load(reach + R_CMA) >= load(step + ARG) > 0:
         store(board, address)
         how = BY_KERNEL
+        if load(step + NBYTES) != 0 and nc10d_writable(channel):
+            store(channel + C_LENT, -1)
+            store(channel + C_LENT_BYTES, load(step + NBYTES))
+            store(load(channel + C_AREA) + AREA_LOAN_BYTES, AT_A_TIME)
+            how = LENT_BY_KERNEL
     elif load(step + TICK) != 0:
         slot = load(channel + C_SELF) + LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
         store(slot, load(slot) | (1 << FLAG_BIT))
@@ -130,6 +160,18 @@ def nc10d_hold(channel: int, step: int, segment: int, peer: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_kept_off(channel: int, step: int, segment: int, boards: int, peer: int) -> int:
+    """UNREADABLE if the kernel keeps me off a peer's memory; if the peer does, wait for why."""
+    area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * peer + 16)
+    lent = load(load(boards + 8 * peer) + 8) == LENT_BY_KERNEL
+    if lent and load_acquire(area + AREA_LOAN_BYTES) == 0:
+        flag = load(load(channel + C_FLAGS) + 8 * peer)
+        return nc10d_block(channel, step, segment, flag, NEVER, peer)
+    held = nc10d_hold(channel, step, segment, peer)
+    return UNREADABLE if held == DONE else held
+
+
+@njit(nogil=True)
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Copy from a peer's exposed array, but for what I have lent."""
     offset, nbytes = load(step + ARG), load(step + NBYTES)
@@ -149,13 +191,35 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 
 @njit(nogil=True)
-def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) -> None:
-    """Put a result into every array that a peer has lent."""
+def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) -> int:
+    """Put a result into every array that a peer has lent; return who did not let me, or -1."""
     rows = load(channel + C_REACH) + R_ARENAS
     for rank in range(load(channel + C_SIZE)):
-        board = load(boards + 8 * rank)
-        if rank != load(channel + C_RANK) and load(board + 8) == LENT:
-            move(load(rows + R_ROW * rank) + load(board) + offset, src, nbytes)
+        board, row = load(boards + 8 * rank), rows + R_ROW * rank
+        if rank == load(channel + C_RANK):
+            continue
+        how, dst = load(board + 8), load(board) + offset
+        if how == LENT:
+            move(load(row) + dst, src, nbytes)
+        elif how == LENT_BY_KERNEL and not nc10d_give_by_kernel(row, dst, src, nbytes):
+            store(channel + C_BLOCKED_ON, rank)
+            return rank
+    return -1
+
+
+@njit(nogil=True)
+def nc10d_give_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
+    """Have the kernel put bytes into a peer's private memory; False if that may not be."""
+    pid, area = load(row + 8), load(row + 16)
+    done = 0
+    while done < nbytes:
+        store(area + AREA_LOAN, dst + done)
+        most = min(nbytes - done, AT_A_TIME)
+        went = nc10d_write_process(pid, src + done, most, area + AREA_LOAN, area + AREA_WRITER)
+        if went == 0:
+            return False
+        done += went
+    return True
 
 
 @njit(nogil=True)
@@ -163,7 +227,7 @@ def nc10d_asked(channel: int, boards: int) -> bool:
     """Say whether the kernel has to be asked for what a rank exposes."""
     rows = load(channel + C_REACH) + R_ARENAS
     for rank in range(load(channel + C_SIZE)):
-        by_kernel = load(load(boards + 8 * rank) + 8) == BY_KERNEL
+        by_kernel = load(load(boards + 8 * rank) + 8) in (BY_KERNEL, LENT_BY_KERNEL)
         if by_kernel and load(rows + R_ROW * rank + 8) != 0:
             return True
     return False
@@ -232,12 +296,11 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         count = min(most, nbytes - done)
         low = offset + done
         away = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
-        if away >= 0:
-            held = nc10d_hold(channel, step, segment, away)
-            return UNREADABLE if held == DONE else held
         lent = min(count, load(step + TICK) - low)
-        if lent > 0:
-            nc10d_give(channel, boards, dst + done, low, lent)
+        if away < 0 < lent:
+            away = nc10d_give(channel, boards, dst + done, low, lent)
+        if away >= 0:
+            return nc10d_kept_off(channel, step, segment, boards, away)
         done += count
     for rank in range(load(channel + C_SIZE)):
         if rank != load(channel + C_RANK) and nc10d_hold(channel, step, segment, rank) != DONE:

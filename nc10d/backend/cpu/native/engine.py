@@ -17,6 +17,7 @@ from nc10d.backend.cpu.native.atomics import (
     load_acquire_32,
     nc10d_now,
     nc10d_read_process,
+    nc10d_write_process,
     pause,
     set_bits,
     store,
@@ -203,6 +204,11 @@ def _read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
     return nc10d_read_process(pid, dst, src, nbytes)
 
 
+@on_demand("int64(int64, int64, int64, int64, int64)")
+def _write_process(pid: int, src: int, nbytes: int, there: int, writer: int) -> int:
+    return nc10d_write_process(pid, src, nbytes, there, writer)
+
+
 @on_demand("int64(int64)")
 def _load_word(address: int) -> int:
     return load_acquire(address)
@@ -275,6 +281,8 @@ open_gate: EntryPoint
 compare_and_swap: EntryPoint
 read_process: EntryPoint
 """read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
+write_process: EntryPoint
+"""write_process(pid, src, nbytes, there, writer): copy into a process's memory; bytes that went."""
 load_word: EntryPoint
 wait_any: EntryPoint
 """wait_any(process, bit, table, count, slice_ns): which counter has come first, or -1."""

@@ -17,7 +17,12 @@ FLAG_BIT = 62  # of a fingerprint: its rank wants the other way (`divert`)
 AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
 AREA_STATE = 72  # 0 forming, 1 open, 2 closed
 AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its links again
-AREA_READS = 88  # 1 if the rank can read all members' memory
+AREA_READS = 88  # what the rank can do with all members' private memory: see READS
+# What a mate may write of my private memory: an iovec (of which the mate says where, and I how
+# many bytes at a time, 0: nothing any more), and the thread that is writing.
+AREA_LOAN = 96
+AREA_LOAN_BYTES = 104
+AREA_WRITER = 112
 AREA_RECORDS = 128
 RECORD_RING = 16
 TEXT_BYTES, SITE_BYTES = 112, 64
@@ -29,6 +34,7 @@ CAUSE_BYTES = 1920
 AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link to it lies
 
 OPEN, CLOSED = 1, 2
+READS, WRITES = 1, 2  # the kernel lets read private memory; it lets write there, too
 
 # -- the first pages of an arena: the doorbell, then the rank's noticeboard ----------------------
 BOARD_VERSION = 64
@@ -102,8 +108,8 @@ LINK_TICKS = 8
     C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
     C_STAMP,
     C_BEGUN,  # when the running message began
-    C_LENT,  # where in my arena peers write results just now, and how many bytes from there on
-    C_LENT_BYTES,
+    C_LENT,  # where in my arena (-1: of my private memory) peers write results just now, and how
+    C_LENT_BYTES,  # many bytes from there on
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
     C_RING,  # address of the ring: descriptors of what was submitted, C_HEAD's to C_TAIL's
@@ -124,7 +130,7 @@ def channel_bytes(size: int) -> int:
 
 
 # -- reach: how a channel's ranks read each other's memory ----------------------------------------
-R_CMA, R_SPAN = range(0, 2 * 8, 8)
+R_CMA, R_SPAN = range(0, 2 * 8, 8)  # R_CMA: the least of the ranks' AREA_READS
 R_ARENAS = 2 * 8  # for each rank its arena as mapped here, its process (0: this one), its area
 R_ROW = 3 * 8
 # Folding in blocks keeps the result in the first cache while every rank's part is added.

@@ -12,7 +12,12 @@ import numpy.typing as npt
 from numba import njit
 
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
-from nc10d.backend.cpu.native.direct import nc10d_expose, nc10d_fetch, nc10d_fold_exposed
+from nc10d.backend.cpu.native.direct import (
+    nc10d_expose,
+    nc10d_fetch,
+    nc10d_fold_exposed,
+    nc10d_recall,
+)
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_post
 from nc10d.backend.cpu.native.layout import (
     BLOCKED,
@@ -20,7 +25,6 @@ from nc10d.backend.cpu.native.layout import (
     C_AWAITED,
     C_BLOCKED_ON,
     C_FLAGS,
-    C_LENT_BYTES,
     C_MESSAGE_BYTES,
     C_PARITY,
     C_PC,
@@ -150,7 +154,7 @@ def nc10d_divert(channel: int, step: int, segment: int) -> int:
     if flagged == MISMATCH:
         return MISMATCH
     if flagged == 1:
-        store(channel + C_LENT_BYTES, 0)  # the other way, nobody writes there
+        nc10d_recall(channel)  # the other way, nobody writes there
         store(channel + C_PC, step + STEP * load(step + EXTRA))
     return DONE
 
@@ -189,7 +193,7 @@ def _advance_rare(channel: int) -> int:
         if load(nc10d_place(channel, users, step + SRC, parity, segment) + 8) == 0:
             store(channel + C_PC, step + STEP * load(step + EXTRA))
     elif kind == RECALL:
-        store(channel + C_LENT_BYTES, 0)
+        nc10d_recall(channel)
     elif kind == OPEN:
         nc10d_post(channel, nc10d_place(channel, users, step + DST, parity, segment), 1)
     else:

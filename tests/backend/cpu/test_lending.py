@@ -1,0 +1,125 @@
+"""Private arrays that two processes lend to each other: the kernel writes results there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_direct import reading, released, slow_reader
+
+from nc10d.backend.cpu import reading as reach
+from nc10d.backend.cpu.algorithms.layout import LENDING
+from nc10d.backend.cpu.native import arrays as plain
+from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.native.direct import AT_A_TIME
+from nc10d.backend.cpu.plans import Plans
+from nc10d.errors import Aborted
+from nc10d.group import ProcessGroup
+from nc10d.ops import AVG, MAX, SUM
+from nc10d.testing import Ranks, reference
+from nc10d.testing.reference import same_bits
+
+BYTES = at.AREA_LOAN_BYTES // 8
+WRITER = at.AREA_WRITER // 8
+
+
+def pieces(group: ProcessGroup) -> None:
+    """Reduce arrays that begin and end anywhere, and look at what lies beside them."""
+    assert group.backend("cpu").areas.readable() == at.WRITES  # type: ignore[attr-defined]
+    much = AT_A_TIME // 4 + 1
+    for op in (SUM, AVG, MAX):
+        for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * LENDING)):
+            count = LENDING // 4 + more
+            wholes = [np.arange(count + 2048, dtype=np.float32) * (r + 0.3) for r in range(2)]
+            mine = wholes[group.rank].copy()
+            group.all_reduce(mine[start : start + count], op)
+            inputs = [whole[start : start + count] for whole in wholes]
+            want = reference.all_reduce(inputs, op)[group.rank]
+            assert same_bits(mine[start : start + count], want)
+            assert same_bits(mine[:start], wholes[group.rank][:start])
+            assert same_bits(mine[start + count :], wholes[group.rank][start + count :])
+
+
+def test_arrays_of_any_place_and_length_are_reduced_where_they_lie() -> None:
+    with Ranks(2, "processes") as ranks:
+        ranks.run(pieces)
+
+
+def gives_up(group: ProcessGroup, folder: Path) -> None:
+    """Rank 1 rests before it folds; rank 0 leaves the call and has its array again."""
+    x = np.full(LENDING // 4, 1.0 + group.rank)
+    if group.rank == 0:
+        threading.Thread(target=lambda: told(folder / "reading") and group.abort("enough")).start()
+        with pytest.raises(Aborted):
+            group.all_reduce(x)
+        x[...] = 666
+        tell(folder / "released")
+        assert told(folder / "left")
+        assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
+        return
+
+    def rest() -> None:
+        assert reading.wait(30)
+        tell(folder / "reading")
+        assert told(folder / "released")
+        released.set()
+
+    other = threading.Thread(target=rest)
+    other.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plans, "linked", slow_reader("FOLD"))
+        with pytest.raises(Aborted):
+            group.all_reduce(x)
+    other.join()
+    tell(folder / "left")
+
+
+def tell(fifo: Path) -> None:
+    fifo.write_text("now")
+
+
+def told(fifo: Path) -> bool:
+    return fifo.read_text() == "now"
+
+
+def test_a_late_peer_writes_nothing_into_an_array_that_was_taken_back(tmp_path: Path) -> None:
+    for name in ("reading", "released", "left"):
+        os.mkfifo(tmp_path / name)
+    with Ranks(2, "processes") as ranks:
+        ranks.run(gives_up, [tmp_path] * 2)
+
+
+ENDS: dict[str, Callable[[subprocess.Popen[bytes], reach.Words], object]] = {
+    "is stopped": lambda child, _: child.send_signal(signal.SIGSTOP),
+    "dies": lambda child, _: child.kill(),
+    "is done": lambda _, words: words.__setitem__(WRITER, 0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_lent_is_mine_again_once_the_writer(end: str) -> None:
+    """The words of an area say that a thread is writing: the only one of a busy process."""
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        words = np.zeros(WRITER + 1, np.int64)
+        words[[BYTES, WRITER]] = AT_A_TIME, child.pid
+        taking = partial(reach.take_back, plain.address(words), [child.pid])
+        thread = threading.Thread(target=taking)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert words[BYTES] == 0
+        ENDS[end](child, words)
+        thread.join(30)
+        assert not thread.is_alive()
+        child.kill()
