@@ -169,8 +169,11 @@ class Host:
             self._zombies.append((offsets, left_word, members))
 
     def reads(self, members: Iterable[int]) -> int:
-        """Say whether this rank READS (or WRITES, too) all `members`' private memory; 0 if not."""
-        return min(self._reach[mate] for mate in members)
+        """Say whether this rank READS (or WRITES, too) private memory of all `members` here.
+
+        0 if it does not.
+        """
+        return min(self._reach[self.near[rank]] for rank in members if rank in self.near)
 
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of host ranks (a bit mask), and my own."""
