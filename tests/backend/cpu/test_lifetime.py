@@ -365,7 +365,7 @@ def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
 
 def beside_one_that_waits(group: Any) -> int:
     """Drop many receives, beside one whose message comes last; return what is alive before that."""
-    peer, more = 1 - group.rank, RING_SLOTS // A_FEW + 1
+    peer, more = 1 - group.rank, CALLS // A_FEW + 1
     if group.rank == 0:
         for _ in range(CALLS + more):
             group.send(np.ones(4), peer)
