@@ -12,7 +12,7 @@ from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.registry import register_backend
 from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.cases import MAKERS
-from nc10d.bench.rates import Bench, handshakes, often, rates, repeated, streams
+from nc10d.bench.rates import Bench, handshakes, latencies, often, rates, repeated, streams
 from nc10d.bench.samples import Cell, Round, Sample, medians
 from nc10d.dtypes import DType
 from nc10d.group import ProcessGroup
@@ -21,6 +21,8 @@ from nc10d.testing.ranks import Ranks
 
 REACHES = tuple(1 << power for power in range(9, 27, 2))
 """Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB."""
+STREAMED = REACHES[2:]
+"""Those at which bytes between hosts are measured: fewer are lost in what a transfer costs."""
 APART = "bench-apart"
 LIMIT = 900.0
 """Seconds for all rounds together."""
@@ -50,20 +52,24 @@ def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -
     """
     bench = Bench(group)
     away: Any = None
+    far_bench: Bench | None = None
     alone: Any = [new_group([rank]) for rank in range(group.size)][group.rank]
     if far:
         register_backend(APART, apart)
         away = new_group(backend=APART)
+        far_bench = Bench(away)
     pin(group.rank)
     found: list[Round] = []
     for _ in range(rounds):
         sample = {**handshakes(bench), **calls(alone)}
-        if away is not None:
-            sample.update(streams(Bench(away)))
+        if far_bench is not None:
+            sample.update(latencies(far_bench))
         times: dict[Cell, float] = {}
         left = sorted(cells, key=lambda cell: cell.nbytes)
         for reach in REACHES:
             sample.update(rates(bench, reach))
+            if far_bench is not None and reach in STREAMED:
+                sample.update(streams(far_bench, reach))
             while left and (left[0].nbytes <= reach or reach == REACHES[-1]):
                 cell = left.pop(0)
                 where: Any = away if cell.far else group
@@ -80,7 +86,7 @@ def calls(alone: ProcessGroup) -> Sample:
 def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float:
     """Return the median seconds of a collective, called `count` times in a row."""
     call = COLLECTIVES[op](group, nbytes, DType.FLOAT32).call
-    many = 8 if nbytes < 1 << 16 else 1
+    many = 8 if nbytes < 1 << 16 else 4
 
     def once() -> float:
         start = time.perf_counter()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Step
 from nc10d.bench.machine import Machine
 
@@ -127,6 +128,7 @@ class Walker:
         self._pushed: dict[int, float] = {}
         self._taken: dict[int, int] = {}
         self._called = False
+        self._lent = 0
 
     def go(self) -> int | None:
         """Do one step; return None, or the rank that has to come first."""
@@ -162,7 +164,9 @@ class Walker:
             self.walk.events.append(event)
 
     def _length(self, step: Step) -> int:
-        if step.kind in _EXPOSED or not step.total:
+        if step.kind is Kind.FETCH:  # what is lent has been put there
+            return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
+        if step.kind is Kind.FOLD or not step.total:  # an offset, if it is a fold's
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -215,8 +219,12 @@ class Walker:
 
     def _expose(self, step: Step) -> None:
         self._busy(step)
-        if step.tick and not (step.arg and self.walk.machine.readable):
+        reach = self.walk.machine.reach
+        readable = 0 < step.arg <= reach
+        if step.tick and not readable:
             self._host.flagged.add(self._round)
+        pair = len(self._host.ranks) == 2
+        self._lent = step.nbytes if readable and reach == WRITES and pair else 0
 
     def _jump(self, step: Step) -> None:
         self._pc += step.skip
@@ -238,7 +246,7 @@ class Walker:
     def _flow(self, step: Step) -> int | None:
         rows = self.program.steps[self._pc + 1 : self._pc + 1 + step.repeat]
         if self._gone is None:
-            self._gone = self._send([row for row in rows if row.kind is not Kind.TAKE])
+            self._gone = self._send(rows)
         takes = [row for row in rows if row.kind is Kind.TAKE]
         for row in takes:
             if row.peer in self.walk.walkers and self._arrival(row, row.peer, self.rank) is None:
@@ -252,12 +260,14 @@ class Walker:
         return None
 
     def _send(self, rows: Sequence[Step]) -> float:
-        """Send rows, which share the network; return when those that are waited for have left."""
-        new = [row for row in rows if row.peer not in self._pushed]
+        """Send what a flow gives, through one network; return when what is not pushed has left."""
+        gives = [row for row in rows if row.kind is not Kind.TAKE]
+        new = [row for row in gives if row.peer not in self._pushed]
         sizes = [self._length(row) for row in new]
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
-        through = begin + sum(sizes) * machine.stream
+        both_ways = len(gives) < len(rows)
+        through = begin + machine.sent(sum(sizes), self.walk.arrays, both_ways=both_ways)
         gone = through + len(new) * machine.send
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
@@ -267,7 +277,7 @@ class Walker:
             self._host.network = through
             self.walk.woken(self.rank)
         # What is pushed goes on by itself, until it is given.
-        given = [self._pushed.pop(row.peer) for row in rows if row.kind is Kind.GIVE]
+        given = [self._pushed.pop(row.peer) for row in gives if row.kind is Kind.GIVE]
         return max(given, default=self.now)
 
     def _take(self, row: Step) -> None:
@@ -276,8 +286,9 @@ class Walker:
             known = self._arrival(row, self.rank, row.peer)
         if known is None:
             gone = self._gone or begin
-            slow = begin + self._length(row) * self.walk.machine.stream
-            known = begin, max(gone, slow) + self.walk.machine.hop
+            machine, nbytes = self.walk.machine, self._length(row)
+            slow = begin + machine.sent(nbytes, self.walk.arrays, both_ways=True)
+            known = begin, max(gone, slow) + machine.hop
         self._taken[row.peer] = self._taken.get(row.peer, 0) + self._length(row)
         self._came.append(known[1])
         self._note(row, begin, max(begin, known[1]), self._length(row), [(row.peer, known[0])])
@@ -293,8 +304,6 @@ class Walker:
         return None
 
 
-_EXPOSED = (Kind.FETCH, Kind.FOLD)
-"""Of these, `total` is an offset."""
 _DO: dict[Kind, Callable[[Walker, Step], int | None]] = {
     Kind.SIGNAL: Walker._signal,
     Kind.WAIT: Walker._wait,

@@ -17,8 +17,8 @@ import numpy as np
 
 import nc10d as dist
 from nc10d.bench.apart import hosts_of_their_own, run_apart
-from nc10d.bench.calibrate import LIMIT, call_seconds, calls, pin, survey_here
-from nc10d.bench.rates import Bench, often, streams
+from nc10d.bench.calibrate import LIMIT, STREAMED, call_seconds, calls, pin, survey_here
+from nc10d.bench.rates import Bench, latencies, often, streams
 from nc10d.bench.samples import Cell, Round, Sample
 from nc10d.subgroups import new_group
 
@@ -56,7 +56,10 @@ def main() -> None:
     group = dist.get_default_group()
     alone: Any = [new_group([rank]) for rank in range(group.size)][group.rank]
     pin(group.rank)
-    sample = {**calls(alone), **streams(Bench(group))}
+    bench = Bench(group)
+    sample = {**calls(alone), **latencies(bench)}
+    for reach in STREAMED:
+        sample.update(streams(bench, reach))
     mine = {(SAMPLE, *key): seconds for key, seconds in sample.items()}
     for op, nbytes in json.loads(jobs):
         mine[CELL, op, nbytes] = call_seconds(group, op, nbytes, often(nbytes))

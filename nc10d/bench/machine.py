@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from nc10d.backend.cpu.native.layout import READS, WRITES
 from nc10d.backend.cpu.program import Kind, Space, Step
 
 Curve = tuple[tuple[int, float], ...]
@@ -40,10 +41,10 @@ class Machine:
     `calls` is what a call costs a rank alone, by operation: the way through Python. `wait` is from
     a signal to the moment when a waiting mate goes on, `hop` from the last byte's leaving to its
     arrival on another host, `send` what one transfer to or from another host keeps a rank busy
-    beside its bytes, `stream` a byte through a host's network, both ways at once. The
-    curves are for bytes put on one's own board, got from a mate's, folded from a mate's, copied
-    between one's own arrays, and copied by the kernel from a mate's array (empty: it does not).
-    What the kernel has brought is folded at the price of a copy.
+    beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
+    from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
+    sent only one way (empty: as both ways), copied by the kernel from a mate's array, and put there
+    (empty: it does not). What the kernel has brought is folded at the price of a copy.
     """
 
     calls: Mapping[str, float]
@@ -51,21 +52,28 @@ class Machine:
     wait: float
     hop: float
     send: float
-    stream: float
     put: Curve
     get: Curve
     fold: Curve
     copy: Curve
+    stream: Curve
+    one_way: Curve = ()
     kernel: Curve = ()
+    give: Curve = ()
 
     @property
-    def readable(self) -> bool:
-        """Say whether the kernel copies from process to process."""
-        return bool(self.kernel)
+    def reach(self) -> int:
+        """Say whether the kernel READS a mate's memory, or WRITES there too; 0 if neither."""
+        return (READS if self.kernel else 0) if not self.give else WRITES
 
     def call(self, op: str) -> float:
         """Return the seconds that a call takes before and after its program."""
         return self.calls.get(op) or max(self.calls.values(), default=0.0)
+
+    def sent(self, nbytes: int, reach: float, *, both_ways: bool) -> float:
+        """Return the seconds that bytes take through a host's network."""
+        curve = self.stream if both_ways or not self.one_way else self.one_way
+        return nbytes * at_reach(curve, reach)
 
     def price(self, step: Step, nbytes: int, rank: int, size: int, reach: float) -> float:
         """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
@@ -86,7 +94,8 @@ class Machine:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
-            return (size - 1) * (fetched + at_reach(self.copy, reach))
+            given = at_reach(self.give, reach) if step.tick and self.reach == WRITES else 0.0
+            return (size - 1) * (fetched + at_reach(self.copy, reach) + given)
         return 0.0
 
     def _copying(self, step: Step, rank: int) -> Curve:
@@ -114,7 +123,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-CURVES = ("put", "get", "fold", "copy", "kernel")
+CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "give")
 
 
 def changed(machine: Machine, setting: str) -> Machine:
@@ -133,6 +142,8 @@ def changed(machine: Machine, setting: str) -> Machine:
     if name == "call":
         return replace(machine, calls={"": value})
     given: Any = ((1, value),) if name in CURVES else value
+    if name == "stream":
+        return replace(machine, stream=given, one_way=())
     return replace(machine, **{name: given})
 
 
@@ -155,14 +166,15 @@ DEVELOPMENT = Machine(
     wait=1e-7,
     hop=4e-6,
     send=4e-6,
-    stream=5.6e-10,
     put=_nano((512, 0.01), (32 << 10, 0.03), (512 << 10, 0.07), (32 << 20, 0.05)),
     get=_nano((512, 0.5), (32 << 10, 0.5), (128 << 10, 0.48), (512 << 10, 0.33), (32 << 20, 0.3)),
     fold=_nano((512, 0.6), (32 << 10, 0.5), (512 << 10, 0.4), (32 << 20, 0.46)),
     copy=_nano(
         (512, 0.03), (128 << 10, 0.02), (512 << 10, 0.05), (2 << 20, 0.08), (32 << 20, 0.12)
     ),
+    stream=_nano((1, 0.56)),
     kernel=_nano((128 << 10, 0.1), (2 << 20, 0.09), (32 << 20, 0.12)),
+    give=_nano((1, 0.06)),
 )
 """Two virtual cores (AMD EPYC, Zen 4), TCP over loopback, 2026-11-21.
 

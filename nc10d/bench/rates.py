@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import ASKED, LINE
+from nc10d.backend.cpu.algorithms.layout import ASKED, LINE, line_down
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import arrays as plain
@@ -28,7 +28,9 @@ from nc10d.backend.cpu.steps import (
     end_round,
     expose,
     fetch,
+    fold_exposed,
     free,
+    recall,
     reduce_ranks,
     signal,
     wait_all,
@@ -42,22 +44,22 @@ from nc10d.ops import RedOp
 BY_KERNEL = ASKED // 2
 """Bytes of an array from which on the kernel's copies are timed."""
 STEPS, MANY = 64, 8
-STREAM_BYTES = 1 << 20
 HOW = Combine(Kernel("SUM", "float32"))
+LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
 Bytes = npt.NDArray[np.uint8]
 
 
 class Bench:
     """One rank's end of the measurements: its channel, and programs of up to two arrays.
 
-    `other` is the next rank, `left` the one before; of two ranks both are the mate.
+    `others` are all other ranks: of two ranks the mate.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         backend: Any = group.backend("cpu")
         self.backend: CpuBackend = backend
         self.rank = group.rank
-        self.left, self.other = ((group.rank + way) % group.size for way in (-1, 1))
+        self.others = [peer for peer in range(group.size) if peer != group.rank]
         self._kept: dict[tuple[Step, ...], Linked] = {}
 
     def run(self, steps: Sequence[Step], x: Bytes, y: Bytes | None = None) -> float:
@@ -96,7 +98,7 @@ def repeated(one: Callable[[], float], count: int) -> float:
 
 def often(nbytes: int) -> int:
     """Return how often to repeat what goes through so many bytes."""
-    return max(3, min(48, (4 << 20) // max(nbytes, 1)))
+    return max(5, min(48, (16 << 20) // max(nbytes, 1)))
 
 
 def handshakes(bench: Bench) -> Sample:
@@ -130,7 +132,7 @@ def moves(bench: Bench, reach: int) -> Sample:
     window = stride * count
     starts = range(0, third - window + 1, window) if window else [0]
     x, y = np.ones(third, np.uint8), np.ones(2 * third, np.uint8)
-    mine, theirs = board(bench.rank), board(bench.other)
+    mine, theirs = board(bench.rank), board(bench.others[0])
     first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, third, stride)
     put, again = copy(mine, first, segment), copy(mine, second, segment)
     get, aside = copy(target, theirs, segment), copy(second, first, segment)
@@ -161,39 +163,85 @@ def moves(bench: Bench, reach: int) -> Sample:
 def fetches(bench: Bench, reach: int) -> Sample:
     """Time the kernel's copies from the mate's array, just written, of `reach` bytes with mine."""
     half = reach // 2
+    written = _exposed(bench, half, 0)
     x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
-    written = copy(user(0), user(1), half)
-    opening = [written, free(), expose(bench.rank, user(0), codes.READS), signal(1), wait_all(1)]
-    closing = [signal(2), wait_all(2), end_round(2, 2)]
-    whole = [*opening, fetch(user(1), bench.other, 0, half), *closing]
-    empty = repeated(lambda: bench.run([*opening, *closing], x, y), often(half))
-    taken = repeated(lambda: bench.run(whole, x, y), often(half))
+    whole = [*written, fetch(user(1), bench.others[0], 0, half)]
+    empty = repeated(lambda: bench.run([*written, *LAST], x, y), often(half))
+    taken = repeated(lambda: bench.run([*whole, *LAST], x, y), often(half))
     return {("kernel", reach): (taken - empty) / half}
 
 
-def streams(bench: Bench) -> Sample:
-    """Time a few bytes and many, to the next rank and from the one before, on hosts of their own.
+def gifts(bench: Bench, reach: int) -> Sample:
+    """Time the kernel's copies into the mate's array of what was folded from there."""
+    mine = reach // 4
+    x, y = np.ones(2 * mine, np.uint8), np.ones(2 * mine, np.uint8)
+    written, low = _exposed(bench, 2 * mine, 2 * mine), bench.rank * mine
+    room, most = board(bench.rank, LINE), line_down((bench.backend.layout.half - LINE) // 2)
 
-    All ranks do it at once, as in a collective: of two ranks it is an exchange.
-    """
-    x, y = np.zeros(STREAM_BYTES, np.uint8), np.zeros(STREAM_BYTES, np.uint8)
+    def folded(lent: int) -> float:
+        place = user(0, low)
+        fold = fold_exposed(place, place, low, mine, HOW, room, most, lent)
+        return repeated(lambda: bench.run([*written, fold, *LAST], x, y), often(mine))
 
-    def both_ways(nbytes: int) -> list[Step]:
-        return flow([give(bench.other, user(0), nbytes), take(bench.left, user(1), nbytes)])
+    kept = folded(0)
+    return {("give", reach): (folded(2 * mine) - kept) / mine}
+
+
+def _exposed(bench: Bench, nbytes: int, lent: int) -> list[Step]:
+    """Return steps that write an array, and show it to the mate, or lend it."""
+    shown = expose(bench.rank, user(0), codes.READS, lent=lent)
+    return [copy(user(0), user(1), nbytes), free(), shown, signal(1), wait_all(1)]
+
+
+def exchange(bench: Bench, nbytes: int, count: int = 1) -> list[Step]:
+    """Return flows from everyone to everyone, so that no rank can run far ahead."""
+    gives = [give(peer, user(0), nbytes) for peer in bench.others]
+    return flow([*gives, *(take(peer, user(1), nbytes) for peer in bench.others)]) * count
+
+
+def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
+    """Return flows from rank 0 to everyone, and at the end an answer of a few bytes."""
+    if bench.rank:
+        return [*flow([take(0, user(1), nbytes)]) * count, *flow([give(0, user(0), 8)])]
+    gives = flow([give(peer, user(0), nbytes) for peer in bench.others])
+    return [*gives * count, *flow([take(peer, user(1), 8) for peer in bench.others])]
+
+
+def latencies(bench: Bench) -> Sample:
+    """Time a few bytes between hosts; all ranks do it at once, as in a collective."""
+    x, y = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
+    count = len(bench.others)
 
     def pushed() -> float:
-        seconds = bench.run(flow([push(bench.other, user(0), 8)]), x, y)
-        bench.run(both_ways(8), x, y)
-        return seconds
+        seconds = bench.run(flow([push(peer, user(0), 8) for peer in bench.others]), x, y)
+        bench.run(exchange(bench, 8), x, y)
+        return seconds / count
 
-    small = repeated(lambda: bench.run(both_ways(8), x, y), 100)
-    large = repeated(lambda: bench.run(both_ways(STREAM_BYTES), x, y), 10)
-    send = min(repeated(pushed, 50), small / 2)
-    rate = (large - small) / STREAM_BYTES
-    return {("hop", 0): small - send, ("send", 0): send, ("stream", 0): rate}
+    small = repeated(lambda: bench.run(exchange(bench, 8), x, y), 100)
+    # All that are given and all but one of those that are taken.
+    sends = 2 * count - 1
+    send = min(repeated(pushed, 50), small / (sends + 1))
+    return {("hop", 0): small - sends * send, ("send", 0): send}
+
+
+def streams(bench: Bench, reach: int) -> Sample:
+    """Time a byte between hosts, in arrays of `reach` bytes: both ways at once, and one way."""
+    count = len(bench.others)
+    each = reach // (1 + count)
+    x, y = np.zeros(each, np.uint8), np.zeros(each, np.uint8)
+
+    def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:
+        small = repeated(lambda: bench.run(way(bench, 8, MANY), x, y), often(8))
+        large = repeated(lambda: bench.run(way(bench, each, MANY), x, y), often(each))
+        return (large - small) / (MANY * count * each)
+
+    return {("stream", reach): rate(exchange), ("one_way", reach): rate(one_way)}
 
 
 def rates(bench: Bench, reach: int) -> Sample:
     """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    by_kernel = reach >= BY_KERNEL and bench.backend.areas.readable()
-    return {**moves(bench, reach), **(fetches(bench, reach) if by_kernel else {})}
+    found, can = moves(bench, reach), bench.backend.areas.readable()
+    if reach >= BY_KERNEL:
+        found |= fetches(bench, reach) if can >= codes.READS else {}
+        found |= gifts(bench, reach) if can >= codes.WRITES else {}
+    return found

@@ -57,12 +57,14 @@ def machine_of(sample: Sample) -> Machine:
         wait=sample["wait", 0],
         hop=sample.get(("hop", 0), DEVELOPMENT.hop),
         send=sample.get(("send", 0), DEVELOPMENT.send),
-        stream=sample.get(("stream", 0), DEVELOPMENT.stream),
         put=curve("put"),
         get=curve("get"),
         fold=curve("fold"),
         copy=curve("copy"),
+        stream=curve("stream") or DEVELOPMENT.stream,
+        one_way=curve("one_way"),
         kernel=curve("kernel"),
+        give=curve("give"),
     )
 
 

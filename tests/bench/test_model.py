@@ -43,6 +43,7 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
     names=st.lists(st.integers(0, 2), min_size=2, max_size=6),
 )
 @example(op="all_reduce", nbytes=100_000, names=[0, 0])  # which may be read where it lies
+@example(op="all_reduce", nbytes=1 << 20, names=[0, 0])  # which is lent
 def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_few_ranks_stand_for_all(op: str, nbytes: int, size: int) -> None:
 
 
 def test_a_twice_as_slow_machine_takes_twice_as_long() -> None:
-    numbers = ("step", "wait", "hop", "send", "stream")
+    numbers = ("step", "wait", "hop", "send")
     slow = dataclasses.replace(
         PLAIN,
         calls={"": 2e-6},
@@ -111,8 +112,17 @@ def test_every_constant_counts(constant: str) -> None:
     )
 
 
+def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
+    apart = changed(PLAIN, "one_way=0.1")
+    times = {op: [seconds(m, op, 1 << 20, spread(4, 2)) for m in (PLAIN, apart)] for op in MAKERS}
+    assert times["broadcast"][1] > 10 * times["broadcast"][0]
+    assert times["all_reduce"][1] == times["all_reduce"][0]
+    assert changed(apart, "stream=3e-9").one_way == ()
+
+
 def test_two_ranks_by_hand() -> None:
-    flat = Machine({"": 1.0}, 0.0, 0.5, 0.0, 0.0, 0.0, *[((1, rate),) for rate in (2, 3, 5, 7)])
+    rates = [((1, rate),) for rate in (2, 3, 5, 7, 11)]
+    flat = Machine({"": 1.0}, 0.0, 0.5, 0.0, 0.0, *rates)
     # 1 for the call, 64 bytes put at 2 and folded at 5, and half a second for the signal.
     assert seconds(flat, "all_reduce", 64, spread(2)) == pytest.approx(1 + 128 + 320 + 0.5)
 
@@ -151,8 +161,8 @@ def test_the_algorithm_changes_where_a_switch_says() -> None:
         found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
         assert found
         for one in found:
-            below = algorithm("all_reduce", one.nbytes - 4, hosts, readable=False)
-            there = algorithm("all_reduce", one.nbytes, hosts, readable=False)
+            below = algorithm("all_reduce", one.nbytes - 4, hosts, PLAIN.reach)
+            there = algorithm("all_reduce", one.nbytes, hosts, PLAIN.reach)
             assert (below, there) == (one.before, one.after)
 
 
@@ -168,10 +178,11 @@ def test_verdicts_hold_each_round_against_itself() -> None:
 
 def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
     """Return what would be measured on a machine that is so many times slower than `machine`."""
-    flat = {(name, 0): getattr(machine, name) for name in ("step", "wait", "hop", "send", "stream")}
+    flat = {(name, 0): getattr(machine, name) for name in ("step", "wait", "hop", "send")}
     ways = {(f"call {op}", 0): machine.call(op) for op in MAKERS}
     rates = {
-        (name, 1): at_reach(getattr(machine, name), 1) for name in ("put", "get", "fold", "copy")
+        (name, 1): at_reach(getattr(machine, name), 1)
+        for name in ("put", "get", "fold", "copy", "stream")
     }
     return {key: slower * value for key, value in {**flat, **ways, **rates}.items()}
 

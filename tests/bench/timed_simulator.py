@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Space, Step
 from nc10d.bench.cases import Collective
 from nc10d.bench.machine import Machine
@@ -74,6 +75,8 @@ class TimedRank(FarRank):
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
             moved = step.nbytes if step.kind in (Kind.FETCH, Kind.FOLD) else nbytes
+            if step.kind is Kind.FETCH:  # what is lent comes without
+                moved -= min(moved, max(0, self.lent - int(step.arg)))
             size, arrays = self.world.size, self.world.arrays
             self.now += self.machine.price(step, moved, self.rank, size, arrays)
         if step.kind is Kind.SIGNAL:
@@ -88,7 +91,9 @@ class TimedRank(FarRank):
             if row.kind is not Kind.TAKE and row.peer not in self.pushed
         ]
         begin = max(self.now, self.world.network)
-        through = begin + self.machine.stream * sum(nbytes for _, nbytes in new)
+        both_ways = any(row.kind is Kind.TAKE for row in rows)
+        total = sum(nbytes for _, nbytes in new)
+        through = begin + self.machine.sent(total, self.world.arrays, both_ways=both_ways)
         gone = through + self.machine.send * len(new)
         for peer, nbytes in new:
             self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
@@ -135,8 +140,10 @@ class TimedHost(HostWorld):
 
     def expose(self, step: Step) -> None:
         """Let ordinary arrays be read where the kernel can be asked, and may be."""
-        readable = self.machine.readable and step.arg
+        readable = 0 < step.arg <= self.machine.reach
         self.unreadable = frozenset(() if readable else range(self.size))
+        lends = readable and self.machine.reach == WRITES and self.size == 2
+        self.keeping = frozenset(() if lends else range(self.size))
 
 
 class TimedCluster(Cluster):
