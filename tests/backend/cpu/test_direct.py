@@ -317,14 +317,14 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 
 def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
-        world = [replace(one, asked=1024, lending=768) for one in direct(size)]
+        world = [replace(one, asked=1024, folding=768) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
         return next((int(step.arg) for step in steps if step.kind is Kind.EXPOSE), 0)
 
     assert [asks("all_reduce", 128, size) for size in (2, 3)] == [at.READS, 0]
     assert [asks("all_reduce", count, 2) for count in (127, 96, 95)] == [at.WRITES, at.WRITES, 0]
-    assert [asks("reduce_scatter", 64, size) for size in (2, 3)] == [at.READS, at.READS]
+    assert [asks("reduce_scatter", count, 2) for count in (48, 47)] == [at.READS, 0]
+    assert [asks("reduce_scatter", count, 3) for count in (32, 31)] == [at.READS, 0]
     for name, count in (("all_gather", 64), ("all_to_all", 64), ("broadcast", 128)):
         assert asks(name, count, 2)
         assert not asks(name, count - 1, 2)
-    assert not asks("reduce_scatter", 42, 3)

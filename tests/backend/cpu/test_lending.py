@@ -16,7 +16,7 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu import reading as reach
-from nc10d.backend.cpu.algorithms.layout import LENDING
+from nc10d.backend.cpu.algorithms.layout import FOLDING
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native.direct import AT_A_TIME
@@ -36,8 +36,8 @@ def pieces(group: ProcessGroup) -> None:
     assert group.backend("cpu").areas.readable() == at.WRITES  # type: ignore[attr-defined]
     much = AT_A_TIME // 4 + 1
     for op in (SUM, AVG, MAX):
-        for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * LENDING)):
-            count = LENDING // 4 + more
+        for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * FOLDING)):
+            count = FOLDING // 4 + more
             wholes = [np.arange(count + 2048, dtype=np.float32) * (r + 0.3) for r in range(2)]
             mine = wholes[group.rank].copy()
             group.all_reduce(mine[start : start + count], op)
@@ -55,7 +55,7 @@ def test_arrays_of_any_place_and_length_are_reduced_where_they_lie() -> None:
 
 def gives_up(group: ProcessGroup, folder: Path) -> None:
     """Rank 1 rests before it folds; rank 0 leaves the call and has its array again."""
-    x = np.full(LENDING // 4, 1.0 + group.rank)
+    x = np.full(FOLDING // 4, 1.0 + group.rank)
     if group.rank == 0:
         threading.Thread(target=lambda: told(folder / "reading") and group.abort("enough")).start()
         with pytest.raises(Aborted):

@@ -110,7 +110,7 @@ def all_reduce(
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
     # With more ranks than two, boards are quicker: each is asked for twice as many pieces.
-    kernel = _asked(layout, nbytes) or WRITES * (nbytes >= layout.lending)
+    kernel = _asked(layout, nbytes) or WRITES * (nbytes >= layout.folding)
     return _either(layout, user(0), steps, boards, kernel=kernel * (layout.size == 2), lent=lent)
 
 
@@ -153,7 +153,7 @@ def reduce_scatter(
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    kernel = _asked(layout, nbytes * layout.size)
+    kernel = READS * (nbytes * layout.size >= layout.folding)
     return _either(layout, inps[0], steps, boards, kernel=kernel)
 
 

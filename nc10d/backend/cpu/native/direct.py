@@ -240,12 +240,15 @@ def nc10d_fold_some(
     """dst = everyone's `count` bytes from `offset` on, folded; return who can't be read, or -1."""
     size, me = load(channel + C_SIZE), load(channel + C_RANK)
     kernel, last = load(step + KERNEL), load(step + LAST)
+    # If dst is not my own part, what is folded so far goes there, and what is brought first.
+    free = dst + count <= own or own + count <= dst
+    so_far = dst if free else room
     folded = 0
     for rank in range(size):
         part = own
         if rank != me:
-            # What is folded so far has the first half of the room.
-            brought = room if rank == 0 else room + load(step + EXTRA)
+            first = rank == 0 or (rank == 1 and me == 0 and free)
+            brought = so_far if first else room + load(step + EXTRA)
             part = nc10d_reach(channel, rank, load(boards + 8 * rank), offset, brought, count)
             if part == 0:
                 return rank
@@ -253,7 +256,7 @@ def nc10d_fold_some(
             folded = part
             continue
         # My own part is read at my turn: the result goes to its place with the last one.
-        target = dst if rank == size - 1 else room
+        target = dst if rank == size - 1 else so_far
         call_kernel(kernel, target, folded, part, count)
         folded = target
     if last != 0:
