@@ -87,37 +87,30 @@ class Caller:
         """
         limit = self.seconds if timeout is None else seconds(timeout)
         deadline = monotonic() + limit
-        self._take_turn(deadline, limit, keys)
-        try:
-            self._holder = threading.get_ident()
-            link = self._link or self._reconnect(deadline)
+
+        def ask(link: Link) -> T:
             link.deadline, link.waits = deadline, waits
             link.send(packet)
             return take(link)
-        except OSError as error:
-            raise self._failure(error, limit, keys) from error
-        except BaseException:
-            self._drop()  # interrupted: the reply is still to come
-            raise
-        finally:  # no call before the release: Ctrl-C may come as it begins
-            self._holder = 0
-            self._lock.release()
-            if self._closed:  # meanwhile: what was left to this thread
-                self.close()
+
+        return self._in_turn(ask, deadline, limit, keys)
 
     def tell(self, packet: bytes, keys: Sequence[str]) -> None:
         """Send `packet`, which has no answer: else as `call`."""
         limit = self.seconds
-        deadline = monotonic() + limit
+        self._in_turn(lambda link: link.post(packet, limit), monotonic() + limit, limit, keys)
+
+    def _in_turn(
+        self, act: Callable[[Link], T], deadline: float, limit: float, keys: Sequence[str]
+    ) -> T:
         self._take_turn(deadline, limit, keys)
         try:
             self._holder = threading.get_ident()
-            link = self._link or self._reconnect(deadline)
-            link.post(packet, limit)
+            return act(self._link or self._reconnect(deadline))
         except OSError as error:
             raise self._failure(error, limit, keys) from error
         except BaseException:
-            self._drop()
+            self._drop()  # interrupted: the reply is still to come
             raise
         finally:  # no call before the release: Ctrl-C may come as it begins
             self._holder = 0
@@ -176,12 +169,18 @@ class Caller:
         return self._link
 
     def _take_back(self) -> None:
-        """Bring the stream back into step after a timeout, or drop it."""
-        link = self._link
-        with contextlib.suppress(OSError):
-            if link is not None and link.waits and link.cancel_wait(_CANCEL_GRACE):
-                return
-        self._drop()
+        """Bring the stream back into step after a timeout, or drop it: if interrupted, too."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            if link.waits and link.cancel_wait(_CANCEL_GRACE):
+                self._link = link
+        except OSError:
+            pass  # it is dropped
+        finally:
+            if self._link is None:
+                link.close()
 
     def _drop(self) -> None:
         link, self._link = self._link, None

@@ -22,6 +22,7 @@ from clocks import soon, takes
 
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
+from nc10d.store.link import Link
 
 torch_dist = pytest.importorskip("torch.distributed")
 HOST = "127.0.0.1"
@@ -420,6 +421,22 @@ def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name
     assert caller._link is None
 
 
+def test_ctrl_c_as_a_wait_is_taken_back_drops_the_connection(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    link = store._caller._link
+    assert link is not None
+    monkeypatch.setattr(Link, "cancel_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.wait(["never"], 0.05)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    assert link.sock.fileno() == -1
+
+
 def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStore) -> None:
     errors: list[str] = []
 
@@ -428,13 +445,22 @@ def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStor
             store.get("k")
         errors.append(str(refused.value))
 
-    before = signal.signal(signal.SIGALRM, ask)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    main = threading.get_ident()
+
+    def disturb() -> None:
+        while store._caller._holder != main:
+            os.sched_yield()
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ask)
+    other = threading.Thread(target=disturb)
     try:
+        other.start()
         with pytest.raises(StoreTimeout):
-            store.wait(["never"], 0.3)
+            store.wait(["never"], 1)
+        other.join()
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGUSR1, before)
     assert len(errors) == 1
     assert "'k'" in errors[0]
     store.set("k", "v")
@@ -501,6 +527,7 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
 ALIVE_AT_EXIT = """
 import os
 from nc10d.store import TCPStore
+from nc10d.store.link import Link
 
 # The module `os` goes last, and these go with it: what they would call is not there any more.
 os.stores = [TCPStore("127.0.0.1", 0, is_master=True, server=kind, token=token)
