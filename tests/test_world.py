@@ -15,7 +15,7 @@ import pytest
 from clocks import takes
 
 import nc10d as dist
-from nc10d.backend.cpu.cards import Card, host_id, version
+from nc10d.backend.cpu.cards import Card, host_id, process, version
 from nc10d.backend.cpu.host import Host
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
@@ -106,7 +106,7 @@ def silent_card(store: Store, rank: int) -> socket.socket:
     name = f"nc10d-test-{secrets.token_hex(8)}"
     listener.bind("\0" + name)
     listener.listen(8)
-    card = Card(rank, host_id(), "here", os.getpid(), name, "0" * 32, version())
+    card = Card(rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process())
     fields = {field: getattr(card, field) for field in Card.__slots__}
     prefix_store("world/1", store).set(f"mates/card/{rank}", json.dumps(fields))
     return listener

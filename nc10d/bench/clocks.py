@@ -219,12 +219,12 @@ class Walker:
 
     def _expose(self, step: Step) -> None:
         self._busy(step)
-        reach = self.walk.machine.reach
-        readable = 0 < step.arg <= reach
+        access = self.walk.machine.access
+        readable = 0 < step.arg <= access
         if step.tick and not readable:
             self._host.flagged.add(self._round)
         pair = len(self._host.ranks) == 2
-        self._lent = step.nbytes if readable and reach == WRITES and pair else 0
+        self._lent = step.nbytes if readable and access == WRITES and pair else 0
 
     def _jump(self, step: Step) -> None:
         self._pc += step.skip

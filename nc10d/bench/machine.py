@@ -62,9 +62,9 @@ class Machine:
     give: Curve = ()
 
     @property
-    def reach(self) -> int:
+    def access(self) -> int:
         """Say whether the kernel READS a mate's memory, or WRITES there too; 0 if neither."""
-        return (READS if self.kernel else 0) if not self.give else WRITES
+        return WRITES if self.give else READS if self.kernel else 0
 
     def call(self, op: str) -> float:
         """Return the seconds that a call takes before and after its program."""
@@ -94,7 +94,7 @@ class Machine:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
-            given = at_reach(self.give, reach) if step.tick and self.reach == WRITES else 0.0
+            given = at_reach(self.give, reach) if step.tick and self.access == WRITES else 0.0
             return (size - 1) * (fetched + at_reach(self.copy, reach) + given)
         return 0.0
 

@@ -62,13 +62,13 @@ def standing_for(op: str, hosts: Topology) -> list[int]:
     return [rank for host in path for rank in hosts.hosts[host]]
 
 
-def algorithm(op: str, nbytes: int, hosts: Topology, reach: int) -> str:
-    """Say which algorithm choose.py takes; `reach` says what the kernel does (see Machine)."""
+def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
+    """Say which algorithm choose.py takes; `access` says what the kernel does (see Machine)."""
     steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
     kinds = {step.kind for step in steps}
     if len(hosts.hosts) > 1:
         return _across(op, kinds)
-    if any(step.kind is Kind.EXPOSE and 0 < step.arg <= reach for step in steps):
+    if any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps):
         return "mates' arrays, by the kernel"
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"
@@ -89,7 +89,7 @@ def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -
     """Find where choose.py changes the algorithm between the first and the last of some sizes."""
 
     def name(nbytes: int) -> str:
-        return algorithm(op, nbytes, hosts, machine.reach)
+        return algorithm(op, nbytes, hosts, machine.access)
 
     for low, high in pairwise(sizes):
         before, after = name(low), name(high)

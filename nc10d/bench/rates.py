@@ -240,8 +240,8 @@ def streams(bench: Bench, reach: int) -> Sample:
 
 def rates(bench: Bench, reach: int) -> Sample:
     """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    found, can = moves(bench, reach), bench.backend.areas.readable()
+    found, access = moves(bench, reach), bench.backend.areas.access()
     if reach >= BY_KERNEL:
-        found |= fetches(bench, reach) if can >= codes.READS else {}
-        found |= gifts(bench, reach) if can >= codes.WRITES else {}
+        found |= fetches(bench, reach) if access >= codes.READS else {}
+        found |= gifts(bench, reach) if access >= codes.WRITES else {}
     return found

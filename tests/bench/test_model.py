@@ -161,8 +161,8 @@ def test_the_algorithm_changes_where_a_switch_says() -> None:
         found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
         assert found
         for one in found:
-            below = algorithm("all_reduce", one.nbytes - 4, hosts, PLAIN.reach)
-            there = algorithm("all_reduce", one.nbytes, hosts, PLAIN.reach)
+            below = algorithm("all_reduce", one.nbytes - 4, hosts, PLAIN.access)
+            there = algorithm("all_reduce", one.nbytes, hosts, PLAIN.access)
             assert (below, there) == (one.before, one.after)
 
 

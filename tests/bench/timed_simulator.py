@@ -140,9 +140,9 @@ class TimedHost(HostWorld):
 
     def expose(self, step: Step) -> None:
         """Let ordinary arrays be read where the kernel can be asked, and may be."""
-        readable = 0 < step.arg <= self.machine.reach
+        readable = 0 < step.arg <= self.machine.access
         self.unreadable = frozenset(() if readable else range(self.size))
-        lends = readable and self.machine.reach == WRITES and self.size == 2
+        lends = readable and self.machine.access == WRITES and self.size == 2
         self.keeping = frozenset(() if lends else range(self.size))
 
 

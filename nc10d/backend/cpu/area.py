@@ -107,18 +107,18 @@ class Areas:
         """Return the address of the word that says where the link owner → peer lies."""
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
 
-    def readable(self) -> int:
-        """Say whether all ranks READ (or WRITE, too) all others' private memory; 0 if not.
+    def access(self) -> int:
+        """Return what the kernel lets each rank do with all others' private memory.
 
-        Alike on all of them.
+        0, READS or WRITES; alike on all of them.
         """
-        return min(int(self._word(rank, at.AREA_READS)[0]) for rank in range(self.size))
+        return min(int(self._word(rank, at.AREA_ACCESS)[0]) for rank in range(self.size))
 
     def reach(self, ranks: Sequence[int]) -> Words:
         """Return the block that tells the engine how to read what some ranks expose."""
         mates = [self.host.mates[self.members[rank]] for rank in ranks]
         areas = [self._addresses[rank] for rank in ranks]
-        return reach_block(mates, areas, SPAN, self.readable())
+        return reach_block(mates, areas, SPAN, self.access())
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""

@@ -28,6 +28,7 @@ class Card:
     socket: str
     secret: str
     version: str
+    process: str
 
 
 @functools.cache
@@ -48,6 +49,11 @@ def host_id() -> str:
         return override
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def process() -> str:
+    """Return what tells this process from all others of its host: pids repeat in containers."""
+    return f"{os.stat('/proc/self/ns/pid').st_ino}/{os.getpid()}"
 
 
 def exchange_cards(

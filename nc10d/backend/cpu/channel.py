@@ -146,11 +146,15 @@ class Channel:
         self.forget_ended()
         self.flying[submission.address] = submission
         while (answer := engine.submit(self.address, submission.address)) != at.DONE:
-            try:
-                sites.learn() if answer == at.NEW_SITE else self._lengthen()
-            except BaseException:  # Ctrl-C, say: it is not in the ring
-                self._drop(submission)
-                raise
+            self._before(submission, sites.learn if answer == at.NEW_SITE else self._lengthen)
+
+    def _before(self, submission: Submission, act: Callable[[], object]) -> None:
+        """Do what has to be done before a submission goes into the ring."""
+        try:
+            act()
+        except BaseException:  # Ctrl-C, say: it will not be in the ring
+            self._drop(submission)
+            raise
 
     def submit_known(
         self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
@@ -163,22 +167,22 @@ class Channel:
         words = submission.words
         answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
         while answer == at.NEW_SITE:
-            sites.learn()
+            self._before(submission, sites.learn)
             answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission
 
     def submit_message(
-        self, model: Submission, op: Send | Recv, deadline_ns: int, patience: int
+        self, model: Submission, op: Send | Recv, deadline_ns: int, spins: int
     ) -> tuple[int, Submission]:
-        """Submit a plain message like `model`; see messages.submit_message for `patience`."""
+        """Submit a plain message like `model`; see messages.submit_message for `spins`."""
         submission = self._blank(1, (model, op))
         end, words, like = self.address, submission.words, model.address
-        answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, patience)
+        answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, spins)
         while answer == at.NEW_SITE:
-            sites.learn()
-            answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, patience)
+            self._before(submission, sites.learn)
+            answer = messages.submit_message(end, words, like, deadline_ns, op.x, op.tag, spins)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission

@@ -109,7 +109,7 @@ def _lay_out(founding: Founding) -> tuple[int, int]:
     half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
     offset = host.allocate(area_bytes(len(members), half))
     host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
-    host.arena.mapping.words(offset + at.AREA_READS, 1)[0] = host.reads(members)
+    host.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = host.access(members)
     return offset, half
 
 

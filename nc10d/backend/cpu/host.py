@@ -29,7 +29,7 @@ from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.peers import Peers
-from nc10d.backend.cpu.reading import Probe, can_reach
+from nc10d.backend.cpu.reading import Probe, access_to
 from nc10d.backend.cpu.registry import Registry
 from nc10d.deadline import Deadline
 
@@ -73,7 +73,7 @@ class Host:
         self.near = {mate.number: mate.rank for mate in self.mates}
         self.rank, self.size = self.near[rank], len(self.mates)
         self.waiting: Waiting = waiting_policy(self.size)
-        self._reach = [can_reach(mate) for mate in self.mates]
+        self._access = [access_to(mate) for mate in self.mates]
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
@@ -168,12 +168,12 @@ class Host:
         with self._lock:
             self._zombies.append((offsets, left_word, members))
 
-    def reads(self, members: Iterable[int]) -> int:
-        """Say whether this rank READS (or WRITES, too) private memory of all `members` here.
+    def access(self, members: Iterable[int]) -> int:
+        """Return what the kernel lets this rank do with private memory of all `members` here.
 
-        0 if it does not.
+        0, READS, or WRITES, which includes reading.
         """
-        return min(self._reach[self.near[rank]] for rank in members if rank in self.near)
+        return min(self._access[self.near[rank]] for rank in members if rank in self.near)
 
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of host ranks (a bit mask), and my own."""

@@ -118,9 +118,9 @@ class Lanes(Owned["Waits"]):
             read.add(span) if isinstance(op, Send) else written.append(span)
         return known if spans.apart([*read, *written]) else None
 
-    def ends(self, lane: Lane, x: Any, tag: int, patient: int = messages.AT_ONCE) -> bool:
+    def ends(self, lane: Lane, x: Any, tag: int, how_soon: int = messages.AT_ONCE) -> bool:
         """Send or receive a short message if that ends at once (or soon); else nothing happens."""
-        while (answer := messages.try_message(lane.address, x, tag, patient)) == at.NEW_SITE:
+        while (answer := messages.try_message(lane.address, x, tag, how_soon)) == at.NEW_SITE:
             sites.learn()
         if answer != at.DONE:
             return False
@@ -140,15 +140,15 @@ class Lanes(Owned["Waits"]):
         timeout: float,
         *,
         here: bool,
-        patient: int = messages.AT_ONCE,
+        how_soon: int = messages.AT_ONCE,
     ) -> Work | None:
-        """Send or receive without waiting; None, and nothing has happened, where it can't so.
+        """Send or receive without waiting; None if that can't be, and then nothing has happened.
 
         `here`: even a long message is advanced by this thread first, since it will wait for it; not
-        a bulky one, which goes beside others. `patient` says how soon a short one must end so that
+        a bulky one, which goes beside others. `how_soon` says how soon a short one must end so that
         nothing is submitted.
         """
-        if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag, patient):
+        if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag, how_soon):
             return EndedMessage(type(op), op.peer, op.x, op.tag)
         if lane.inbox is None:
             return self._submit(lane, op, timeout, here)
@@ -157,12 +157,12 @@ class Lanes(Owned["Waits"]):
 
     def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
         _ = messages.submit_message  # compiled now if need be: the deadline is for the peer
-        channel, deadline, patience = lane.channel, Deadline.after(timeout), -1
+        channel, deadline, spins = lane.channel, Deadline.after(timeout), -1
         if lane.small or (here and not lane.bulky):
-            patience = LOOKS
+            spins = LOOKS
         elif lane.near and lane.inbox is None:
-            patience = 0  # the peer will read it where it lies: that takes a while
-        answer, submission = channel.submit_message(lane.model, op, deadline_ns(deadline), patience)
+            spins = 0  # the peer will read it where it lies: that takes a while
+        answer, submission = channel.submit_message(lane.model, op, deadline_ns(deadline), spins)
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:

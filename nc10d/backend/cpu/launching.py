@@ -135,11 +135,11 @@ class Launching(Waits):
             return None
         self.host.need_worker()
         works: dict[int, Work] = {}
-        for kind, patient in ((Send, messages.AT_ONCE), (Recv, messages.SOON)):
+        for kind, how_soon in ((Send, messages.AT_ONCE), (Recv, messages.SOON)):
             for number, (lane, op) in enumerate(known):
                 if isinstance(op, kind):
                     start = self.post.lanes.start_on
-                    work = start(lane, op, timeout, here=False, patient=patient)
+                    work = start(lane, op, timeout, here=False, how_soon=how_soon)
                     works[number] = work or self._launch((op,), timeout)
         return [works[number] for number in range(len(ops))]
 

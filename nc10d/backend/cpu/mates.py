@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from nc10d.auth import job_token
 from nc10d.backend.cpu.arena import Arena, Mapping
-from nc10d.backend.cpu.cards import Card, exchange_cards, host_id, patience, version
+from nc10d.backend.cpu.cards import Card, exchange_cards, host_id, patience, process, version
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
@@ -39,12 +39,13 @@ _AGAIN = 0.005
 class Mate:
     """Another rank of this host (or myself): its memory here, and how to know that it lives.
 
-    `number` is its rank in the job, `rank` its number on the host.
+    `number` is its rank in the job, `rank` its number on the host. `pid` is what it calls itself.
     """
 
     rank: int
     number: int
     pid: int
+    process: str
     host: str
     mapping: Mapping
     pidfd: int
@@ -88,6 +89,7 @@ def gather(
             name[1:],
             secrets.token_hex(16),
             version(),
+            process(),
         )
         cards = exchange_cards(store, "mates", mine, size, deadline)
         _fitting(cards, mine)
@@ -96,7 +98,7 @@ def gather(
             found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
         finally:
             os.close(own_pidfd)
-    found.append(Mate(0, rank, mine.pid, mine.host, arena.mapping, -1))
+    found.append(Mate(0, rank, mine.pid, mine.process, mine.host, arena.mapping, -1))
     found.sort(key=lambda mate: mate.number)
     for number, mate in enumerate(found):
         mate.rank = number
@@ -276,4 +278,4 @@ def _mate(card: Card, fds: list[int], link: socket.socket) -> Mate:
     memory, pidfd = fds
     mapping = Mapping(memory)
     os.close(memory)
-    return Mate(0, card.rank, card.pid, card.host, mapping, pidfd, link)
+    return Mate(0, card.rank, card.pid, card.process, card.host, mapping, pidfd, link)

@@ -7,6 +7,7 @@ ptrace rules: each rank tries it once with each mate. A group uses it if all of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.arena import Arena
+from nc10d.backend.cpu.cards import process
 from nc10d.backend.cpu.mates import Mate
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine
@@ -24,8 +26,10 @@ from nc10d.backend.cpu.native import layout as at
 Words = npt.NDArray[np.int64]
 # In the page of a rank's doorbell: the address and the value of a word of its private memory.
 PROBE = 64
-BUSY = "RD"
-"""A thread's states, as the kernel tells them, amid a copy; a signal stops it before or after."""
+AMID_A_COPY = "RD"
+"""A thread's states (proc_pid_stat(5)) in which it may be amid a copy: it runs or would like to, or
+the kernel does something for it that no signal ends. A stop is taken before a copy or after it."""
+GONE = "X"
 
 
 class Probe:
@@ -36,12 +40,12 @@ class Probe:
         arena.mapping.words(PROBE, 2)[:] = plain.address(self._word), self._word[0]
 
 
-def can_reach(mate: Mate) -> int:
-    """Say whether the kernel READS a mate's private memory, or WRITES there too; 0 if neither.
+def access_to(mate: Mate) -> int:
+    """Return what the kernel lets me do with a mate's private memory: 0, READS or WRITES.
 
     NC10D_CMA=0 says 0 without trying.
     """
-    if mate.pid == os.getpid():
+    if mate.process == process():
         return at.WRITES
     if os.environ.get("NC10D_CMA") == "0":
         return 0
@@ -54,7 +58,10 @@ def can_reach(mate: Mate) -> int:
     iovec = plain.address(there)
     writes = engine.write_process(mate.pid, mine, 8, iovec, iovec + 16) == 8
     # What is lent has to be taken back, for which one looks whether a mate's thread runs.
-    return at.WRITES if writes and _may_be_writing(mate.pid, mate.pid) is not None else at.READS
+    with contextlib.suppress(OSError):
+        if writes and _state(mate.pid, mate.pid) != GONE:
+            return at.WRITES
+    return at.READS
 
 
 def take_back(area: int, mates: Iterable[int]) -> None:
@@ -72,24 +79,31 @@ def take_back(area: int, mates: Iterable[int]) -> None:
         os.sched_yield()
 
 
-def _may_be_writing(pid: int, thread: int) -> bool | None:
-    """Say whether a thread runs or is busy in the kernel; None if nobody tells."""
+def _may_be_writing(pid: int, thread: int) -> bool:
+    try:
+        return _state(pid, thread) in AMID_A_COPY
+    except OSError:  # nobody tells: no descriptor is free, say
+        return True
+
+
+def _state(pid: int, thread: int) -> str:
+    """Return a thread's state, a letter; GONE if there is none."""
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-    except OSError:
-        return None
-    return status.rpartition(")")[2].split()[0] in BUSY
+    except (FileNotFoundError, ProcessLookupError):
+        return GONE
+    return status.rpartition(")")[2].split()[0]
 
 
-def reach_block(mates: Sequence[Mate], areas: Sequence[int], span: int, cma: int) -> Words:
+def reach_block(mates: Sequence[Mate], areas: Sequence[int], span: int, access: int) -> Words:
     """Return the block that tells the engine how to read what `mates` expose; see layout.py.
 
     `areas` are the addresses of their areas in the group.
     """
     head = at.R_ARENAS // 8
     words: Words = np.zeros(head + at.R_ROW // 8 * len(mates), np.int64)
-    words[:head] = cma, span
+    words[:head] = access, span
     rows = words[head:].reshape(len(mates), -1)
     for row, mate, area in zip(rows, mates, areas, strict=True):
-        row[:] = mate.mapping.base, 0 if mate.pid == os.getpid() else mate.pid, area
+        row[:] = mate.mapping.base, 0 if mate.process == process() else mate.pid, area
     return words

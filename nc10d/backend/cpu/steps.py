@@ -95,16 +95,16 @@ def jump(steps: int) -> Step:
     return Step(Kind.JUMP, skip=steps)
 
 
-def expose(rank: int, src: At, kernel: int = 0, flag: bool = True, lent: int = 0) -> Step:
+def expose(rank: int, src: At, access: int = 0, flag: bool = True, lent: int = 0) -> Step:
     """Let peers read an array of mine where it lies, until they say that they have.
 
-    Goes before signal(1). If it is not registered the kernel may be asked to copy it, where it lets
-    the group do so much: READS, WRITES; 0: it may not. An array that can't be read sets my `flag`
+    Goes before signal(1). If it is not registered the kernel is asked to copy it, where it gives
+    the group that `access`: READS or WRITES (0: never). An array that can't be read sets my `flag`
     (`divert`).
     The first `lent` bytes peers may also write, until `recall`: if it is registered and begins a
     page, or of two ranks that are processes, if the kernel copies it.
     """
-    return Step(Kind.EXPOSE, lent, int(flag), board(rank), src, arg=kernel)
+    return Step(Kind.EXPOSE, lent, int(flag), board(rank), src, arg=access)
 
 
 def recall() -> Step:

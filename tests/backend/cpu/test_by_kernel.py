@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -15,6 +19,7 @@ from nc10d.backend.cpu import forming
 from nc10d.backend.cpu.algorithms.layout import ASKED
 from nc10d.group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM
+from nc10d.store import TCPStore
 from nc10d.testing import reference, run_ranks
 from nc10d.testing.reference import same_bits
 
@@ -102,3 +107,32 @@ def test_a_peer_that_dies_while_it_is_read_is_told(seed: int) -> None:
         run_ranks(outlives, 2, "processes", [seed, seed])
     told = getattr(caught.value, "__notes__", [])
     assert not any("rank 0" in note for note in told), told
+
+
+FIRST_OF_A_CONTAINER = """
+import os, sys
+import numpy as np
+import nc10d as dist
+
+assert os.getpid() == 1
+dist.init_process_group("cpu")
+x = np.full(int(sys.argv[1]), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+assert (x == 3).all()
+dist.destroy_process_group()
+"""
+ALONE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def can_be_alone() -> bool:
+    return shutil.which(ALONE[0]) is not None and not subprocess.run([*ALONE, "true"]).returncode
+
+
+@pytest.mark.skipif(not can_be_alone(), reason="no namespaces of processes can be made here")
+def test_two_processes_of_the_same_number_do_not_take_each_other_for_themselves() -> None:
+    with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+        command = [*ALONE, sys.executable, "-c", FIRST_OF_A_CONTAINER, str(COUNT)]
+        env = {**os.environ, **where, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}) for r in range(2)]
+        assert [rank.wait(60) for rank in ranks] == [0, 0]

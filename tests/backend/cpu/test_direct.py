@@ -317,7 +317,7 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 
 def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
-        world = [replace(one, asked=1024, folding=768) for one in direct(size)]
+        world = [replace(one, asked=1024, folding=768, lending=768) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
         return next((int(step.arg) for step in steps if step.kind is Kind.EXPOSE), 0)
 

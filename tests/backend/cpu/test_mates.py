@@ -23,7 +23,7 @@ from clocks import soon
 
 from nc10d.backend.cpu import mates as meeting
 from nc10d.backend.cpu.arena import Arena
-from nc10d.backend.cpu.cards import Card, host_id, version
+from nc10d.backend.cpu.cards import Card, host_id, process, version
 from nc10d.backend.cpu.host import Host, mask
 from nc10d.backend.cpu.mates import Mate, meet
 from nc10d.backend.cpu.native import arrays as plain
@@ -80,7 +80,7 @@ def cards(store: HashStore, rank: int) -> Card:
 
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
     """Put a card for a rank that is not there."""
-    card = Card(rank, host_id(), "host", os.getpid(), name, "0" * 32, version())
+    card = Card(rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process())
     store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
     return card
 

@@ -23,7 +23,7 @@ def test_the_end_of_a_process_is_told_whatever_bytes_its_name_has() -> None:
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         nowhere: Any = None
-        mate = Mate(1, 1, process.pid, "host", nowhere, -1)
+        mate = Mate(1, 1, process.pid, "another", "host", nowhere, -1)
         assert causes.death(mate) == "it exited with code 3"
 
 

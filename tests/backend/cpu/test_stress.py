@@ -234,7 +234,7 @@ def world() -> Iterator[Ranks]:
         patch.setattr(Plans, "linked", linked)
         patch.setattr(forming, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
         patch.setattr(Plans, "remember", lambda *_: None)
-        patch.setattr(host, "can_reach", lambda _: 0)  # what is tampered with are the boards
+        patch.setattr(host, "access_to", lambda _: 0)  # what is tampered with are the boards
         with Ranks(4) as ranks:
             yield ranks
 

@@ -5,9 +5,9 @@ what is his from its owner, and nobody leaves before the others have taken their
 all go the way over the boards. An all_reduce writes into peers' arrays too, as far as these are
 lent (see native/direct.py).
 
-The kernel's help is for arrays too large for a cache; what it fetches to be folded goes to a spare
-place first, what it puts into a peer's array is taken from mine. Registered arrays are folded,
-fetched and filled where they lie.
+The kernel's help is for large arrays. What it fetches to be folded goes where the result will be,
+or to a spare place if that is my own part; what it puts into a peer's array is taken from mine.
+Registered arrays are folded, fetched and filled where they lie.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def _either(
     direct: Sequence[Step],
     boards: Sequence[Step],
     *,
-    kernel: int,
+    access: int,
     lent: int = 0,
 ) -> list[Step]:
     """Expose an array; go `direct` if all ranks' can be read, else over the boards.
 
-    `kernel` says what the kernel may be asked for, `lent` how much of it peers write.
+    `access` is what the kernel must give for a plain array, `lent` how many bytes peers write.
     """
-    exposed = expose(layout.rank, mine, kernel, lent=lent)
+    exposed = expose(layout.rank, mine, access, lent=lent)
     return _ways([enter(), exposed], direct, boards)
 
 
@@ -109,13 +109,22 @@ def all_reduce(
         steps += behind
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
-    # With more ranks than two, boards are quicker: each is asked for twice as many pieces.
-    kernel = _asked(layout, nbytes) or WRITES * (nbytes >= layout.folding)
-    return _either(layout, user(0), steps, boards, kernel=kernel * (layout.size == 2), lent=lent)
+    access = _to_all(layout, nbytes)
+    return _either(layout, user(0), steps, boards, access=access, lent=lent)
 
 
-def _asked(layout: Layout, nbytes: int) -> int:
-    """Say whether the kernel is asked for arrays of so many bytes."""
+def _to_all(layout: Layout, nbytes: int) -> int:
+    """Return the least access with which an all_reduce is quicker by the kernel than over boards.
+
+    More ranks than two would ask it for twice as many pieces.
+    """
+    if layout.size > 2 or nbytes < layout.lending:
+        return 0
+    return READS if nbytes >= layout.asked else WRITES
+
+
+def _copied(layout: Layout, nbytes: int) -> int:
+    """Return the access for which the kernel is asked to copy so many bytes."""
     return READS if nbytes >= layout.asked else 0
 
 
@@ -153,8 +162,8 @@ def reduce_scatter(
     steps = [fold, *_all_have_read()]
     if len({at.index for at in inps}) > 1:
         return _ways([enter(flag=True)], steps, boards)
-    kernel = READS * (nbytes * layout.size >= layout.folding)
-    return _either(layout, inps[0], steps, boards, kernel=kernel)
+    access = READS if nbytes * layout.size >= layout.folding else 0
+    return _either(layout, inps[0], steps, boards, access=access)
 
 
 def all_gather(
@@ -168,8 +177,8 @@ def all_gather(
     me = layout.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    kernel = _asked(layout, sum(sizes))
-    return _either(layout, mine, [*steps, *_all_have_read()], boards, kernel=kernel)
+    access = _copied(layout, sum(sizes))
+    return _either(layout, mine, [*steps, *_all_have_read()], boards, access=access)
 
 
 def all_to_all(
@@ -180,15 +189,15 @@ def all_to_all(
     place = At(inp.space, inp.index, inp.offset + me * nbytes)
     steps = [copy(recvs[me], place, nbytes)]
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    kernel = _asked(layout, nbytes * layout.size)
-    return _either(layout, inp, [*steps, *_all_have_read()], boards, kernel=kernel)
+    access = _copied(layout, nbytes * layout.size)
+    return _either(layout, inp, [*steps, *_all_have_read()], boards, access=access)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's."""
     if layout.rank == root:
-        kernel = _asked(layout, nbytes)
-        return _either(layout, user(0), _all_have_read(), boards, kernel=kernel)
+        access = _copied(layout, nbytes)
+        return _either(layout, user(0), _all_have_read(), boards, access=access)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
 

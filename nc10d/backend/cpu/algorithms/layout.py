@@ -23,11 +23,10 @@ ASKED = 4 << 20
 It is slow at fetching lines that their owner has just changed and still has in a cache. Ranks that
 are threads need no kernel, and are treated alike.
 """
-FOLDING = 1 << 20
-"""Bytes from which a reduction asks the kernel for what it folds, and so needs no board.
-
-An all_reduce does so only of two ranks, if the kernel also writes results to the peer.
-"""
+FOLDING = 2 << 20
+"""Bytes from which a reduce_scatter asks the kernel for what it folds."""
+LENDING = 1 << 20
+"""Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
@@ -38,8 +37,9 @@ class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
-    that the kernel can read; reductions do so from `folding` bytes on. One to all ranks goes
-    `window` by window and lends whole pages of `page` bytes.
+    that the kernel can read; a reduce_scatter does so from `folding` bytes on, an all_reduce from
+    `lending` bytes on, if the kernel also writes. That goes `window` by window and lends whole
+    pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -51,6 +51,7 @@ class Layout:
     direct: int = NEVER
     asked: int = ASKED
     folding: int = FOLDING
+    lending: int = LENDING
     window: int = WINDOW
     page: int = PAGE
 

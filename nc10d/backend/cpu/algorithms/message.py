@@ -26,7 +26,8 @@ def send(half: int, nbytes: int, direct: int = NEVER, asked: int = ASKED) -> lis
     """
     opening = [wait(RECEIVER, -TICKS), header()]
     if nbytes >= direct:
-        offered = [expose(SENDER, user(0), READS * (nbytes >= asked), flag=False), signal(TICKS)]
+        access = READS if nbytes >= asked else 0
+        offered = [expose(SENDER, user(0), access, flag=False), signal(TICKS)]
         return [*opening, *offered, *_ways([wait(RECEIVER, TICKS)], _puts(half, nbytes, 0), [])]
     steps = list(opening)
     for tick, low, count in _segments(half, nbytes):

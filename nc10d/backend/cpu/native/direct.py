@@ -48,8 +48,8 @@ from nc10d.backend.cpu.native.layout import (
     FOLD_BLOCK,
     LINE_SLOTS,
     P_FLOOR,
+    R_ACCESS,
     R_ARENAS,
-    R_CMA,
     R_ROW,
     R_SPAN,
     SLOT_BYTES,
@@ -85,7 +85,7 @@ NEVER = 1 << 62
 def nc10d_writable(channel: int) -> bool:
     """Say whether my private memory can be lent: to a single mate, which is another process."""
     reach, mate = load(channel + C_REACH), 1 - load(channel + C_RANK)
-    if load(reach + R_CMA) != WRITES or load(channel + C_SIZE) != 2:
+    if load(reach + R_ACCESS) != WRITES or load(channel + C_SIZE) != 2:
         return False
     return load(reach + R_ARENAS + R_ROW * mate + 8) != 0
 
@@ -112,7 +112,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             store(channel + C_LENT, inside)
             store(channel + C_LENT_BYTES, load(step + NBYTES))
             how = LENT
-    elif load(reach + R_CMA) >= load(step + ARG) > 0:
+    elif load(reach + R_ACCESS) >= load(step + ARG) > 0:
         store(board, address)
         how = BY_KERNEL
         if load(step + NBYTES) != 0 and nc10d_writable(channel):
@@ -285,7 +285,8 @@ def nc10d_fold_both(
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """dst = everyone's exposed bytes, folded in rank order.
 
-    On my board there is room for what is folded so far, and for what the kernel brings.
+    On my board there is room for what is folded so far (if dst is my own part), and for what the
+    kernel brings.
     """
     dst = nc10d_place(channel, users, step + DST, parity, segment)
     own = nc10d_place(channel, users, step + OWN, parity, segment)

@@ -17,7 +17,7 @@ FLAG_BIT = 62  # of a fingerprint: its rank wants the other way (`divert`)
 AREA_ABORT = 64  # 0, or 1 + the rank whose cause record counts
 AREA_STATE = 72  # 0 forming, 1 open, 2 closed
 AREA_LEFT = 80  # mask of the host ranks that will never touch this area and its links again
-AREA_READS = 88  # what the rank can do with all members' private memory: see READS
+AREA_ACCESS = 88  # what the kernel lets the rank do with all members' private memory: see READS
 # What a mate may write of my private memory: an iovec (of which the mate says where, and I how
 # many bytes at a time, 0: nothing any more), and the thread that is writing.
 AREA_LOAN = 96
@@ -34,7 +34,7 @@ CAUSE_BYTES = 1920
 AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link to it lies
 
 OPEN, CLOSED = 1, 2
-READS, WRITES = 1, 2  # the kernel lets read private memory; it lets write there, too
+READS, WRITES = 1, 2  # access to private memory by the kernel; 0: none
 
 # -- the first pages of an arena: the doorbell, then the rank's noticeboard ----------------------
 BOARD_VERSION = 64
@@ -130,7 +130,7 @@ def channel_bytes(size: int) -> int:
 
 
 # -- reach: how a channel's ranks read each other's memory ----------------------------------------
-R_CMA, R_SPAN = range(0, 2 * 8, 8)  # R_CMA: the least of the ranks' AREA_READS
+R_ACCESS, R_SPAN = range(0, 2 * 8, 8)  # R_ACCESS: the least of the ranks' AREA_ACCESS
 R_ARENAS = 2 * 8  # for each rank its arena as mapped here, its process (0: this one), its area
 R_ROW = 3 * 8
 # Folding in blocks keeps the result in the first cache while every rank's part is added.

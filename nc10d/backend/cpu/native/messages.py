@@ -106,13 +106,13 @@ def nc10d_pulled(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_soon(channel: int, flag: int, target: int, patient: int) -> bool:
+def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
     """Say whether a counter has come; wait a little, unless it must be at once."""
     if load_acquire(flag) >= target:
         return True
-    if patient == AT_ONCE:
+    if how_soon == AT_ONCE:
         return False
-    if patient == SOON:
+    if how_soon == SOON:
         return nc10d_spin(channel, flag, target)
     if load(channel + C_STREAMS) != 0:
         return nc10d_pulled(channel)
@@ -135,14 +135,14 @@ def nc10d_admitted(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool:
+def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
     """Say whether the message at the head of a link is the one that a descriptor is for.
 
     All of it must be there if I may not wait in the middle.
     """
     sent = load(load(channel + C_FLAGS))
-    wanted = 1 if patient == WAITS else LINK_TICKS
-    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, patient):
+    wanted = 1 if how_soon == WAITS else LINK_TICKS
+    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, how_soon):
         return False
     header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
     return (
@@ -154,7 +154,7 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, patient: int) -> bool
 
 @njit(nogil=True)
 def nc10d_move_message(
-    channel: int, descriptor: int, x: int, tag: int, site: int, patient: int
+    channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
     """Run a message on a channel whose lock is held; BUSY if something is in the way."""
     if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
@@ -162,7 +162,7 @@ def nc10d_move_message(
     if load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
         return BUSY
     if load(channel + C_KIND) == RECEIVER:
-        if not nc10d_awaited(channel, descriptor, tag, patient):
+        if not nc10d_awaited(channel, descriptor, tag, how_soon):
             return BUSY
         # Somebody asks for it now: it is no stray that could be taken aside.
         store_release(channel + C_UNMATCHED, 0)
@@ -172,14 +172,14 @@ def nc10d_move_message(
     store(channel + C_SITE, site)
     store(channel + C_BEGUN, nc10d_now())
     nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-    if patient == WAITS:
+    if how_soon == WAITS:
         return nc10d_drive(channel, SLICE_NS)
     # A short message can block at its first step only: nothing has happened then.
     return BUSY if call_engine(load(channel + C_ADVANCE), channel) == BLOCKED else DONE
 
 
 @njit(nogil=True)
-def nc10d_message(descriptor: int, array: int, tag: int, patient: int) -> int:
+def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     """Send or receive here and now; see `run_message`."""
     channel = load(descriptor + D_CHANNEL)
     if not nc10d_carries(channel, descriptor, array):
@@ -193,7 +193,7 @@ def nc10d_message(descriptor: int, array: int, tag: int, patient: int) -> int:
         nc10d_unlock(channel)
         return BUSY
     data = load(array + DATA_OFFSET)
-    answer = nc10d_move_message(channel, descriptor, data, tag, site, patient)
+    answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
     if answer == DONE:
         nc10d_end_message(channel, nc10d_now())
     if answer in (DONE, BUSY):
@@ -208,13 +208,13 @@ def _run_message(descriptor: int, x: object, tag: int) -> int:
 
 
 @on_demand(types.int64(_WORD, any_object, _WORD, _WORD))
-def _try_message(descriptor: int, x: object, tag: int, patient: int) -> int:
-    return nc10d_message(descriptor, as_int(x), tag, patient)
+def _try_message(descriptor: int, x: object, tag: int, how_soon: int) -> int:
+    return nc10d_message(descriptor, as_int(x), tag, how_soon)
 
 
 @on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
 def _submit_message(
-    channel: int, words: object, model: int, deadline: int, x: object, tag: int, patience: int
+    channel: int, words: object, model: int, deadline: int, x: object, tag: int, spins: int
 ) -> int:
     array = as_int(x)
     if not nc10d_carries(channel, model, array) or load_acquire(channel + C_BROKEN) != 0:
@@ -228,8 +228,8 @@ def _submit_message(
     store(descriptor + D_BYTES, load(model + D_BYTES))
     store(descriptor + D_DTYPE, load(model + D_DTYPE))
     store(users, load(array + DATA_OFFSET))
-    if patience >= 0:
-        return nc10d_submit_here(channel, descriptor, patience)
+    if spins >= 0:
+        return nc10d_submit_here(channel, descriptor, spins)
     return nc10d_submit(channel, descriptor)
 
 
@@ -242,15 +242,15 @@ inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as 
 to go on, and C_RECEIVING to be cleared after that.
 """
 try_message: EntryPoint
-"""try_message(descriptor, x, tag, patient): as run_message for a short message, but either
+"""try_message(descriptor, x, tag, how_soon): as run_message for a short message, but either
 AT_ONCE or SOON.
 """
 submit_message: EntryPoint
-"""submit_message(channel, words, model, deadline_ns, x, tag, patience): fill in a descriptor and
+"""submit_message(channel, words, model, deadline_ns, x, tag, spins): fill in a descriptor and
 submit it.
 
 `words` is zeroed and has room for an address; the rest is as in the descriptor `model`. If its
-`patience` is not negative, this thread advances it first, and spins so often for the peer. As
+`spins` is not negative, this thread advances it first, and spins so often for the peer. As
 arrays.submit_known.
 """
 

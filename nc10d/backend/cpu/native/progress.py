@@ -289,12 +289,12 @@ def nc10d_soon_there(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
+def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     """Advance one channel: DONE if something moved, BLOCKED, BUSY (another thread is at it), or a
     failure.
 
-    A `sleepy` thread will do no more if nothing moves: sockets are armed. So many times as its
-    `patience` it spins for a peer before it leaves the rest to whom the peer will wake.
+    A `sleepy` thread will do no more if nothing moves: sockets are armed. It spins for a peer up to
+    `spins` times, and then leaves the rest to whom the peer will wake.
     """
     if not nc10d_waiting(channel):
         return BLOCKED
@@ -307,9 +307,9 @@ def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
     known = load(channel + C_UNMATCHED)
     transfers = nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == BLOCKED and patience > 0 and nc10d_soon_there(channel):
+    while answer == BLOCKED and spins > 0 and nc10d_soon_there(channel):
         answer = nc10d_progress(channel)
-        patience -= 1
+        spins -= 1
     moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
     moved = moved or nc10d_moved(channel) != transfers
     stray = answer == UNMATCHED and (moved or known == 0)
@@ -336,7 +336,7 @@ def nc10d_attend(channel: int, sleepy: bool, patience: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, patience: int) -> int:
+def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     """Append a descriptor, and advance the channel in this thread as far as it goes.
 
     It may wait a moment for peers that come at the same time: that leaves nobody to wake. Where
@@ -348,7 +348,7 @@ def nc10d_submit_here(channel: int, descriptor: int, patience: int) -> int:
     answer = nc10d_append(channel, descriptor)
     if answer != DONE:
         return answer
-    answer = nc10d_attend(channel, True, patience)
+    answer = nc10d_attend(channel, True, spins)
     tries = 1
     while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)
