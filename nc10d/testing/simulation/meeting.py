@@ -100,7 +100,7 @@ class Host:
     def abandon(self, offsets: object, left_word: int, members: int) -> None:
         """Keep memory until the others have left."""
 
-    def reads(self, members: object) -> int:
+    def access(self, members: object) -> int:
         """Say whom this rank can read."""
         return 0
 
