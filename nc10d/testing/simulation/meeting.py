@@ -101,7 +101,7 @@ class Host:
         """Keep memory until the others have left."""
 
     def access(self, members: object) -> int:
-        """Say whom this rank can read."""
+        """Say what the kernel lets this rank do with others' memory: nothing."""
         return 0
 
     def lost(self, members: Any) -> Any:
