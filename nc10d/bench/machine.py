@@ -43,8 +43,9 @@ class Machine:
     arrival on another host, `send` what one transfer to or from another host keeps a rank busy
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
-    sent only one way (empty: as both ways), copied by the kernel from a mate's array, and put there
-    (empty: it does not). What the kernel has brought is folded at the price of a copy.
+    sent only one way (empty: as both ways), copied by the kernel from a mate's array, and folded
+    and put back into one that is lent (empty: it does not). What the kernel has brought is folded
+    at the price of a copy.
     """
 
     calls: Mapping[str, float]
@@ -59,12 +60,12 @@ class Machine:
     stream: Curve
     one_way: Curve = ()
     kernel: Curve = ()
-    give: Curve = ()
+    lent: Curve = ()
 
     @property
     def access(self) -> int:
         """Say whether the kernel READS a mate's memory, or WRITES there too; 0 if neither."""
-        return WRITES if self.give else READS if self.kernel else 0
+        return WRITES if self.lent else READS if self.kernel else 0
 
     def call(self, op: str) -> float:
         """Return the seconds that a call takes before and after its program."""
@@ -94,8 +95,9 @@ class Machine:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
-            given = at_reach(self.give, reach) if step.tick and self.access == WRITES else 0.0
-            return (size - 1) * (fetched + at_reach(self.copy, reach) + given)
+            folded = fetched + at_reach(self.copy, reach)
+            lent = step.tick and self.access == WRITES
+            return (size - 1) * (at_reach(self.lent, reach) if lent else folded)
         return 0.0
 
     def _copying(self, step: Step, rank: int) -> Curve:
@@ -123,7 +125,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "give")
+CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "lent")
 
 
 def changed(machine: Machine, setting: str) -> Machine:
@@ -174,7 +176,7 @@ DEVELOPMENT = Machine(
     ),
     stream=_nano((1, 0.56)),
     kernel=_nano((128 << 10, 0.1), (2 << 20, 0.09), (32 << 20, 0.12)),
-    give=_nano((1, 0.06)),
+    lent=_nano((1, 0.2)),
 )
 """Two virtual cores (AMD EPYC, Zen 4), TCP over loopback, 2026-11-21.
 

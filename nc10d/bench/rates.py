@@ -45,6 +45,7 @@ BY_KERNEL = ASKED // 2
 """Bytes of an array from which on the kernel's copies are timed."""
 STEPS, MANY = 64, 8
 HOW = Combine(Kernel("SUM", "float32"))
+MEET = [signal(1), wait_all(1)]
 LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
 Bytes = npt.NDArray[np.uint8]
 
@@ -163,7 +164,12 @@ def moves(bench: Bench, reach: int) -> Sample:
 def fetches(bench: Bench, reach: int) -> Sample:
     """Time the kernel's copies from the mate's array, just written, of `reach` bytes with mine."""
     half = reach // 2
-    written = _exposed(bench, half, 0)
+    written = [
+        copy(user(0), user(1), half),
+        free(),
+        expose(bench.rank, user(0), codes.READS),
+        *MEET,
+    ]
     x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
     whole = [*written, fetch(user(1), bench.others[0], 0, half)]
     empty = repeated(lambda: bench.run([*written, *LAST], x, y), often(half))
@@ -171,26 +177,17 @@ def fetches(bench: Bench, reach: int) -> Sample:
     return {("kernel", reach): (taken - empty) / half}
 
 
-def gifts(bench: Bench, reach: int) -> Sample:
-    """Time the kernel's copies into the mate's array of what was folded from there."""
-    mine = reach // 4
-    x, y = np.ones(2 * mine, np.uint8), np.ones(2 * mine, np.uint8)
-    written, low = _exposed(bench, 2 * mine, 2 * mine), bench.rank * mine
+def folds(bench: Bench, reach: int) -> Sample:
+    """Time folds of what the mate has lent, again and again: fetched, folded, given back."""
+    mine = reach // 2
+    low, place = bench.rank * mine, user(0, bench.rank * mine)
+    x = np.ones(2 * mine, np.uint8)
+    shown = [free(), expose(bench.rank, user(0), codes.WRITES, lent=2 * mine), *MEET]
     room, most = board(bench.rank, LINE), line_down((bench.backend.layout.half - LINE) // 2)
-
-    def folded(lent: int) -> float:
-        place = user(0, low)
-        fold = fold_exposed(place, place, low, mine, HOW, room, most, lent)
-        return repeated(lambda: bench.run([*written, fold, *LAST], x, y), often(mine))
-
-    kept = folded(0)
-    return {("give", reach): (folded(2 * mine) - kept) / mine}
-
-
-def _exposed(bench: Bench, nbytes: int, lent: int) -> list[Step]:
-    """Return steps that write an array, and show it to the mate, or lend it."""
-    shown = expose(bench.rank, user(0), codes.READS, lent=lent)
-    return [copy(user(0), user(1), nbytes), free(), shown, signal(1), wait_all(1)]
+    fold = fold_exposed(place, place, low, mine, HOW, room, most, 2 * mine)
+    empty = repeated(lambda: bench.run([*shown, *LAST], x), often(mine))
+    taken = repeated(lambda: bench.run([*shown, fold, *LAST], x), often(mine))
+    return {("lent", reach): (taken - empty) / mine}
 
 
 def exchange(bench: Bench, nbytes: int, count: int = 1) -> list[Step]:
@@ -243,5 +240,5 @@ def rates(bench: Bench, reach: int) -> Sample:
     found, access = moves(bench, reach), bench.backend.areas.access()
     if reach >= BY_KERNEL:
         found |= fetches(bench, reach) if access >= codes.READS else {}
-        found |= gifts(bench, reach) if access >= codes.WRITES else {}
+        found |= folds(bench, reach) if access >= codes.WRITES else {}
     return found
