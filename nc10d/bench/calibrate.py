@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
+
+import numpy as np
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
@@ -84,18 +88,30 @@ def calls(alone: ProcessGroup) -> Sample:
 
 
 def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float:
-    """Return the median seconds of a collective, called `count` times in a row."""
-    call = COLLECTIVES[op](group, nbytes, DType.FLOAT32).call
+    """Return the typical seconds of a collective, called some times in a row, `count` times."""
+    turns = _turns(group, op, nbytes)
     many = 8 if nbytes < 1 << 16 else 4
 
     def once() -> float:
         start = time.perf_counter()
-        for _ in range(many):
+        for call in islice(cycle(turns), many):
             call()
         return (time.perf_counter() - start) / many
 
     group.barrier()
     return repeated(once, count)
+
+
+def _turns(group: ProcessGroup, op: str, nbytes: int) -> list[Callable[[], object]]:
+    """Return calls to be made in turns.
+
+    Everyone is a broadcast's root once: always the same would run ahead of the others, and what is
+    timed were a stream.
+    """
+    if op != "broadcast":
+        return [COLLECTIVES[op](group, nbytes, DType.FLOAT32).call]
+    x = np.ones(nbytes // 4, np.float32)
+    return [partial(group.broadcast, x, root) for root in range(group.size)]
 
 
 def pin(rank: int) -> None:
