@@ -105,8 +105,8 @@ def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float
 def _turns(group: ProcessGroup, op: str, nbytes: int) -> list[Callable[[], object]]:
     """Return calls to be made in turns.
 
-    Everyone is a broadcast's root once: always the same would run ahead of the others, and what is
-    timed were a stream.
+    Everyone in turn is a broadcast's root: one that always is would run ahead of the others, and a
+    stream would be timed.
     """
     if op != "broadcast":
         return [COLLECTIVES[op](group, nbytes, DType.FLOAT32).call]

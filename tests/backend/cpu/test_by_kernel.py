@@ -121,11 +121,13 @@ dist.all_reduce(x)
 assert (x == 3).all()
 dist.destroy_process_group()
 """
-ALONE = ["unshare", "--pid", "--fork", "--mount-proc"]
+ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def can_be_alone() -> bool:
-    return shutil.which(ALONE[0]) is not None and not subprocess.run([*ALONE, "true"]).returncode
+    if shutil.which(ALONE[0]) is None:
+        return False
+    return subprocess.run([*ALONE, "true"], capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="no namespaces of processes can be made here")
@@ -135,4 +137,9 @@ def test_two_processes_of_the_same_number_do_not_take_each_other_for_themselves(
         command = [*ALONE, sys.executable, "-c", FIRST_OF_A_CONTAINER, str(COUNT)]
         env = {**os.environ, **where, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}) for r in range(2)]
-        assert [rank.wait(60) for rank in ranks] == [0, 0]
+        try:
+            assert [rank.wait(60) for rank in ranks] == [0, 0]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
