@@ -166,6 +166,9 @@ class Walker:
     def _length(self, step: Step) -> int:
         if step.kind is Kind.FETCH:  # what is lent has been put there
             return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
+        if step.kind is Kind.FILL:
+            mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
+            return sum(min(step.nbytes, mate._lent) for mate in mates)
         if step.kind is Kind.FOLD or not step.total:  # an offset, if it is a fold's
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
@@ -209,6 +212,7 @@ class Walker:
     def _divert(self, step: Step) -> int | None:
         awaited = self._wait_all(step)
         if awaited is None and self._round in self._host.flagged:
+            self._lent = 0
             self._pc += step.skip
         return awaited
 
@@ -225,6 +229,10 @@ class Walker:
             self._host.flagged.add(self._round)
         pair = len(self._host.ranks) == 2
         self._lent = step.nbytes if readable and access == WRITES and pair else 0
+
+    def _recall(self, step: Step) -> None:
+        self._busy(step)
+        self._lent = 0
 
     def _jump(self, step: Step) -> None:
         self._pc += step.skip
@@ -314,6 +322,7 @@ _DO: dict[Kind, Callable[[Walker, Step], int | None]] = {
     Kind.DIVERT: Walker._divert,
     Kind.ENTER: Walker._enter,
     Kind.EXPOSE: Walker._expose,
+    Kind.RECALL: Walker._recall,
     Kind.JUMP: Walker._jump,
     Kind.ROUND: Walker._end_round,
     Kind.LOOP: Walker._loop,

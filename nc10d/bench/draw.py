@@ -40,16 +40,18 @@ class Look:
 PUT = Look("put on my board", "#6baed6")
 GET = Look("get from a rank's board or array", "#74c476")
 FOLD = Look("fold contributions", "#fd8d3c")
+LEND = Look("put into an array that is lent", "#3182bd")
 COPY = Look("copy or scale my own", "#c7c3e3")
 GIVE = Look("send to another host", "#e377c2")
 TAKE = Look("take from another host", "#f7b6d2")
 ASIDE = Look("enter, announce, compare", "#d9d9d9")
-LOOKS = (PUT, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
+LOOKS = (PUT, LEND, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
 BY_KIND = {
     Kind.REDN: FOLD,
     Kind.FOLD: FOLD,
     Kind.PAIR: FOLD,
     Kind.FETCH: GET,
+    Kind.FILL: LEND,
     Kind.GIVE: GIVE,
     Kind.PUSH: GIVE,
     Kind.TAKE: TAKE,

@@ -64,7 +64,7 @@ class Machine:
 
     @property
     def access(self) -> int:
-        """Say whether the kernel READS a mate's memory, or WRITES there too; 0 if neither."""
+        """Return what the kernel does with a mate's memory: 0, READS or WRITES."""
         return WRITES if self.lent else READS if self.kernel else 0
 
     def call(self, op: str) -> float:
@@ -91,7 +91,7 @@ class Machine:
             return (size - 1) * at_reach(self.fold, reach) + twice
         if step.kind is Kind.PAIR:
             return at_reach(self.copy, reach)
-        if step.kind is Kind.FETCH:
+        if step.kind in (Kind.FETCH, Kind.FILL):
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)

@@ -60,7 +60,9 @@ def _expose(me: Rank, step: Step) -> bool:
 def _recall(me: Rank, step: Step) -> bool:
     del step
     region = me.exposed[me.round & 1]
-    assert region is not None
+    if region is None:
+        assert me.lent == 0
+        return True
     region.touch(0, me.lent, me.rank, me.clock, write=True)
     me.lent = 0
     return True
@@ -103,12 +105,22 @@ def _fold(me: Rank, step: Step) -> bool:
     if step.last is not None:
         folded = mapped(step.last, folded, step.arg)
     me.view(step.dst, nbytes, write=True)[:] = folded
+    _give(me, step, folded[: max(0, step.tick - low)], low)
+    return True
+
+
+def _give(me: Rank, step: Step, data: Bytes, low: int) -> None:
+    """Put bytes into what peers have lent, as far as they have."""
     for rank in range(me.world.size):
-        given = min(nbytes, me.world.ranks[rank].lent - low, step.tick - low)
+        given = min(data.size, me.world.ranks[rank].lent - low)
         if rank != me.rank and given > 0:
             region = _exposed(me, step, rank)
             region.touch(low, low + given, me.rank, me.clock, write=True)
-            region.data[low : low + given] = folded[:given]
+            region.data[low : low + given] = data[:given]
+
+
+def _fill(me: Rank, step: Step) -> bool:
+    _give(me, step, me.view(step.own, step.nbytes, write=False), int(step.arg))
     return True
 
 
@@ -154,4 +166,5 @@ HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
     Kind.GATE: _gate,
     Kind.OPEN: _open,
     Kind.RECALL: _recall,
+    Kind.FILL: _fill,
 }

@@ -77,6 +77,9 @@ class TimedRank(FarRank):
             moved = step.nbytes if step.kind in (Kind.FETCH, Kind.FOLD) else nbytes
             if step.kind is Kind.FETCH:  # what is lent comes without
                 moved -= min(moved, max(0, self.lent - int(step.arg)))
+            if step.kind is Kind.FILL:
+                mates = (mate for mate in self.world.ranks if mate is not self)
+                moved = sum(min(moved, mate.lent) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
             self.now += self.machine.price(step, moved, self.rank, size, arrays)
         if step.kind is Kind.SIGNAL:

@@ -23,7 +23,7 @@ OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
-RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.RECALL + 1))}
+RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
 """Steps that rare.py carries out."""
 LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FOLD)
 SHORT = 256 * 1024

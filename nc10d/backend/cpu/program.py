@@ -49,6 +49,7 @@ class Kind(enum.IntEnum):
     JUMP = 23
     PICK = 24
     RECALL = 25
+    FILL = 26
     PAIR = 38
     LOOP = 39
     FLOW = 40

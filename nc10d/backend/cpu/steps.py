@@ -125,6 +125,11 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
+def fill_lent(src: At, offset: int, nbytes: int) -> Step:
+    """Put `nbytes` of mine to where they belong, from `offset` on, in every array lent to me."""
+    return Step(Kind.FILL, nbytes, src=board(0), own=src, arg=offset)
+
+
 def fold_exposed(
     dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, most: int, lent: int = 0
 ) -> Step:

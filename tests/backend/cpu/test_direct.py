@@ -325,6 +325,7 @@ def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     assert [asks("all_reduce", count, 2) for count in (127, 96, 95)] == [at.WRITES, at.WRITES, 0]
     assert [asks("reduce_scatter", count, 2) for count in (48, 47)] == [at.READS, 0]
     assert [asks("reduce_scatter", count, 3) for count in (32, 31)] == [at.READS, 0]
-    for name, count in (("all_gather", 64), ("all_to_all", 64), ("broadcast", 128)):
-        assert asks(name, count, 2)
-        assert not asks(name, count - 1, 2)
+    assert [asks("broadcast", count, 2) for count in (128, 127, 64)] == [at.READS, *[at.WRITES] * 2]
+    assert [asks("broadcast", count, 3) for count in (128, 127)] == [at.READS, 0]
+    for name, count in (("all_gather", 64), ("all_to_all", 64)):
+        assert [asks(name, count, 2), asks(name, count - 1, 2)] == [at.READS, 0]

@@ -19,20 +19,22 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu import reading as reach
-from nc10d.backend.cpu.algorithms.layout import LENDING
+from nc10d.backend.cpu.algorithms.layout import DIRECT, LENDING
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native.direct import AT_A_TIME
 from nc10d.backend.cpu.plans import Plans
 from nc10d.errors import Aborted
 from nc10d.group import ProcessGroup
-from nc10d.ops import AVG, MAX, SUM
+from nc10d.ops import AVG, MAX, MIN, SUM
 from nc10d.testing import Ranks, reference
 from nc10d.testing.reference import same_bits
 
 BYTES = at.AREA_LOAN_BYTES // 8
 WRITER = at.AREA_WRITER // 8
 ROUNDS = 20
+WRITING = {"all_reduce": "FOLD", "broadcast": "FILL"}
+"""The calls in which a peer writes into a lent array, and the step that does."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,28 @@ def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(lenders: Rank
     lenders.run(pieces)
 
 
-def aborts(group: ProcessGroup, seed: int) -> None:
+def filled_pieces(group: ProcessGroup) -> None:
+    """Broadcast arrays that begin and end anywhere, and look at what lies beside them."""
+    page, much = 1024, AT_A_TIME // 2
+    for root in (0, 1):
+        for start, count in ((0, DIRECT), (1, DIRECT + 3), (page - 1, much + 1), (2, 4 * LENDING)):
+            wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(2)]
+            mine = wholes[group.rank].copy()
+            group.broadcast(mine[start : start + count], root)
+            wholes[group.rank][start : start + count] = wholes[root][start : start + count]
+            assert same_bits(mine, wholes[group.rank])
+
+
+def test_arrays_of_any_place_and_length_are_filled_where_they_lie(lenders: Ranks) -> None:
+    lenders.run(filled_pieces)
+
+
+def call(group: ProcessGroup, name: str, x: Any) -> None:
+    """Reduce, or broadcast from rank 1, so that it writes into what rank 0 has lent."""
+    group.broadcast(x, 1) if name == "broadcast" else group.all_reduce(x, MIN)
+
+
+def aborts(group: ProcessGroup, name: str, seed: int) -> None:
     """Rank 0 leaves a call at any moment, while rank 1 is stopped; that goes on afterwards."""
     moments, pids = random.Random(seed), np.zeros(2, np.int64)
     group.all_gather_into_tensor(pids, np.array([os.getpid()]))
@@ -87,7 +110,7 @@ def aborts(group: ProcessGroup, seed: int) -> None:
             threading.Timer(moments.uniform(0, 0.002), leave).start()
         with contextlib.suppress(Aborted):
             while True:
-                other.all_reduce(x, MAX)
+                call(other, name, x)
         x[...] = 666
         if group.rank == 0:
             os.kill(int(pids[1]), signal.SIGCONT)
@@ -95,13 +118,16 @@ def aborts(group: ProcessGroup, seed: int) -> None:
         assert (x == 666).all(), "a peer wrote into an array that was its caller's again"
 
 
-def test_nobody_writes_into_the_array_of_a_call_that_has_been_left(lenders: Ranks) -> None:
+@pytest.mark.parametrize("name", WRITING)
+def test_nobody_writes_into_the_array_of_a_call_that_has_been_left(
+    name: str, lenders: Ranks
+) -> None:
     for seed in range(2):
-        lenders.run(aborts, [seed] * 2)
+        lenders.run(aborts, [name] * 2, [seed] * 2)
 
 
-def gives_up(group: ProcessGroup, folder: Path) -> None:
-    """Rank 1 rests before it folds; rank 0 leaves the call and has its array again."""
+def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
+    """Rank 1 rests before it writes; rank 0 leaves the call and has its array again."""
     x = np.full(LENDING // 4, 1.0 + group.rank)
     other = group.split_group([[0, 1]])
     assert other is not None
@@ -113,7 +139,7 @@ def gives_up(group: ProcessGroup, folder: Path) -> None:
 
         threading.Thread(target=abort, daemon=True).start()
         with pytest.raises(Aborted):
-            other.all_reduce(x)
+            call(other, name, x)
         x[...] = 666
         tell(folder / "released")
         assert told(folder / "left")
@@ -126,12 +152,14 @@ def gives_up(group: ProcessGroup, folder: Path) -> None:
         assert told(folder / "released")
         released.set()
 
+    reading.clear()
+    released.clear()
     resting = threading.Thread(target=rest, daemon=True)
     resting.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plans, "linked", slow_reader("FOLD"))
+        patch.setattr(Plans, "linked", slow_reader(WRITING[name]))
         with pytest.raises(Aborted):
-            other.all_reduce(x)
+            call(other, name, x)
     resting.join()
     tell(folder / "left")
 
@@ -144,12 +172,13 @@ def told(fifo: Path) -> bool:
     return fifo.read_text() == "now"
 
 
+@pytest.mark.parametrize("name", WRITING)
 def test_a_late_peer_writes_nothing_into_an_array_that_was_taken_back(
-    tmp_path: Path, lenders: Ranks
+    name: str, tmp_path: Path, lenders: Ranks
 ) -> None:
-    for name in ("reading", "released", "left"):
-        os.mkfifo(tmp_path / name)
-    lenders.run(gives_up, [tmp_path] * 2)
+    for fifo in ("reading", "released", "left"):
+        os.mkfifo(tmp_path / fifo)
+    lenders.run(gives_up, [name] * 2, [tmp_path] * 2)
 
 
 ENDS: dict[str, Callable[[subprocess.Popen[bytes], reach.Words], object]] = {

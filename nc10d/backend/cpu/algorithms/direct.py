@@ -2,8 +2,8 @@
 
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
-all go the way over the boards. An all_reduce writes into peers' arrays too, as far as these are
-lent (see native/direct.py).
+all go the way over the boards. An all_reduce, and a broadcast of two ranks, write into peers'
+arrays too, as far as these are lent (see native/direct.py).
 
 The kernel's help is for large arrays. What it fetches to be folded goes where the result will be,
 or to a spare place if that is my own part; what it puts into a peer's array is taken from mine.
@@ -25,6 +25,7 @@ from nc10d.backend.cpu.steps import (
     enter,
     expose,
     fetch,
+    fill_lent,
     fold_exposed,
     free,
     jump,
@@ -195,11 +196,24 @@ def all_to_all(
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's."""
+    if layout.size == 2:
+        return _shared(layout, nbytes, root, boards)
     if layout.rank == root:
         access = _copied(layout, nbytes)
         return _either(layout, user(0), _all_have_read(), boards, access=access)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
+
+
+def _shared(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
+    """A broadcast of two ranks: the root fills one half, which is lent; the other is fetched."""
+    lent = nbytes // 2 // layout.page * layout.page
+    if layout.rank == root:
+        steps = [fill_lent(user(0), 0, lent), *_all_have_read()]
+        return _either(layout, user(0), steps, boards, access=_copied(layout, nbytes) or WRITES)
+    lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
+    steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]
+    return _ways([enter(), lend], steps, boards)
 
 
 def _all_have_read() -> list[Step]:

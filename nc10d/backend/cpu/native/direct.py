@@ -208,6 +208,15 @@ def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) ->
 
 
 @njit(nogil=True)
+def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """Put bytes of mine into every array that a peer has lent."""
+    own = nc10d_place(channel, users, step + OWN, parity, segment)
+    boards = channel - load(step + SRC) + parity
+    away = nc10d_give(channel, boards, own, load(step + ARG), load(step + NBYTES))
+    return DONE if away < 0 else nc10d_kept_off(channel, step, segment, boards, away)
+
+
+@njit(nogil=True)
 def nc10d_give_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     """Have the kernel put bytes into a peer's private memory; False if that may not be."""
     pid, area = load(row + 8), load(row + 16)

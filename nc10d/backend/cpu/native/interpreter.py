@@ -74,13 +74,13 @@ from nc10d.backend.cpu.native.operands import (
     ARG,
     DST,
     EXTRA,
+    FILL,
     FLOW,
     KERNEL,
     LAST,
     NO_OPERAND,
     OWN,
     PACK,
-    RECALL,
     SRC,
     STEP,
     TICK,
@@ -274,7 +274,7 @@ def advance(channel: int) -> int:
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half
             move(header, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
             nc10d_show_site(channel, load(channel + C_SELF) + LINK_SITES + SITE_BYTES * half)
-        elif kind == AGREE or PACK <= kind <= RECALL:
+        elif kind == AGREE or PACK <= kind <= FILL:
             store(channel + C_PC, step)
             store(channel + C_SEGMENT, segment)
             answer = call_engine(load(load(channel + C_RARE)), channel)

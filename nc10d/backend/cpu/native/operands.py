@@ -24,7 +24,7 @@ KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
 # The kinds of steps that rare.py carries out, and AGREE.
 PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
-EXPOSE, FETCH, FOLD, JUMP, PICK, RECALL = 20, 21, 22, 23, 24, 25
+EXPOSE, FETCH, FOLD, JUMP, PICK, RECALL, FILL = 20, 21, 22, 23, 24, 25, 26
 AGREE = 12
 # Steps from FLOW on are those of streams.py.
 FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47

@@ -15,6 +15,7 @@ from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.direct import (
     nc10d_expose,
     nc10d_fetch,
+    nc10d_fill,
     nc10d_fold_exposed,
     nc10d_recall,
 )
@@ -50,6 +51,7 @@ from nc10d.backend.cpu.native.operands import (
     EXPOSE,
     EXTRA,
     FETCH,
+    FILL,
     FOLD,
     GATE,
     JUMP,
@@ -181,6 +183,8 @@ def _advance_rare(channel: int) -> int:
         return nc10d_fetch(channel, users, step, parity, segment)
     if kind == FOLD:
         return nc10d_fold_exposed(channel, users, step, parity, segment)
+    if kind == FILL:
+        return nc10d_fill(channel, users, step, parity, segment)
     if kind == GATE:
         return nc10d_gate(channel, users, step, parity, segment)
     if kind == AGREE:
