@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import ASKED, LINE, line_down
+from nc10d.backend.cpu.algorithms.layout import DIRECT, LINE, line_down
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import arrays as plain
@@ -41,7 +41,7 @@ from nc10d.group import ProcessGroup
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp
 
-BY_KERNEL = ASKED // 2
+BY_KERNEL = DIRECT // 2
 """Bytes of an array from which on the kernel's copies are timed."""
 STEPS, MANY = 64, 8
 HOW = Combine(Kernel("SUM", "float32"))
