@@ -79,15 +79,17 @@ class Machine:
     def price(self, step: Step, nbytes: int, rank: int, size: int, reach: float) -> float:
         """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
 
-        Waits and transfers between hosts cost nothing by themselves: see clocks.py.
+        Waits and transfers between hosts cost nothing by themselves: see clocks.py. Long steps are
+        quicker by the byte than short ones; rates are of steps over a third of their reach.
         """
-        return self.step + nbytes * self._rate(step, rank, size, reach)
+        return self.step + nbytes * self._rate(step, rank, size, max(reach, 3 * nbytes))
 
     def _rate(self, step: Step, rank: int, size: int, reach: float) -> float:
         if step.kind in (Kind.COPY, Kind.MAP):
             return at_reach(self._copying(step, rank), reach)
         if step.kind is Kind.REDN:
-            twice = at_reach(self.copy, 0) if step.also.space is not Space.NONE else 0.0
+            # The second destination is written while the result is in the first cache.
+            twice = min(rate for _, rate in self.copy) if step.also.space is not Space.NONE else 0.0
             return (size - 1) * at_reach(self.fold, reach) + twice
         if step.kind is Kind.PAIR:
             return at_reach(self.copy, reach)
