@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -69,17 +70,24 @@ def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -
         if far_bench is not None:
             sample.update(latencies(far_bench))
         times: dict[Cell, float] = {}
-        left = sorted(cells, key=lambda cell: cell.nbytes)
-        for reach in REACHES:
+        for reach, beside in by_reach(cells, REACHES):
             sample.update(rates(bench, reach))
             if far_bench is not None and reach in STREAMED:
                 sample.update(streams(far_bench, reach))
-            while left and (left[0].nbytes <= reach or reach == REACHES[-1]):
-                cell = left.pop(0)
+            for cell in beside:
                 where: Any = away if cell.far else group
                 times[cell] = call_seconds(where, cell.op, cell.nbytes, often(cell.nbytes))
         found.append(Round(sample, times))
     return found
+
+
+def by_reach(cells: Sequence[Cell], reaches: Sequence[int]) -> Iterator[tuple[int, list[Cell]]]:
+    """Yield each reach with the cells to measure beside it; the last one with all that are left."""
+    low = -1
+    for reach in reaches:
+        high = reach if reach != reaches[-1] else math.inf
+        yield reach, [cell for cell in cells if low < cell.nbytes <= high]
+        low = reach
 
 
 def calls(alone: ProcessGroup) -> Sample:

@@ -275,7 +275,9 @@ class Walker:
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
         both_ways = len(gives) < len(rows)
-        through = begin + machine.sent(sum(sizes), self.walk.arrays, both_ways=both_ways)
+        # Rates were measured on arrays of what is sent to all and what is taken from one.
+        reach = max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
+        through = begin + machine.sent(sum(sizes), reach, both_ways=both_ways)
         gone = through + len(new) * machine.send
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))

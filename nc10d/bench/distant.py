@@ -17,7 +17,15 @@ import numpy as np
 
 import nc10d as dist
 from nc10d.bench.apart import hosts_of_their_own, run_apart
-from nc10d.bench.calibrate import LIMIT, STREAMED, call_seconds, calls, pin, survey_here
+from nc10d.bench.calibrate import (
+    LIMIT,
+    STREAMED,
+    by_reach,
+    call_seconds,
+    calls,
+    pin,
+    survey_here,
+)
 from nc10d.bench.rates import Bench, latencies, often, streams
 from nc10d.bench.samples import Cell, Round, Sample
 from nc10d.subgroups import new_group
@@ -58,11 +66,13 @@ def main() -> None:
     pin(group.rank)
     bench = Bench(group)
     sample = {**calls(alone), **latencies(bench)}
-    for reach in STREAMED:
+    times: dict[Cell, float] = {}
+    for reach, beside in by_reach([Cell(*job) for job in json.loads(jobs)], STREAMED):
         sample.update(streams(bench, reach))
+        for cell in beside:
+            times[cell] = call_seconds(group, cell.op, cell.nbytes, often(cell.nbytes))
     mine = {(SAMPLE, *key): seconds for key, seconds in sample.items()}
-    for op, nbytes in json.loads(jobs):
-        mine[CELL, op, nbytes] = call_seconds(group, op, nbytes, often(nbytes))
+    mine |= {(CELL, cell.op, cell.nbytes): seconds for cell, seconds in times.items()}
     every = np.zeros((group.size, len(mine)))
     group.all_gather_into_tensor(every, np.array([*mine.values()]))
     if group.rank == 0:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
-from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
+from nc10d.backend.cpu.algorithms.across import SEGMENT
+from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, push, take
 from nc10d.backend.cpu.algorithms.layout import DIRECT, LINE, line_down
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
@@ -197,11 +199,25 @@ def exchange(bench: Bench, nbytes: int, count: int = 1) -> list[Step]:
 
 
 def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return flows from rank 0 to everyone, and at the end an answer of a few bytes."""
-    if bench.rank:
-        return [*flow([take(0, user(1), nbytes)]) * count, *flow([give(0, user(0), 8)])]
-    gives = flow([give(peer, user(0), nbytes) for peer in bench.others])
-    return [*gives * count, *flow([take(peer, user(1), 8) for peer in bench.others])]
+    """Return flows from each rank in turn to everyone, and at the end an exchange of a few bytes.
+
+    One that always sent would run ahead: its mates would take what came before.
+    """
+    steps: list[Step] = []
+    for turn in range(count):
+        root = turn % (1 + len(bench.others))
+        here = user(0, 0, SEGMENT)
+        if root == bench.rank:
+            steps += segments([give(peer, here, SEGMENT) for peer in bench.others], nbytes)
+        else:
+            steps += segments([take(root, here, SEGMENT)], nbytes)
+    return [*steps, *exchange(bench, 8)]
+
+
+def segments(rows: Sequence[Step], nbytes: int) -> list[Step]:
+    """Return flows of `nbytes` in all, cut as a broadcast's are; rows advance by segments."""
+    body = flow([replace(row, total=nbytes) for row in rows])
+    return loop(body, -(-nbytes // SEGMENT))
 
 
 def latencies(bench: Bench) -> Sample:
@@ -214,7 +230,7 @@ def latencies(bench: Bench) -> Sample:
         bench.run(exchange(bench, 8), x, y)
         return seconds / count
 
-    small = repeated(lambda: bench.run(exchange(bench, 8), x, y), 100)
+    small = repeated(lambda: bench.run(exchange(bench, 8, MANY), x, y), 50) / MANY
     # All that are given and all but one of those that are taken.
     sends = 2 * count - 1
     send = min(repeated(pushed, 50), small / (sends + 1))

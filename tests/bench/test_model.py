@@ -192,6 +192,17 @@ def test_typical_is_what_a_share_stays_below() -> None:
     assert typical([7.0]) == 7.0
 
 
+def test_every_cell_is_measured_beside_one_reach() -> None:
+    from nc10d.bench.calibrate import by_reach
+
+    cells = [Cell("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
+    assert [beside for _, beside in by_reach(cells, [8, 1024, 4096])] == [
+        cells[:2],
+        cells[2:4],
+        cells[4:],
+    ]
+
+
 def test_worlds_are_read_from_ranks_and_hosts() -> None:
     options = predict.read(["--model", "--ranks", "8..600"])
     assert [world.size for world in predict.worlds(options)] == [8, 64, 512, 600]

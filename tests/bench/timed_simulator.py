@@ -96,7 +96,8 @@ class TimedRank(FarRank):
         begin = max(self.now, self.world.network)
         both_ways = any(row.kind is Kind.TAKE for row in rows)
         total = sum(nbytes for _, nbytes in new)
-        through = begin + self.machine.sent(total, self.world.arrays, both_ways=both_ways)
+        reach = max(self.world.arrays, total + max((nbytes for _, nbytes in new), default=0))
+        through = begin + self.machine.sent(total, reach, both_ways=both_ways)
         gone = through + self.machine.send * len(new)
         for peer, nbytes in new:
             self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
