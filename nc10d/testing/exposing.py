@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
     """Record an access to one of my arrays, if it is exposed."""
-    for region in me.exposed:
-        if region is not None and np.shares_memory(region.data, array):
+    for region in me.exposed.values():
+        if np.shares_memory(region.data, array):
             start = low + _address(array) - _address(region.data)
             if start >= 0:
                 region.touch(start, start + nbytes, me.rank, me.clock, write=write)
@@ -31,10 +31,9 @@ def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None
 
 def withdraw(me: Rank) -> None:
     """The program has ended: its arrays are their caller's again."""
-    for half, region in enumerate(me.exposed):
-        if region is not None:
-            region.touch(0, region.data.size, me.rank, me.clock, write=True)
-            me.exposed[half] = None
+    for region in me.exposed.values():
+        region.touch(0, region.data.size, me.rank, me.clock, write=True)
+    me.exposed.clear()
     assert me.lent == 0, "a program ends with what it has lent"
 
 
@@ -43,36 +42,34 @@ def _address(array: Bytes) -> int:
 
 
 def _expose(me: Rank, step: Step) -> bool:
-    half = me.round & 1
+    half, place = me.round & 1, (me.round & 1, step.dst.offset)
     me.view(step.dst, 16, write=True)
     _, users = me.queue[0]
     assert step.src.space is Space.USER, step
     data = users[step.src.index][step.src.offset :]
-    me.exposed[half] = Region(f"array of rank {me.rank}", data)
+    me.exposed[place] = Region(f"array of rank {me.rank}", data)
     if me.rank in me.world.unreadable:
         me.flags[half] = me.flags[half] or bool(step.tick)
-        me.exposed[half] = None
-    elif me.rank not in me.world.keeping:
-        me.lent = step.nbytes
+        del me.exposed[place]
+    elif me.rank not in me.world.keeping and step.nbytes:
+        me.lent, me.lending = step.nbytes, me.exposed[place]
     return True
 
 
 def _recall(me: Rank, step: Step) -> bool:
     del step
-    region = me.exposed[me.round & 1]
-    if region is None:
-        assert me.lent == 0
-        return True
-    region.touch(0, me.lent, me.rank, me.clock, write=True)
+    if me.lent:
+        assert me.lending is not None
+        me.lending.touch(0, me.lent, me.rank, me.clock, write=True)
     me.lent = 0
     return True
 
 
 def _exposed(me: Rank, step: Step, peer: int) -> Region:
-    half = me.round & 1
+    half, slot = me.round & 1, step.src.offset
     owner = me.world.ranks[peer]
-    owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
-    region = owner.exposed[half]
+    owner.boards[half].touch(slot, slot + 16, me.rank, me.clock, write=False)
+    region = owner.exposed.get((half, slot))
     assert region is not None, f"rank {peer} has exposed nothing to {step}"
     return region
 
@@ -141,7 +138,7 @@ def _jump(me: Rank, step: Step) -> bool:
 def _pick(me: Rank, step: Step) -> bool:
     half, owner = me.round & 1, me.world.ranks[step.src.index]
     owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
-    if owner.exposed[half] is None:
+    if (half, 0) not in owner.exposed:
         me.pc += step.skip
     return True
 

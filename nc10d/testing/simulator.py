@@ -43,8 +43,9 @@ class Rank:
         self.calls: list[int] = [0, 0]
         # Of each half: whether this rank wants the other way, and what it has exposed.
         self.flags = [False, False]
-        self.exposed: list[Region | None] = [None, None]
+        self.exposed: dict[tuple[int, int], Region] = {}
         self.lent = 0
+        self.lending: Region | None = None
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0

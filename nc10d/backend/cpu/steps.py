@@ -95,16 +95,19 @@ def jump(steps: int) -> Step:
     return Step(Kind.JUMP, skip=steps)
 
 
-def expose(rank: int, src: At, access: int = 0, flag: bool = True, lent: int = 0) -> Step:
+def expose(
+    rank: int, src: At, access: int = 0, flag: bool = True, lent: int = 0, slot: int = 0
+) -> Step:
     """Let peers read an array of mine where it lies, until they say that they have.
 
     Goes before signal(1). If it is not registered the kernel is asked to copy it, where it gives
     the group that `access`: READS or WRITES (0: never). An array that can't be read sets my `flag`
     (`divert`).
     The first `lent` bytes peers may also write, until `recall`: if it is registered and begins a
-    page, or of two ranks that are processes, if the kernel copies it.
+    page, or of two ranks that are processes, if the kernel copies it. `slot` is where on my board
+    it is shown.
     """
-    return Step(Kind.EXPOSE, lent, int(flag), board(rank), src, arg=access)
+    return Step(Kind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)
 
 
 def recall() -> Step:
@@ -125,9 +128,9 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
-def fill_lent(src: At, offset: int, nbytes: int) -> Step:
-    """Put `nbytes` of mine to where they belong, from `offset` on, in every array lent to me."""
-    return Step(Kind.FILL, nbytes, src=board(0), own=src, arg=offset)
+def fill_lent(src: At, nbytes: int, slot: int = 0) -> Step:
+    """Put `nbytes` of mine into every array that is lent to me, and shown at `slot`."""
+    return Step(Kind.FILL, nbytes, src=board(0, slot), own=src)
 
 
 def fold_exposed(

@@ -317,15 +317,18 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 
 def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
-        world = [replace(one, asked=1024, folding=768, lending=768) for one in direct(size)]
+        limits = {"asked": 2048, "folding": 1536, "lending": 1536, "swapped": 1536}
+        world = [replace(one, **limits) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
         return next((int(step.arg) for step in steps if step.kind is Kind.EXPOSE), 0)
 
-    assert [asks("all_reduce", 128, size) for size in (2, 3)] == [at.READS, 0]
-    assert [asks("all_reduce", count, 2) for count in (127, 96, 95)] == [at.WRITES, at.WRITES, 0]
-    assert [asks("reduce_scatter", count, 2) for count in (48, 47)] == [at.READS, 0]
-    assert [asks("reduce_scatter", count, 3) for count in (32, 31)] == [at.READS, 0]
-    assert [asks("broadcast", count, 2) for count in (128, 127, 64)] == [at.READS, *[at.WRITES] * 2]
-    assert [asks("broadcast", count, 3) for count in (128, 127)] == [at.READS, 0]
-    for name, count in (("all_gather", 64), ("all_to_all", 64)):
-        assert [asks(name, count, 2), asks(name, count - 1, 2)] == [at.READS, 0]
+    some = [at.READS, at.WRITES, at.WRITES, 0]
+    assert [asks("all_reduce", 256, size) for size in (2, 3)] == [at.READS, 0]
+    assert [asks("all_reduce", count, 2) for count in (256, 255, 192, 191)] == some
+    assert [asks("reduce_scatter", count, 2) for count in (96, 95)] == [at.READS, 0]
+    assert [asks("reduce_scatter", count, 3) for count in (64, 63)] == [at.READS, 0]
+    assert [asks("broadcast", count, 2) for count in (256, 255, 64, 63)] == some
+    assert [asks("broadcast", count, 3) for count in (256, 255)] == [at.READS, 0]
+    for name in ("all_gather", "all_to_all"):
+        assert [asks(name, count, 2) for count in (128, 127, 96, 95)] == some
+        assert [asks(name, count, 3) for count in (86, 85)] == [at.READS, 0]

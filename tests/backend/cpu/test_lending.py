@@ -19,7 +19,7 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu import reading as reach
-from nc10d.backend.cpu.algorithms.layout import DIRECT, LENDING
+from nc10d.backend.cpu.algorithms.layout import DIRECT, LENDING, SWAPPED
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native.direct import AT_A_TIME
@@ -33,7 +33,7 @@ from nc10d.testing.reference import same_bits
 BYTES = at.AREA_LOAN_BYTES // 8
 WRITER = at.AREA_WRITER // 8
 ROUNDS = 20
-WRITING = {"all_reduce": "FOLD", "broadcast": "FILL"}
+WRITING = {"all_reduce": "FOLD", "broadcast": "FILL", "all_gather": "FILL", "all_to_all": "FILL"}
 """The calls in which a peer writes into a lent array, and the step that does."""
 
 
@@ -87,9 +87,37 @@ def test_arrays_of_any_place_and_length_are_filled_where_they_lie(lenders: Ranks
     lenders.run(filled_pieces)
 
 
+def swapped_pieces(group: ProcessGroup) -> None:
+    """Gather and exchange parts of arrays, and look at what lies beside them."""
+    page, many = 1024, SWAPPED // 8
+    for start, count in ((0, many), (1, many + 1), (page - 1, 2 * many - 3), (3, 8 * many)):
+        out = np.zeros(2 * count + 2 * page, np.float32)
+        want, middle = out.copy(), slice(start, start + 2 * count)
+        inps = [np.arange(2 * count, dtype=np.float32) * (rank + 0.3) for rank in range(2)]
+        group.all_gather_into_tensor(out[middle], inps[group.rank][:count])
+        want[middle] = np.concatenate([inp[:count] for inp in inps])
+        assert same_bits(out, want)
+        group.all_to_all_single(out[middle], inps[group.rank])
+        want[middle] = np.concatenate([np.split(inp, 2)[group.rank] for inp in inps])
+        assert same_bits(out, want)
+
+
+def test_arrays_of_any_place_and_length_are_swapped(lenders: Ranks) -> None:
+    lenders.run(swapped_pieces)
+
+
 def call(group: ProcessGroup, name: str, x: Any) -> None:
-    """Reduce, or broadcast from rank 1, so that it writes into what rank 0 has lent."""
-    group.broadcast(x, 1) if name == "broadcast" else group.all_reduce(x, MIN)
+    """Make a call in which rank 1 writes into what rank 0 has lent of x."""
+    some = x[: x.size // 2]
+    mine = np.full(some.size, group.rank, x.dtype)
+    if name == "all_reduce":
+        group.all_reduce(x, MIN)
+    elif name == "broadcast":
+        group.broadcast(x, 1)
+    elif name == "all_gather":
+        group.all_gather_into_tensor(some, mine[: some.size // 2])
+    else:
+        group.all_to_all_single(some, mine)
 
 
 def aborts(group: ProcessGroup, name: str, seed: int) -> None:

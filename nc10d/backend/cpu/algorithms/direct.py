@@ -13,6 +13,7 @@ Registered arrays are folded, fetched and filled where they lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import LINE, Layout, line_down, line_up
@@ -37,6 +38,8 @@ from nc10d.backend.cpu.steps import (
 
 AHEAD = 2
 """How many windows a rank folds before it fetches the first: peers need not keep step."""
+SECOND = 16
+"""Where on a board a second array is shown."""
 MOST_CHUNKS = 256
 """So many chunks at most, of all ranks in all windows: programs of large arrays stay short."""
 
@@ -177,6 +180,9 @@ def all_gather(
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
     me = layout.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
+    if layout.size == 2:
+        theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
+        return _swap(layout, mine, much, theirs, steps, boards)
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
     access = _copied(layout, sum(sizes))
     return _either(layout, mine, [*steps, *_all_have_read()], boards, access=access)
@@ -187,11 +193,40 @@ def all_to_all(
 ) -> list[Step]:
     """recvs[r] := chunk number my rank, of `nbytes`, of rank r's `inp`."""
     me = layout.rank
-    place = At(inp.space, inp.index, inp.offset + me * nbytes)
-    steps = [copy(recvs[me], place, nbytes)]
+    chunks = [replace(inp, offset=inp.offset + rank * nbytes) for rank in range(layout.size)]
+    steps = [copy(recvs[me], chunks[me], nbytes)]
+    if layout.size == 2:
+        return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
     access = _copied(layout, nbytes * layout.size)
     return _either(layout, inp, [*steps, *_all_have_read()], boards, access=access)
+
+
+def _swap(
+    layout: Layout,
+    mine: At,
+    sizes: tuple[int, int],
+    theirs: At,
+    own: Sequence[Step],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """Of two ranks, each puts `mine` to where the other lends it `theirs`; `own` is done besides.
+
+    `sizes` are the bytes of the two. What is not lent is fetched.
+    """
+    me, peer = layout.rank, 1 - layout.rank
+    given, lent = (size // layout.page * layout.page for size in sizes)
+    total = sum(sizes)
+    access = _copied(layout, total)
+    lending = WRITES if layout.swapped <= total and not access else 0
+    opening = [
+        enter(),
+        expose(me, mine, access or lending),
+        expose(me, theirs, lending, flag=False, lent=lent, slot=SECOND),
+    ]
+    steps = [fill_lent(mine, given, SECOND), *own, fetch(theirs, peer, 0, sizes[1])]
+    steps += [signal(2), wait(peer, 2), recall(), end_round(2, 2)]
+    return _ways(opening, steps, boards)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
@@ -209,7 +244,7 @@ def _shared(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> l
     """A broadcast of two ranks: the root fills one half, which is lent; the other is fetched."""
     lent = nbytes // 2 // layout.page * layout.page
     if layout.rank == root:
-        steps = [fill_lent(user(0), 0, lent), *_all_have_read()]
+        steps = [fill_lent(user(0), lent), *_all_have_read()]
         return _either(layout, user(0), steps, boards, access=_copied(layout, nbytes) or WRITES)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]

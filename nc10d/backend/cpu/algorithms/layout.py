@@ -27,6 +27,11 @@ FOLDING = 2 << 20
 """Bytes from which a reduce_scatter asks the kernel for what it folds."""
 LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
+SWAPPED = 512 * 1024
+"""Bytes of both together from which two ranks that swap arrays have the kernel write them.
+
+Up to ASKED: of what is in no cache, reading is as quick or quicker.
+"""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
@@ -38,8 +43,8 @@ class Layout:
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
     that the kernel can read; a reduce_scatter does so from `folding` bytes on, an all_reduce from
-    `lending` bytes on, if the kernel also writes. That goes `window` by window and lends whole
-    pages of `page` bytes.
+    `lending` bytes on, if the kernel also writes, and two ranks' swap from `swapped` bytes on. An
+    all_reduce goes `window` by window. What is lent is whole pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -52,6 +57,7 @@ class Layout:
     asked: int = ASKED
     folding: int = FOLDING
     lending: int = LENDING
+    swapped: int = SWAPPED
     window: int = WINDOW
     page: int = PAGE
 

@@ -160,10 +160,10 @@ def nc10d_hold(channel: int, step: int, segment: int, peer: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_kept_off(channel: int, step: int, segment: int, boards: int, peer: int) -> int:
+def nc10d_kept_off(channel: int, step: int, segment: int, boards: int, slot: int, peer: int) -> int:
     """UNREADABLE if the kernel keeps me off a peer's memory; if the peer does, wait for why."""
     area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * peer + 16)
-    lent = load(load(boards + 8 * peer) + 8) == LENT_BY_KERNEL
+    lent = load(load(boards + 8 * peer) + slot + 8) == LENT_BY_KERNEL
     if lent and load_acquire(area + AREA_LOAN_BYTES) == 0:
         flag = load(load(channel + C_FLAGS) + 8 * peer)
         return nc10d_block(channel, step, segment, flag, NEVER, peer)
@@ -191,11 +191,11 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 
 @njit(nogil=True)
-def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) -> int:
+def nc10d_give(channel: int, boards: int, slot: int, src: int, offset: int, nbytes: int) -> int:
     """Put a result into every array that a peer has lent; return who did not let me, or -1."""
     rows = load(channel + C_REACH) + R_ARENAS
     for rank in range(load(channel + C_SIZE)):
-        board, row = load(boards + 8 * rank), rows + R_ROW * rank
+        board, row = load(boards + 8 * rank) + slot, rows + R_ROW * rank
         if rank == load(channel + C_RANK):
             continue
         how, dst = load(board + 8), load(board) + offset
@@ -211,9 +211,9 @@ def nc10d_give(channel: int, boards: int, src: int, offset: int, nbytes: int) ->
 def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Put bytes of mine into every array that a peer has lent."""
     own = nc10d_place(channel, users, step + OWN, parity, segment)
-    boards = channel - load(step + SRC) + parity
-    away = nc10d_give(channel, boards, own, load(step + ARG), load(step + NBYTES))
-    return DONE if away < 0 else nc10d_kept_off(channel, step, segment, boards, away)
+    boards, slot = channel - load(step + SRC) + parity, load(step + SRC + 8)
+    away = nc10d_give(channel, boards, slot, own, 0, load(step + NBYTES))
+    return DONE if away < 0 else nc10d_kept_off(channel, step, segment, boards, slot, away)
 
 
 @njit(nogil=True)
@@ -311,9 +311,9 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         away = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
         lent = min(count, load(step + TICK) - low)
         if away < 0 < lent:
-            away = nc10d_give(channel, boards, dst + done, low, lent)
+            away = nc10d_give(channel, boards, 0, dst + done, low, lent)
         if away >= 0:
-            return nc10d_kept_off(channel, step, segment, boards, away)
+            return nc10d_kept_off(channel, step, segment, boards, 0, away)
         done += count
     for rank in range(load(channel + C_SIZE)):
         if rank != load(channel + C_RANK) and nc10d_hold(channel, step, segment, rank) != DONE:
