@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,18 @@ def values(rank: int, count: int) -> Array:
     return np.random.default_rng(rank).standard_normal(count).astype(np.float32)
 
 
-def made(group: ProcessGroup, x: Array, registered: bool) -> Array:
-    return dist.from_numpy(x, group) if registered else x.copy()
+def made(group: ProcessGroup, x: Array, start: int | None) -> Array:
+    """Return a copy: registered, from an element of a page on, or plain if `start` is None."""
+    if start is None:
+        return x.copy()
+    whole = dist.empty(start + x.size, x.dtype, group)
+    whole[start:] = x.reshape(-1)
+    return whole[start:].reshape(x.shape)
 
 
-def every_collective(group: ProcessGroup, which: list[bool], count: int) -> None:
+def every_collective(group: ProcessGroup, starts: list[int | None], count: int) -> None:
     """Registered on some ranks, plain on others: the bits of plain arrays on all."""
-    size, mine = group.size, which[group.rank]
+    size, mine = group.size, starts[group.rank]
     inputs = [values(rank, count * size) for rank in range(size)]
     x = made(group, inputs[group.rank], mine)
     for op in (SUM, AVG, MAX, premul_sum(0.5)):
@@ -70,7 +76,7 @@ def every_collective(group: ProcessGroup, which: list[bool], count: int) -> None
     around(group, x, inputs, mine)
 
 
-def around(group: ProcessGroup, x: Array, inputs: list[Array], mine: bool) -> None:
+def around(group: ProcessGroup, x: Array, inputs: list[Array], mine: int | None) -> None:
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     got = made(group, np.zeros_like(x), mine)
     sent = group.isend(x, following)
@@ -79,20 +85,37 @@ def around(group: ProcessGroup, x: Array, inputs: list[Array], mine: bool) -> No
     assert same_bits(got, inputs[previous])
 
 
+STARTS = st.sampled_from([None, 0, 1])
+COUNTS = st.sampled_from([1, 1000, LARGE, 1_000_000])
+
+
 @settings(max_examples=12, deadline=None)
-@given(
-    st.lists(st.booleans(), min_size=3, max_size=3),
-    st.sampled_from([1, 1000, LARGE, 1_000_000]),
-)
-def test_results_are_those_of_plain_arrays(processes: Ranks, which: list[bool], count: int) -> None:
-    processes.run(every_collective, [which] * 3, [count] * 3)
+@given(st.lists(STARTS, min_size=3, max_size=3), COUNTS)
+def test_results_are_those_of_plain_arrays(
+    processes: Ranks, starts: list[int | None], count: int
+) -> None:
+    processes.run(every_collective, [starts] * 3, [count] * 3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(STARTS, min_size=2, max_size=2), COUNTS)
+def test_two_ranks_results_are_those_of_plain_arrays(
+    pair: Ranks, starts: list[int | None], count: int
+) -> None:
+    pair.run(every_collective, [starts] * 2, [count] * 2)
+
+
+@pytest.mark.parametrize("starts", [[0, 0], [1, None], [None, 0]])
+def test_two_threads_results_are_those_of_plain_arrays(starts: list[int | None]) -> None:
+    run_ranks(partial(every_collective, starts=starts, count=LARGE), 2)
 
 
 def gradients(group: ProcessGroup, name: str, count: int, which: list[bool], cut: int) -> None:
     dtype = next(d for d in DType if d.label == name)
     inputs = [mixed_values(dtype, count, seed) for seed in (1, 2)]
     for op in (SUM, AVG):
-        whole = made(group, np.resize(inputs[group.rank], count + cut), which[group.rank])
+        start = 0 if which[group.rank] else None
+        whole = made(group, np.resize(inputs[group.rank], count + cut), start)
         x = whole[:count]
         group.all_reduce(x, op)
         assert same_bits(x, reference.all_reduce(inputs, op)[0]), (name, op)

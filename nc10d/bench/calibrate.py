@@ -83,11 +83,10 @@ def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -
 
 def by_reach(cells: Sequence[Cell], reaches: Sequence[int]) -> Iterator[tuple[int, list[Cell]]]:
     """Yield each reach with the cells to measure beside it; the last one with all that are left."""
-    low = -1
-    for reach in reaches:
-        high = reach if reach != reaches[-1] else math.inf
+    low = -1.0
+    for reach, high in zip(reaches, [*reaches[:-1], math.inf], strict=True):
         yield reach, [cell for cell in cells if low < cell.nbytes <= high]
-        low = reach
+        low = high
 
 
 def calls(alone: ProcessGroup) -> Sample:

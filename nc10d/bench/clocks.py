@@ -164,7 +164,7 @@ class Walker:
             self.walk.events.append(event)
 
     def _length(self, step: Step) -> int:
-        if step.kind is Kind.FETCH:  # what is lent has been put there
+        if step.kind is Kind.FETCH:  # what I have lent the peer puts there
             return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
         if step.kind is Kind.FILL:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
@@ -275,9 +275,7 @@ class Walker:
         begin = max(self.now, self._host.network)
         machine = self.walk.machine
         both_ways = len(gives) < len(rows)
-        # Rates were measured on arrays of what is sent to all and what is taken from one.
-        reach = max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
-        through = begin + machine.sent(sum(sizes), reach, both_ways=both_ways)
+        through = begin + self._through(sizes, both_ways=both_ways)
         gone = through + len(new) * machine.send
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
@@ -290,15 +288,20 @@ class Walker:
         given = [self._pushed.pop(row.peer) for row in gives if row.kind is Kind.GIVE]
         return max(given, default=self.now)
 
+    def _through(self, sizes: Sequence[int], *, both_ways: bool) -> float:
+        """Return the seconds that bytes to some ranks take through a host's network."""
+        # The reach of what rates.py has measured: what is sent to all, and to one once more.
+        reach = max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
+        return self.walk.machine.sent(sum(sizes), reach, both_ways=both_ways)
+
     def _take(self, row: Step) -> None:
         begin, known = self.now, self._arrival(row, row.peer, self.rank)
         if known is None:  # from a rank that is left out: as I send to it, or to others
             known = self._arrival(row, self.rank, row.peer)
         if known is None:
             gone = self._gone or begin
-            machine, nbytes = self.walk.machine, self._length(row)
-            slow = begin + machine.sent(nbytes, self.walk.arrays, both_ways=True)
-            known = begin, max(gone, slow) + machine.hop
+            slow = begin + self._through([self._length(row)], both_ways=True)
+            known = begin, max(gone, slow) + self.walk.machine.hop
         self._taken[row.peer] = self._taken.get(row.peer, 0) + self._length(row)
         self._came.append(known[1])
         self._note(row, begin, max(begin, known[1]), self._length(row), [(row.peer, known[0])])

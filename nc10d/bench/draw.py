@@ -6,7 +6,7 @@ time, moving the most bytes that any step moves one unit, folding them as much a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ MOMENT, WAY = 0.15, 0.4
 """Units of time that a step takes at least, and a signal on its way."""
 INCHES = 0.72
 """Width of a unit of time."""
+COLUMN = 2.3
+"""Inches of a column of the legend."""
 TALL = 0.5
 """Height of a box; lanes are 1 apart."""
 DARK = "#333333"
@@ -80,7 +82,8 @@ def walked(collective: Collective) -> Walk:
     rate = 1.0 / max(1, *(step.nbytes for step in steps if look(step, -1)))
     mates = max(map(len, collective.hosts.hosts))
     move, fold = ((1, rate),), ((1, 2 * rate / max(1, mates - 1)),)
-    machine = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move)
+    there = {"kernel": move, "lent": fold}
+    machine = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move, **there)
     walk = Walk(machine, collective.hosts, programs, collective.arrays, trace=True)
     walk.run()
     return walk
@@ -101,7 +104,7 @@ def draw(collective: Collective, path: Path) -> None:
         _event(axes, event, collective, lanes)
     for box in boxes(events, collective.hosts):
         _box(axes, box, lanes[box.rank])
-    _legend(axes, collective, events)
+    _legend(figure, collective, events)
     axes.set_title(_title(collective, end, shown), loc="left", fontsize=11)
     figure.savefig(path)
 
@@ -185,11 +188,10 @@ def boxes(events: Sequence[Event], hosts: Topology) -> list[Box]:
     flows: dict[tuple[int, float, Look], Box] = {}
     found = []
     for event in events:
-        host, mate = hosts.places[event.rank]
-        sort = look(event.step, mate)
+        sort = _box_look(event, hosts)
         if sort is None:
             continue
-        label = _label(event, sort, hosts.hosts[host])
+        label = _label(event, sort, hosts.hosts[hosts.host_of(event.rank)])
         box = Box(event.rank, event.begin, event.end, sort, label)
         together = flows.setdefault((box.rank, box.begin, sort), box)
         if together is box or sort not in (GIVE, TAKE):
@@ -198,6 +200,12 @@ def boxes(events: Sequence[Event], hosts: Topology) -> list[Box]:
             together.end = max(together.end, box.end)
             together.label += f", {event.step.peer}"
     return found
+
+
+def _box_look(event: Event, hosts: Topology) -> Look | None:
+    """Return how the box of an event looks; None if it has none, as what moves no bytes."""
+    sort = look(event.step, hosts.places[event.rank][1])
+    return sort if sort is ASIDE or event.nbytes else None
 
 
 def _box(axes: Any, box: Box, row: int) -> None:
@@ -240,11 +248,11 @@ def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
         )
 
 
-def _legend(axes: Any, collective: Collective, events: Sequence[Event]) -> None:
+def _legend(figure: Any, collective: Collective, events: Sequence[Event]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    used = set(_looks(collective, events))
+    used = {_box_look(event, collective.hosts) for event in events}
     entries: list[Any] = [
         Patch(color=sort.colour, label=sort.name) for sort in LOOKS if sort in used
     ]
@@ -261,18 +269,7 @@ def _legend(axes: Any, collective: Collective, events: Sequence[Event]) -> None:
         Line2D([], [], color=DARK, linestyle=":", label="wait, and the signal that frees it"),
         Line2D([], [], color=DARK, marker="|", linestyle="", markersize=9, label="end of a round"),
     ]
-    axes.legend(
-        handles=entries,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.16),
-        ncols=4,
-        fontsize=8,
-        frameon=False,
+    columns = int(figure.get_figwidth() / COLUMN)
+    figure.legend(
+        handles=entries, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
-
-
-def _looks(collective: Collective, events: Sequence[Event]) -> Iterator[Look]:
-    for event in events:
-        sort = look(event.step, collective.hosts.places[event.rank][1])
-        if sort is not None:
-            yield sort

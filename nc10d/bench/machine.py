@@ -79,10 +79,12 @@ class Machine:
     def price(self, step: Step, nbytes: int, rank: int, size: int, reach: float) -> float:
         """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
 
-        Waits and transfers between hosts cost nothing by themselves: see clocks.py. Long steps are
-        quicker by the byte than short ones; rates are of steps over a third of their reach.
+        Waits and transfers between hosts cost nothing by themselves: see clocks.py.
         """
-        return self.step + nbytes * self._rate(step, rank, size, max(reach, 3 * nbytes))
+        # A long step is quicker by the byte than a short one. Rates are of steps over a third of
+        # their reach, those of arrays read and written where they lie over a half.
+        parts = 2 if step.kind in (Kind.FETCH, Kind.FILL, Kind.FOLD) else 3
+        return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes))
 
     def _rate(self, step: Step, rank: int, size: int, reach: float) -> float:
         if step.kind in (Kind.COPY, Kind.MAP):

@@ -44,7 +44,7 @@ from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp
 
 BY_KERNEL = DIRECT // 2
-"""Bytes of an array from which on the kernel's copies are timed."""
+"""The least reach at which the kernel's copies are timed: a broadcast's halves are so long."""
 STEPS, MANY = 64, 8
 HOW = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
@@ -204,9 +204,9 @@ def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
     One that always sent would run ahead: its mates would take what came before.
     """
     steps: list[Step] = []
+    here = user(0, 0, SEGMENT)
     for turn in range(count):
         root = turn % (1 + len(bench.others))
-        here = user(0, 0, SEGMENT)
         if root == bench.rank:
             steps += segments([give(peer, here, SEGMENT) for peer in bench.others], nbytes)
         else:
@@ -238,7 +238,10 @@ def latencies(bench: Bench) -> Sample:
 
 
 def streams(bench: Bench, reach: int) -> Sample:
-    """Time a byte between hosts, in arrays of `reach` bytes: both ways at once, and one way."""
+    """Time a byte between hosts, both ways at once and one way.
+
+    `reach` is what is sent to all others, and to one of them once more.
+    """
     count = len(bench.others)
     each = reach // (1 + count)
     x, y = np.zeros(each, np.uint8), np.zeros(each, np.uint8)

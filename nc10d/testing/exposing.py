@@ -117,7 +117,10 @@ def _give(me: Rank, step: Step, data: Bytes, low: int) -> None:
 
 
 def _fill(me: Rank, step: Step) -> bool:
-    _give(me, step, me.view(step.own, step.nbytes, write=False), int(step.arg))
+    # Who has lent does not fetch that: it must be all that is filled, and no more.
+    for rank in me.others:
+        assert me.world.ranks[rank].lent in (0, step.nbytes), step
+    _give(me, step, me.view(step.own, step.nbytes, write=False), 0)
     return True
 
 

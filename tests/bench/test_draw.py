@@ -19,7 +19,7 @@ def collective(op: str, nbytes: int, size: int, mates: int) -> Collective:
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
-@pytest.mark.parametrize(("size", "mates"), [(1, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("size", "mates"), [(1, 1), (2, 2), (3, 3), (4, 2)])
 def test_every_collective_can_be_drawn(op: str, size: int, mates: int, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     draw.draw(collective(op, 1 << 20, size, mates), path)
@@ -28,7 +28,7 @@ def test_every_collective_can_be_drawn(op: str, size: int, mates: int, tmp_path:
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_every_step_that_moves_bytes_is_a_box(op: str) -> None:
-    for size, mates in ((4, 4), (6, 2)):
+    for size, mates in ((2, 2), (4, 4), (6, 2)):
         for event in draw.walked(collective(op, 200_000, size, mates)).events:
             if event.nbytes:
                 assert draw.look(event.step, event.rank % mates) in draw.LOOKS

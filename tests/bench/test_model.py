@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from timed_simulator import simulated
 
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
+from nc10d.backend.cpu.program import user
+from nc10d.backend.cpu.steps import fetch
 from nc10d.bench import machine as machines
 from nc10d.bench import predict
+from nc10d.bench.calibrate import by_reach
 from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
 from nc10d.bench.clocks import Walk
 from nc10d.bench.machine import DEVELOPMENT, Machine, at_reach, changed
@@ -44,6 +47,8 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
 )
 @example(op="all_reduce", nbytes=100_000, names=[0, 0])  # which may be read where it lies
 @example(op="all_reduce", nbytes=1 << 20, names=[0, 0])  # which is lent
+@example(op="broadcast", nbytes=100_000, names=[0, 0])  # of which half is
+@example(op="all_gather", nbytes=1 << 20, names=[0, 0])  # which is written into each other's
 def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]
 ) -> None:
@@ -127,6 +132,15 @@ def test_two_ranks_by_hand() -> None:
     assert seconds(flat, "all_reduce", 64, spread(2)) == pytest.approx(1 + 128 + 320 + 0.5)
 
 
+def test_a_long_step_goes_at_the_rate_of_a_long_reach() -> None:
+    short, long = (changed(PLAIN, f"kernel={rate}") for rate in (4e-6, 1e-6))
+    steep = dataclasses.replace(PLAIN, kernel=((1 << 14, 4e-6), (1 << 16, 1e-6)))
+    step = fetch(user(0), 0, 0, 1 << 15)
+    for reach in (0, 1 << 20):
+        assert steep.price(step, 1 << 15, 0, 2, reach) == long.price(step, 1 << 15, 0, 2, reach)
+    assert steep.price(step, 1 << 13, 0, 2, 0) == short.price(step, 1 << 13, 0, 2, 0)
+
+
 @given(st.floats(1, 1e9), st.integers(1, 30), st.integers(0, 2**31))
 def test_a_rate_lies_between_those_of_its_neighbours(reach: float, knots: int, seed: int) -> None:
     rng = random.Random(seed)
@@ -193,8 +207,6 @@ def test_typical_is_what_a_share_stays_below() -> None:
 
 
 def test_every_cell_is_measured_beside_one_reach() -> None:
-    from nc10d.bench.calibrate import by_reach
-
     cells = [Cell("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
     assert [beside for _, beside in by_reach(cells, [8, 1024, 4096])] == [
         cells[:2],

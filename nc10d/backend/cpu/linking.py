@@ -25,7 +25,7 @@ ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
 RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
 """Steps that rare.py carries out."""
-LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FOLD)
+LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FILL, Kind.FOLD)
 SHORT = 256 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
 

@@ -164,15 +164,15 @@ class Reasons:
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
     def unreadable(self, peer: int) -> PeerLost:
-        """A mate's memory can't be read any more: nearly always because it has just died."""
+        """A mate's memory can't be reached any more: nearly always because it has just died."""
         mate = self._areas.host.mates[self._areas.members[peer]]
         if causes.ended(mate):
             return self.dead(peer, mate)
         name, seq, text = self.mine(())
         rank = self._areas.numbers[peer]
         message = (
-            f"the memory of rank {rank} (pid {mate.pid} on {mate.host}) can't be read any more by "
-            f"rank {self._areas.number} in {text} of group {self._name!r}: its kernel refuses "
+            f"the memory of rank {rank} (pid {mate.pid} on {mate.host}) can't be reached any more "
+            f"by rank {self._areas.number} in {text} of group {self._name!r}: its kernel refuses "
             "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
         )
         return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=seq)

@@ -101,8 +101,8 @@ def expose(
     """Let peers read an array of mine where it lies, until they say that they have.
 
     Goes before signal(1). If it is not registered the kernel is asked to copy it, where it gives
-    the group that `access`: READS or WRITES (0: never). An array that can't be read sets my `flag`
-    (`divert`).
+    the group that `access`: READS or WRITES (0: never). An array that can't be read sets my flag
+    (`divert`); without `flag` it is shown only for peers to write.
     The first `lent` bytes peers may also write, until `recall`: if it is registered and begins a
     page, or of two ranks that are processes, if the kernel copies it. `slot` is where on my board
     it is shown.

@@ -86,8 +86,9 @@ def test_threads_read_them_without_the_kernel(calls: Any) -> None:
 
 
 def outlives(group: ProcessGroup, seed: int) -> None:
-    """Rank 1 kills itself at some moment; rank 0, which may be reading its memory, is told."""
+    """Rank 1 kills itself at some moment; rank 0, which may be amid its memory, is told."""
     x, out = np.ones(4 << 20, np.float32), np.empty(2 << 20, np.float32)
+    some = x[: ASKED // 16].copy()
     group.all_reduce(x, MAX)
     if group.rank == 1:
         threading.Timer(0.003 + 0.01 * seed, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -95,6 +96,8 @@ def outlives(group: ProcessGroup, seed: int) -> None:
         while True:
             group.all_reduce(x, MAX)
             group.reduce_scatter_tensor(out, x, MAX)
+            group.broadcast(x, 0)
+            group.all_gather_into_tensor(out[: 2 * some.size], some)
             assert (out == 1).all()
     except nc10d.PeerLost as lost:
         if (lost.rank, lost.cause) != (1, "killed by signal 9"):

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,14 @@ def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(lenders: Rank
 
 def filled_pieces(group: ProcessGroup) -> None:
     """Broadcast arrays that begin and end anywhere, and look at what lies beside them."""
-    page, much = 1024, AT_A_TIME // 2
-    for root in (0, 1):
-        for start, count in ((0, DIRECT), (1, DIRECT + 3), (page - 1, much + 1), (2, 4 * LENDING)):
-            wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(2)]
-            mine = wholes[group.rank].copy()
-            group.broadcast(mine[start : start + count], root)
-            wholes[group.rank][start : start + count] = wholes[root][start : start + count]
-            assert same_bits(mine, wholes[group.rank])
+    page, least = 1024, DIRECT // 4
+    places = (0, least), (1, least + 3), (page - 1, 3 * AT_A_TIME // 4 + 1), (2, LENDING)
+    for root, (start, count) in product((0, 1), places):
+        wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(2)]
+        mine = wholes[group.rank].copy()
+        group.broadcast(mine[start : start + count], root)
+        wholes[group.rank][start : start + count] = wholes[root][start : start + count]
+        assert same_bits(mine, wholes[group.rank])
 
 
 def test_arrays_of_any_place_and_length_are_filled_where_they_lie(lenders: Ranks) -> None:
@@ -106,8 +107,8 @@ def test_arrays_of_any_place_and_length_are_swapped(lenders: Ranks) -> None:
     lenders.run(swapped_pieces)
 
 
-def call(group: ProcessGroup, name: str, x: Any) -> None:
-    """Make a call in which rank 1 writes into what rank 0 has lent of x."""
+def lent_by_first(group: ProcessGroup, name: str, x: Any) -> None:
+    """Make a call in which rank 1 writes into what rank 0 has lent of x; it brings at most 2."""
     some = x[: x.size // 2]
     mine = np.full(some.size, group.rank, x.dtype)
     if name == "all_reduce":
@@ -138,7 +139,7 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
             threading.Timer(moments.uniform(0, 0.002), leave).start()
         with contextlib.suppress(Aborted):
             while True:
-                call(other, name, x)
+                lent_by_first(other, name, x)
         x[...] = 666
         if group.rank == 0:
             os.kill(int(pids[1]), signal.SIGCONT)
@@ -167,7 +168,7 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
 
         threading.Thread(target=abort, daemon=True).start()
         with pytest.raises(Aborted):
-            call(other, name, x)
+            lent_by_first(other, name, x)
         x[...] = 666
         tell(folder / "released")
         assert told(folder / "left")
@@ -187,7 +188,7 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plans, "linked", slow_reader(WRITING[name]))
         with pytest.raises(Aborted):
-            call(other, name, x)
+            lent_by_first(other, name, x)
     resting.join()
     tell(folder / "left")
 

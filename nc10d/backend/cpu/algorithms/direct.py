@@ -2,12 +2,12 @@
 
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
-all go the way over the boards. An all_reduce, and a broadcast of two ranks, write into peers'
-arrays too, as far as these are lent (see native/direct.py).
+all go the way over the boards. An all_reduce, and whatever two ranks do but reduce_scatter, write
+into peers' arrays too, as far as these are lent (see native/direct.py).
 
-The kernel's help is for large arrays. What it fetches to be folded goes where the result will be,
-or to a spare place if that is my own part; what it puts into a peer's array is taken from mine.
-Registered arrays are folded, fetched and filled where they lie.
+Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
+each algorithm from the size on where that pays: see `_access`. What it fetches to be folded goes
+where the result will be, or to a spare place if that is my own part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import LINE, Layout, line_down, line_up
+from nc10d.backend.cpu.algorithms.layout import LINE, NEVER, Layout, line_down, line_up
 from nc10d.backend.cpu.native.layout import READS, WRITES
 from nc10d.backend.cpu.program import At, Step, board, user
 from nc10d.backend.cpu.steps import (
@@ -113,23 +113,19 @@ def all_reduce(
         steps += behind
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
-    access = _to_all(layout, nbytes)
+    # More ranks than two would ask the kernel for twice as many pieces.
+    access = _access(layout, nbytes, layout.lending) if layout.size == 2 else 0
     return _either(layout, user(0), steps, boards, access=access, lent=lent)
 
 
-def _to_all(layout: Layout, nbytes: int) -> int:
-    """Return the least access with which an all_reduce is quicker by the kernel than over boards.
+def _access(layout: Layout, nbytes: int, lending: int = NEVER) -> int:
+    """Return the least access with which the kernel is quicker than boards; 0: with none.
 
-    More ranks than two would ask it for twice as many pieces.
+    Reading alone is from `asked` bytes on, where peers write as well from `lending` bytes on.
     """
-    if layout.size > 2 or nbytes < layout.lending:
-        return 0
-    return READS if nbytes >= layout.asked else WRITES
-
-
-def _copied(layout: Layout, nbytes: int) -> int:
-    """Return the access for which the kernel is asked to copy so many bytes."""
-    return READS if nbytes >= layout.asked else 0
+    if nbytes >= layout.asked:
+        return READS
+    return WRITES if nbytes >= lending else 0
 
 
 def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
@@ -184,7 +180,7 @@ def all_gather(
         theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
         return _swap(layout, mine, much, theirs, steps, boards)
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    access = _copied(layout, sum(sizes))
+    access = _access(layout, sum(sizes))
     return _either(layout, mine, [*steps, *_all_have_read()], boards, access=access)
 
 
@@ -198,7 +194,7 @@ def all_to_all(
     if layout.size == 2:
         return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    access = _copied(layout, nbytes * layout.size)
+    access = _access(layout, nbytes * layout.size)
     return _either(layout, inp, [*steps, *_all_have_read()], boards, access=access)
 
 
@@ -216,12 +212,12 @@ def _swap(
     """
     me, peer = layout.rank, 1 - layout.rank
     given, lent = (size // layout.page * layout.page for size in sizes)
-    total = sum(sizes)
-    access = _copied(layout, total)
-    lending = WRITES if layout.swapped <= total and not access else 0
+    access = _access(layout, sum(sizes), layout.swapped)
+    # Of what is in no cache, reading is as quick as writing or quicker.
+    lending = access if access == WRITES else 0
     opening = [
         enter(),
-        expose(me, mine, access or lending),
+        expose(me, mine, access),
         expose(me, theirs, lending, flag=False, lent=lent, slot=SECOND),
     ]
     steps = [fill_lent(mine, given, SECOND), *own, fetch(theirs, peer, 0, sizes[1])]
@@ -234,18 +230,19 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     if layout.size == 2:
         return _shared(layout, nbytes, root, boards)
     if layout.rank == root:
-        access = _copied(layout, nbytes)
+        access = _access(layout, nbytes)
         return _either(layout, user(0), _all_have_read(), boards, access=access)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
     return _ways([enter()], steps, boards)
 
 
 def _shared(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
-    """A broadcast of two ranks: the root fills one half, which is lent; the other is fetched."""
+    """A broadcast of two ranks: one half is lent to the root, which fills it; one is fetched."""
     lent = nbytes // 2 // layout.page * layout.page
     if layout.rank == root:
         steps = [fill_lent(user(0), lent), *_all_have_read()]
-        return _either(layout, user(0), steps, boards, access=_copied(layout, nbytes) or WRITES)
+        access = _access(layout, nbytes, layout.direct)
+        return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]
     return _ways([enter(), lend], steps, boards)

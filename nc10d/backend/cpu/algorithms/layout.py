@@ -18,20 +18,17 @@ DIRECT = 64 * 1024
 PAGE = 4096
 """Bytes of a page: what peers may write is whole pages, which can be taken back from them."""
 ASKED = 4 << 20
-"""Bytes from which the kernel is asked for arrays that are not registered: they fill a cache.
+"""Bytes from which the kernel is asked to read arrays that are not registered: they fill a cache.
 
-It is slow at fetching lines that their owner has just changed and still has in a cache. Ranks that
-are threads need no kernel, and are treated alike.
+It is slow at fetching lines that their owner has just changed and still has in a cache. Where it
+writes as well, two ranks ask sooner. Threads need no kernel, and are treated alike.
 """
 FOLDING = 2 << 20
 """Bytes from which a reduce_scatter asks the kernel for what it folds."""
 LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 SWAPPED = 512 * 1024
-"""Bytes of both together from which two ranks that swap arrays have the kernel write them.
-
-Up to ASKED: of what is in no cache, reading is as quick or quicker.
-"""
+"""Bytes of both together from which two ranks that swap arrays have the kernel write them."""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
@@ -42,9 +39,10 @@ class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
-    that the kernel can read; a reduce_scatter does so from `folding` bytes on, an all_reduce from
-    `lending` bytes on, if the kernel also writes, and two ranks' swap from `swapped` bytes on. An
-    all_reduce goes `window` by window. What is lent is whole pages of `page` bytes.
+    that the kernel can read; for a reduce_scatter that is from `folding` bytes on. Of two ranks, if
+    the kernel also writes, an all_reduce begins at `lending` bytes, a swap (all_gather, all_to_all)
+    at `swapped`, a broadcast at `direct`. An all_reduce goes `window` by window. What is lent is
+    whole pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 

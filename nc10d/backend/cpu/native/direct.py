@@ -99,28 +99,33 @@ def nc10d_recall(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """Tell peers where an array is; if they could not read it, ask for the other way."""
-    reach = load(channel + C_REACH)
+    """Tell peers where an array is; if they could not read it, ask for the other way.
+
+    Within a page the kernel writes, too: there goes what is registered but can only be lent so.
+    """
+    reach, lent, read = load(channel + C_REACH), load(step + NBYTES), load(step + TICK) != 0
     address = nc10d_place(channel, users, step + SRC, parity, segment)
     board = nc10d_place(channel, users, step + DST, parity, segment)
     inside = address - load(reach + R_ARENAS + R_ROW * load(channel + C_RANK))
     how = NOT_AT_ALL
-    if load(load(channel + C_PROCESS) + P_FLOOR) <= inside < load(reach + R_SPAN):
+    registered = load(load(channel + C_PROCESS) + P_FLOOR) <= inside < load(reach + R_SPAN)
+    if registered and (read or inside % PAGE == 0):
         store(board, inside)
         how = BY_ARENA
-        if load(step + NBYTES) != 0 and inside % PAGE == 0:
+        if lent != 0 and inside % PAGE == 0:
             store(channel + C_LENT, inside)
-            store(channel + C_LENT_BYTES, load(step + NBYTES))
+            store(channel + C_LENT_BYTES, lent)
             how = LENT
     elif load(reach + R_ACCESS) >= load(step + ARG) > 0:
         store(board, address)
         how = BY_KERNEL
-        if load(step + NBYTES) != 0 and nc10d_writable(channel):
+        if lent != 0 and nc10d_writable(channel):
             store(channel + C_LENT, -1)
-            store(channel + C_LENT_BYTES, load(step + NBYTES))
-            store(load(channel + C_AREA) + AREA_LOAN_BYTES, AT_A_TIME)
+            store(channel + C_LENT_BYTES, lent)
+            # The kernel looks for all pages of a loan, before it writes to some.
+            store(load(channel + C_AREA) + AREA_LOAN_BYTES, min(lent, AT_A_TIME))
             how = LENT_BY_KERNEL
-    elif load(step + TICK) != 0:
+    elif read:
         slot = load(channel + C_SELF) + LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
         store(slot, load(slot) | (1 << FLAG_BIT))
     store(board + 8, how)
@@ -192,7 +197,10 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 @njit(nogil=True)
 def nc10d_give(channel: int, boards: int, slot: int, src: int, offset: int, nbytes: int) -> int:
-    """Put a result into every array that a peer has lent; return who did not let me, or -1."""
+    """Put bytes into every array that is lent to me, as the boards show at `slot`.
+
+    `offset` is where in those arrays. Returns who did not let me, or -1.
+    """
     rows = load(channel + C_REACH) + R_ARENAS
     for rank in range(load(channel + C_SIZE)):
         board, row = load(boards + 8 * rank) + slot, rows + R_ROW * rank
