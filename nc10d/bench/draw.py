@@ -82,7 +82,7 @@ def walked(collective: Collective) -> Walk:
     rate = 1.0 / max(1, *(step.nbytes for step in steps if look(step, -1)))
     mates = max(map(len, collective.hosts.hosts))
     move, fold = ((1, rate),), ((1, 2 * rate / max(1, mates - 1)),)
-    there = {"kernel": move, "lent": fold}
+    there = {"kernel": move, "fill": move, "lent": fold}
     machine = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move, **there)
     walk = Walk(machine, collective.hosts, programs, collective.arrays, trace=True)
     walk.run()

@@ -43,9 +43,9 @@ class Machine:
     arrival on another host, `send` what one transfer to or from another host keeps a rank busy
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
-    sent only one way (empty: as both ways), copied by the kernel from a mate's array, and folded
-    and put back into one that is lent (empty: it does not). What the kernel has brought is folded
-    at the price of a copy.
+    sent only one way (empty: as both ways), copied by the kernel from a mate's array, copied into
+    one that is lent, and folded and put back into one (empty: it does not). What the kernel has
+    brought is folded at the price of a copy.
     """
 
     calls: Mapping[str, float]
@@ -60,6 +60,7 @@ class Machine:
     stream: Curve
     one_way: Curve = ()
     kernel: Curve = ()
+    fill: Curve = ()
     lent: Curve = ()
 
     @property
@@ -95,8 +96,10 @@ class Machine:
             return (size - 1) * at_reach(self.fold, reach) + twice
         if step.kind is Kind.PAIR:
             return at_reach(self.copy, reach)
-        if step.kind in (Kind.FETCH, Kind.FILL):
+        if step.kind is Kind.FETCH:
             return at_reach(self.kernel or self.get, reach)
+        if step.kind is Kind.FILL:
+            return at_reach(self.fill or self.kernel or self.get, reach)
         if step.kind is Kind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
             folded = fetched + at_reach(self.copy, reach)
@@ -129,7 +132,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "lent")
+CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "fill", "lent")
 
 
 def changed(machine: Machine, setting: str) -> Machine:

@@ -30,6 +30,7 @@ from nc10d.backend.cpu.steps import (
     end_round,
     expose,
     fetch,
+    fill_lent,
     fold_exposed,
     free,
     recall,
@@ -166,17 +167,19 @@ def moves(bench: Bench, reach: int) -> Sample:
 def fetches(bench: Bench, reach: int) -> Sample:
     """Time the kernel's copies from the mate's array, just written, of `reach` bytes with mine."""
     half = reach // 2
-    written = [
-        copy(user(0), user(1), half),
-        free(),
-        expose(bench.rank, user(0), codes.READS),
-        *MEET,
-    ]
     x, y = np.ones(half, np.uint8), np.ones(half, np.uint8)
-    whole = [*written, fetch(user(1), bench.others[0], 0, half)]
-    empty = repeated(lambda: bench.run([*written, *LAST], x, y), often(half))
-    taken = repeated(lambda: bench.run([*whole, *LAST], x, y), often(half))
-    return {("kernel", reach): (taken - empty) / half}
+    shown = [copy(user(0), user(1), half), free(), expose(bench.rank, user(0), codes.READS)]
+    fetched = fetch(user(1), bench.others[0], 0, half)
+    return {("kernel", reach): per_byte(bench, shown, fetched, x, y)}
+
+
+def fills(bench: Bench, reach: int) -> Sample:
+    """Time the kernel's copies of what I have just written into what the mate has lent."""
+    half = reach // 2
+    x, y = np.ones(half, np.uint8), np.ones(2 * half, np.uint8)
+    lent = expose(bench.rank, user(1), codes.WRITES, flag=False, lent=half)
+    shown = [copy(user(0), user(1, half), half), free(), lent]
+    return {("fill", reach): per_byte(bench, shown, fill_lent(user(0), half), x, y)}
 
 
 def folds(bench: Bench, reach: int) -> Sample:
@@ -184,12 +187,19 @@ def folds(bench: Bench, reach: int) -> Sample:
     mine = reach // 2
     low, place = bench.rank * mine, user(0, bench.rank * mine)
     x = np.ones(2 * mine, np.uint8)
-    shown = [free(), expose(bench.rank, user(0), codes.WRITES, lent=2 * mine), *MEET]
+    shown = [free(), expose(bench.rank, user(0), codes.WRITES, lent=2 * mine)]
     room, most = board(bench.rank, LINE), line_down((bench.backend.layout.half - LINE) // 2)
     fold = fold_exposed(place, place, low, mine, HOW, room, most, 2 * mine)
-    empty = repeated(lambda: bench.run([*shown, *LAST], x), often(mine))
-    taken = repeated(lambda: bench.run([*shown, fold, *LAST], x), often(mine))
-    return {("lent", reach): (taken - empty) / mine}
+    return {("lent", reach): per_byte(bench, shown, fold, x)}
+
+
+def per_byte(bench: Bench, shown: Sequence[Step], step: Step, *arrays: Bytes) -> float:
+    """Return the seconds a byte of a step on what mates have shown."""
+    without = [*shown, *MEET, *LAST]
+    whole = [*shown, *MEET, step, *LAST]
+    empty = repeated(lambda: bench.run(without, *arrays), often(step.nbytes))
+    taken = repeated(lambda: bench.run(whole, *arrays), often(step.nbytes))
+    return (taken - empty) / step.nbytes
 
 
 def exchange(bench: Bench, nbytes: int, count: int = 1) -> list[Step]:
@@ -259,5 +269,6 @@ def rates(bench: Bench, reach: int) -> Sample:
     found, access = moves(bench, reach), bench.backend.areas.access()
     if reach >= BY_KERNEL:
         found |= fetches(bench, reach) if access >= codes.READS else {}
-        found |= folds(bench, reach) if access >= codes.WRITES else {}
+        if access >= codes.WRITES:
+            found |= {**fills(bench, reach), **folds(bench, reach)}
     return found

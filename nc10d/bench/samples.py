@@ -64,6 +64,7 @@ def machine_of(sample: Sample) -> Machine:
         stream=curve("stream") or DEVELOPMENT.stream,
         one_way=curve("one_way"),
         kernel=curve("kernel"),
+        fill=curve("fill"),
         lent=curve("lent"),
     )
 

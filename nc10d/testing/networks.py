@@ -4,7 +4,8 @@
         subprocess.run([*net.inside(1), "ping", net.address(0)])
 
 Only root can make them; `why_not` says what is missing. What a host sends goes through its only
-device, which counts it.
+device, which counts it. Their sockets send by reno: the host's own default may be BBR, whose clock
+makes the time of what is sent in bursts a matter of chance.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from nc10d.errors import UnsupportedPlatform
 
 DEVICE = "eth0"
+CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 _networks = itertools.count()
 
 
@@ -96,3 +98,4 @@ def _connect(net: Network, switch: str, host: int, name: str) -> None:
     ip("-n", name, "addr", "add", f"{net.address(host, 6)}/64", "dev", DEVICE, "nodad")
     ip("-n", name, "link", "set", "lo", "up")
     ip("-n", name, "link", "set", DEVICE, "up")
+    ip("netns", "exec", name, "sh", "-c", f"echo reno > {CONGESTION}")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nc10d.backend.cpu.congestion import tcp_socket
 from nc10d.guests import Guests
 from nc10d.handshake import Answerer, BadHandshake, Caller, Introduction
 
@@ -60,8 +61,7 @@ class Greeting:
 
     def call(self, address: tuple[str, int], key: bytes, who: Introduction) -> None:
         """Begin to call the rank `who.peer`; OSError if that can't be done."""
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        wire = socket.socket(family, socket.SOCK_STREAM)
+        wire = tcp_socket(address[0])
         wire.setblocking(False)
         talk = Talk(wire, Caller(key, who), who.peer, who.purpose, greeted=False)
         self._calling += 1

