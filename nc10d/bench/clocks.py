@@ -177,7 +177,16 @@ class Walker:
         begin, nbytes = self.now, self._length(step)
         size = len(self._host.ranks)
         self.now += self.walk.machine.price(step, nbytes, self._me, size, self.walk.arrays)
+        self._hold_up(begin, self.now - begin)
         self._note(step, begin, self.now, nbytes)
+
+    def _hold_up(self, since: float, busy: float) -> None:
+        """Delay what has not left yet: a core that is busy does not send."""
+        for peer, gone in self._pushed.items():
+            if gone > since:
+                flights = self.walk.flights[self.rank, peer]
+                flights[-1] = (*flights[-1][:2], gone + busy)
+                self._pushed[peer] = gone + busy
 
     def _signal(self, step: Step) -> None:
         self._busy(step)

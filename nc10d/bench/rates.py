@@ -202,10 +202,26 @@ def per_byte(bench: Bench, shown: Sequence[Step], step: Step, *arrays: Bytes) ->
     return (taken - empty) / step.nbytes
 
 
-def exchange(bench: Bench, nbytes: int, count: int = 1) -> list[Step]:
-    """Return flows from everyone to everyone, so that no rank can run far ahead."""
+def exchange(bench: Bench, nbytes: int) -> list[Step]:
+    """Return a flow from everyone to everyone, so that no rank can run far ahead."""
     gives = [give(peer, user(0), nbytes) for peer in bench.others]
-    return flow([*gives, *(take(peer, user(1), nbytes) for peer in bench.others)]) * count
+    return flow([*gives, *(take(peer, user(1), nbytes) for peer in bench.others)])
+
+
+def both_ways(bench: Bench, nbytes: int, count: int) -> list[Step]:
+    """Return exchanges, each after one of a few bytes: so hosts meet before each collective."""
+    return [*exchange(bench, 8), *exchange(bench, nbytes)] * count
+
+
+def passed_on(bench: Bench, count: int) -> list[Step]:
+    """Return flows of a few bytes around a ring, to one rank after another."""
+    size = 1 + len(bench.others)
+    steps: list[Step] = []
+    for turn in range(count):
+        far = 1 + turn % len(bench.others)
+        to, source = (bench.rank - far) % size, (bench.rank + far) % size
+        steps += flow([give(to, user(0), 8), take(source, user(1), 8)])
+    return steps
 
 
 def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
@@ -231,7 +247,7 @@ def segments(rows: Sequence[Step], nbytes: int) -> list[Step]:
 
 
 def latencies(bench: Bench) -> Sample:
-    """Time a few bytes between hosts; all ranks do it at once, as in a collective."""
+    """Time a few bytes between hosts, which all ranks pass on at once, as when hosts meet."""
     x, y = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
     count = len(bench.others)
 
@@ -240,11 +256,9 @@ def latencies(bench: Bench) -> Sample:
         bench.run(exchange(bench, 8), x, y)
         return seconds / count
 
-    small = repeated(lambda: bench.run(exchange(bench, 8, MANY), x, y), 50) / MANY
-    # All that are given and all but one of those that are taken.
-    sends = 2 * count - 1
-    send = min(repeated(pushed, 50), small / (sends + 1))
-    return {("hop", 0): small - sends * send, ("send", 0): send}
+    small = repeated(lambda: bench.run(passed_on(bench, MANY), x, y), 50) / MANY
+    send = min(repeated(pushed, 50), small / 2)
+    return {("hop", 0): small - send, ("send", 0): send}
 
 
 def streams(bench: Bench, reach: int) -> Sample:
@@ -261,7 +275,7 @@ def streams(bench: Bench, reach: int) -> Sample:
         large = repeated(lambda: bench.run(way(bench, each, MANY), x, y), often(each))
         return (large - small) / (MANY * count * each)
 
-    return {("stream", reach): rate(exchange), ("one_way", reach): rate(one_way)}
+    return {("stream", reach): rate(both_ways), ("one_way", reach): rate(one_way)}
 
 
 def rates(bench: Bench, reach: int) -> Sample:

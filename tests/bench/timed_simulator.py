@@ -81,7 +81,13 @@ class TimedRank(FarRank):
                 mates = (mate for mate in self.world.ranks if mate is not self)
                 moved = sum(min(moved, mate.lent) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
-            self.now += self.machine.price(step, moved, self.rank, size, arrays)
+            busy = self.machine.price(step, moved, self.rank, size, arrays)
+            for peer, gone in self.pushed.items():
+                if gone > self.now:  # who folds does not send
+                    flights = self.world.flights[self.number, peer]
+                    flights[-1] = (*flights[-1][:2], gone + busy)
+                    self.pushed[peer] += busy
+            self.now += busy
         if step.kind is Kind.SIGNAL:
             self.times.append(self.now)
             self.freed = self.world.numbers
