@@ -268,8 +268,9 @@ class Walker:
         for row in takes:
             if row.peer in self.walk.walkers and self._arrival(row, row.peer, self.rank) is None:
                 return row.peer
+        given = {row.peer for row in rows if row.kind is not Kind.TAKE}
         for row in takes:
-            self._take(row)
+            self._take(row, mutual=row.peer in given)
         more = max(0, len(takes) - 1) * self.walk.machine.send
         self.now = max([self.now, self._gone, *self._came]) + more
         self._gone, self._came = None, []
@@ -303,9 +304,9 @@ class Walker:
         reach = max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
         return self.walk.machine.sent(sum(sizes), reach, both_ways=both_ways)
 
-    def _take(self, row: Step) -> None:
+    def _take(self, row: Step, *, mutual: bool) -> None:
         begin, known = self.now, self._arrival(row, row.peer, self.rank)
-        if known is None:  # from a rank that is left out: as I send to it, or to others
+        if known is None and mutual:  # from a rank that is left out: as I send to it, or to others
             known = self._arrival(row, self.rank, row.peer)
         if known is None:
             gone = self._gone or begin

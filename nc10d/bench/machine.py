@@ -122,6 +122,7 @@ def load(path: Path) -> Machine:
     """Read constants that `save` has written; ValueError if the file holds something else."""
     try:
         found = json.loads(path.read_text())
+        found = {**dict.fromkeys(LATER, ()), **found}
         curves = {name: _curve(found[name]) for name in CURVES}
         return Machine(**{**found, **curves})
     except (KeyError, TypeError, ValueError) as error:
@@ -132,6 +133,8 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
+LATER = ("one_way", "kernel", "fill", "lent")
+"""Curves that may be missing, and are in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "fill", "lent")
 
 

@@ -6,6 +6,7 @@ where all hosts do alike, and those from the root to the leaf that hears last in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,7 +66,7 @@ def standing_for(op: str, hosts: Topology) -> list[int]:
 def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
     """Say which algorithm choose.py takes; `access` says what the kernel does (see Machine)."""
     steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
-    kinds = {step.kind for step in steps}
+    kinds = Counter(step.kind for step in steps)
     if len(hosts.hosts) > 1:
         return _across(op, kinds)
     if any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps):
@@ -77,12 +78,16 @@ def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
     return f"{way}, after asking for arrays" if Kind.DIVERT in kinds else way
 
 
-def _across(op: str, kinds: set[Kind]) -> str:
+def _across(op: str, kinds: Counter[Kind]) -> str:
     if op == "broadcast":
         return "tree of hosts"
-    if op in ("all_reduce", "reduce"):
-        return "rails between hosts" if Kind.PUSH in kinds else "leaders, in one shot"
-    return "from rank to rank"
+    if op not in ("all_reduce", "reduce"):
+        return "from rank to rank"
+    if kinds[Kind.PUSH]:
+        return "rails between hosts"
+    # What leaders meet in they also check.
+    more = kinds[Kind.FLOW] > kinds[Kind.CHECK]
+    return "rails, from hand to hand" if more else "leaders, in one shot"
 
 
 def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -> Iterator[Switch]:

@@ -230,20 +230,22 @@ def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
     One that always sent would run ahead: its mates would take what came before.
     """
     steps: list[Step] = []
-    here = user(0, 0, SEGMENT)
     for turn in range(count):
         root = turn % (1 + len(bench.others))
         if root == bench.rank:
-            steps += segments([give(peer, here, SEGMENT) for peer in bench.others], nbytes)
+            steps += to_all(bench, nbytes)
         else:
-            steps += segments([take(root, here, SEGMENT)], nbytes)
+            steps += flow([take(root, user(0), nbytes)])
     return [*steps, *exchange(bench, 8)]
 
 
-def segments(rows: Sequence[Step], nbytes: int) -> list[Step]:
-    """Return flows of `nbytes` in all, cut as a broadcast's are; rows advance by segments."""
-    body = flow([replace(row, total=nbytes) for row in rows])
-    return loop(body, -(-nbytes // SEGMENT))
+def to_all(bench: Bench, nbytes: int) -> list[Step]:
+    """Return flows to all others, cut as a broadcast's are."""
+    if len(bench.others) == 1:
+        return flow([give(bench.others[0], user(0), nbytes)])
+    here = user(0, 0, SEGMENT)
+    rows = [replace(give(peer, here, SEGMENT), total=nbytes) for peer in bench.others]
+    return loop(flow(rows), -(-nbytes // SEGMENT))
 
 
 def latencies(bench: Bench) -> Sample:

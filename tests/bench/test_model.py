@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timed_simulator import simulated
 
+from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.program import user
-from nc10d.backend.cpu.steps import fetch
+from nc10d.backend.cpu.program import Call, Program, user
+from nc10d.backend.cpu.steps import copy, fetch
 from nc10d.bench import machine as machines
 from nc10d.bench import predict
 from nc10d.bench.calibrate import by_reach
@@ -59,8 +60,9 @@ def test_clocks_and_the_simulator_tell_the_same_time(
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "broadcast", "reduce_scatter"])
-def test_they_agree_on_messages_that_come_in_segments(op: str) -> None:
-    hosts = grouped("abc")
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> None:
+    hosts = grouped(names)
     collective = Collective(op, 3 << 20, layout_of(hosts))
     walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.half)
     assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
@@ -69,6 +71,7 @@ def test_they_agree_on_messages_that_come_in_segments(op: str) -> None:
 LARGE = [
     ("all_reduce", 256, 512),
     ("all_reduce", 64 << 10, 96),
+    ("all_reduce", 32 << 10, 128),  # from hand to hand
     pytest.param("all_reduce", 64 << 10, 512, marks=pytest.mark.long),
     pytest.param("reduce_scatter", 64 << 10, 512, marks=pytest.mark.long),
     ("reduce_scatter", 64 << 10, 64),
@@ -115,6 +118,33 @@ def test_every_constant_counts(constant: str) -> None:
     assert seconds(dearer, "all_reduce", 1 << 20, hosts) > 10 * seconds(
         PLAIN, "all_reduce", 1 << 20, hosts
     )
+
+
+def test_what_is_filled_has_a_rate_of_its_own() -> None:
+    dear = changed(PLAIN, "fill=0.1")
+    for op, nbytes in (("all_gather", 1 << 20), ("broadcast", 100_000)):
+        plain, filled = ([seconds(m, op, nbytes, spread(n)) for n in (2, 3)] for m in (PLAIN, dear))
+        assert filled[0] > 10 * plain[0]
+        assert filled[1] == plain[1]
+
+
+def test_many_hosts_pass_small_pieces_from_hand_to_hand() -> None:
+    names = [algorithm("all_reduce", n, spread(128), 0) for n in (4096, 64 << 10, 4 << 20)]
+    assert names == ["leaders, in one shot", "rails, from hand to hand", "rails between hosts"]
+
+
+def test_a_busy_core_does_not_send() -> None:
+    """Rank 0 pushes 100 bytes, copies for 7 seconds, and gives; rank 1 takes them meanwhile."""
+    place = user(0)
+    steps = {
+        0: [*flow([push(1, place, 100)]), copy(place, place, 100), *flow([give(1, place, 100)])],
+        1: flow([take(0, place, 100)]),
+    }
+    programs = {rank: Program(Call("x"), tuple(some), 1) for rank, some in steps.items()}
+    flat = Machine({"": 0.0}, 0.0, 0.0, 0.0, 0.0, *(((1, rate),) for rate in (0, 0, 0, 0.07, 1)))
+    walk = Walk(flat, spread(2, 1), programs, 1.0)
+    walk.run()
+    assert walk.ends == {0: [pytest.approx(107)], 1: [pytest.approx(107)]}
 
 
 def test_what_goes_one_way_has_a_rate_of_its_own() -> None:

@@ -37,13 +37,18 @@ def tcp_socket(address: str) -> socket.socket:
             f"(it allows {_allowed()})"
         )
     if asked is None and control(wire).startswith(PACED):
-        any(_set(wire, name) for name in UNPACED)
+        for name in UNPACED:
+            if _set(wire, name):
+                break
     return wire
 
 
 def control(wire: socket.socket) -> str:
-    """Return the name of a TCP socket's congestion control."""
-    name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    """Return the name of a TCP socket's congestion control; empty if the kernel does not tell."""
+    try:
+        name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    except OSError:
+        return ""
     return name.partition(b"\0")[0].decode()
 
 

@@ -94,6 +94,11 @@ class At:
 NOWHERE = At(Space.NONE, 0)
 
 
+def moved(at: At, offset: int, stride: int | None = None) -> At:
+    """Return a place so many bytes further; `stride` says how it advances, if otherwise."""
+    return At(at.space, at.index, at.offset + offset, at.stride if stride is None else stride)
+
+
 def user(index: int, offset: int = 0, stride: int = 0) -> At:
     """Point into array number `index` of the call."""
     return At(Space.USER, index, offset, stride)

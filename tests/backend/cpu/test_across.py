@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import random
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from algorithm_cases import MAKERS, Case, layouts
+from algorithm_cases import MAKERS, Case, layouts, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.backend.cpu.algorithms import choose, relay
+from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Kind, Program, Step
+from nc10d.ops import SUM
 from nc10d.testing.cluster import Cluster
 from nc10d.testing.simulator import Disagreement
 
@@ -57,6 +63,36 @@ def test_arrays_of_many_segments(name: str, shape: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 65536), 50_000, seed)], 65536, seed)
 
 
+MANY = [range(16), [host // 2 for host in range(34)], [0, *range(33)]]
+
+
+@pytest.mark.parametrize("names", MANY, ids=["16", "17 of 2", "33, one of 2"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_avg", "all_reduce_premul", "reduce"])
+def test_small_pieces_of_many_hosts_go_from_hand_to_hand(name: str, names: Sequence[int]) -> None:
+    hosts = grouped(names)
+    for seed, count in ((1, 130), (2, 131), (3, 900), (4, 4000)):
+        case = MAKERS[name](world(hosts, HALF, 64), count, seed)
+        flows = [sum(step.kind is Kind.FLOW for step in one.steps) for one in case.programs]
+        assert max(flows) == 3 * math.ceil(math.log2(len(hosts.hosts)))
+        play(hosts, [case], HALF, seed)
+
+
+def test_what_goes_from_hand_to_hand_is_folded_in_the_order_of_hosts() -> None:
+    hosts, count = grouped(range(17)), 700
+    chance = np.random.default_rng(5)
+    arrays = [chance.standard_normal(count) * 10.0 ** chance.integers(-9, 9) for _ in range(17)]
+    want = functools.reduce(np.add, arrays)
+    how = Reduction(SUM, "float64", 17)
+    cluster = Cluster(hosts, HALF)
+    for rank, layout in enumerate(world(hosts)):
+        steps = choose.all_reduce(layout, 8 * count, how)
+        assert Kind.PUSH not in {step.kind for step in steps}
+        cluster.submit(rank, program("all_reduce", steps, 1), [arrays[rank].view(np.uint8)])
+    cluster.run(random.Random(1).randrange)
+    for array in arrays:
+        np.testing.assert_array_equal(array, want)
+
+
 FAR = [
     "all_reduce",
     "fused",
@@ -73,6 +109,15 @@ def test_64_hosts_of_8_ranks(name: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 32768), count, 3)], 32768, None)
 
 
+@pytest.fixture(params=[relay.HOSTS, 2])
+def relayed_from(request: pytest.FixtureRequest) -> Iterator[None]:
+    """So many hosts let small pieces go from hand to hand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay, "HOSTS", request.param)
+        yield
+
+
+@pytest.mark.usefixtures("relayed_from")
 @settings(max_examples=60, deadline=None)
 @given(
     names=st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(lambda n: len(set(n)) > 1),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from test_wires import close, join
 
 from nc10d.backend.cpu import congestion
 from nc10d.backend.cpu.congestion import VARIABLE, control, tcp_socket
 from nc10d.errors import RendezvousError
+from nc10d.store import HashStore
 
 ANYWHERE = "127.0.0.1"
 
@@ -53,18 +55,13 @@ def test_what_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         tcp_socket(ANYWHERE)
 
 
-def test_who_is_called_sends_alike() -> None:
-    for caller, called in pairs():
-        assert control(caller) == control(called)
-        assert not control(called).startswith(congestion.PACED)
-
-
-def pairs() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield a connection's two ends, made as wires.py makes them."""
-    with tcp_socket(ANYWHERE) as listener, tcp_socket(ANYWHERE) as caller:
-        listener.bind((ANYWHERE, 0))
-        listener.listen()
-        caller.connect(listener.getsockname())
-        called, _ = listener.accept()
-        with called:
-            yield caller, called
+@pytest.mark.skipif(kernels_own() == "reno", reason="reno is the kernel's own choice here")
+def test_the_wires_of_both_ends_are_such_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(congestion, "PACED", kernels_own())
+    monkeypatch.setattr(congestion, "UNPACED", ("reno",))
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda rank: join(store, rank, 2), range(2)))
+    for some in made:
+        assert [control(wire) for pair in some.values() for wire in pair] == ["reno", "reno"]
+    close(*made)

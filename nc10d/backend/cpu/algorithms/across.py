@@ -3,7 +3,8 @@
 Inside a host, local programs; between hosts, streams. Small arrays ride along while the leaders
 meet. Of large ones each host folds its ranks' arrays, a chunk a rank; every such rank is a rail:
 the ranks with the same number on their hosts reduce-scatter and all-gather their chunk between
-them, everyone with everyone at once; then it spreads inside each host.
+them, everyone with everyone at once, or small pieces of many hosts from hand to hand; then it
+spreads inside each host.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from nc10d.backend.cpu.algorithms.crossing import continued, flow, give, loop, s
 from nc10d.backend.cpu.algorithms.folding import Outgoing, fold, reduce_across, within
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
 from nc10d.backend.cpu.algorithms.meeting import Gathered, Span, opening, span_of
-from nc10d.backend.cpu.program import At, Step, board, user
+from nc10d.backend.cpu.algorithms.relay import pays, relayed
+from nc10d.backend.cpu.program import At, Step, board, moved, user
 from nc10d.backend.cpu.steps import (
     copy,
     end_round,
@@ -31,7 +33,7 @@ from nc10d.backend.cpu.steps import (
     wait,
 )
 
-SMALL_BYTES = 256 * 1024
+SMALL_BYTES = 128 * 1024
 """What a leader gathers of all hosts together in one shot, at most."""
 SEGMENT = 256 * 1024
 
@@ -126,7 +128,7 @@ def _large(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) 
     cuts = [(min(nbytes, r * chunk), min(nbytes, (r + 1) * chunk)) for r in range(rails)]
     cuts += [(nbytes, nbytes)] * (span.near.size - rails)
     sizes = [high - low for low, high in cuts]
-    places = [_moved(place, low) for low, _ in cuts]
+    places = [moved(place, low) for low, _ in cuts]
     mine = places[span.mate]
     inside = within(reduction)
     steps: list[Step] = []
@@ -146,8 +148,10 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
     """Reduce `nbytes` at `place` between the ranks that have my number on their hosts."""
     count = len(span.hosts)
     piece = line_up(-(-nbytes // count))
+    if pays(count, piece):
+        return relayed(span, place, nbytes, piece, reduction, base)
     cuts = [(min(nbytes, g * piece), min(nbytes, (g + 1) * piece)) for g in range(count)]
-    at = [_moved(place, low) for low, _ in cuts]
+    at = [moved(place, low) for low, _ in cuts]
     length = [high - low for low, high in cuts]
     peer = {g: span.hosts[g][span.mate] for g in span.away}
     outgoing = [Outgoing(peer[g], at[g], length[g]) for g in span.away]
@@ -180,7 +184,8 @@ def _down_tree(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> l
     limit = turn & -turn if turn else 1 << count.bit_length()
     hops = [1 << i for i in range(count.bit_length()) if 1 << i < limit]
     children = [speakers[(turn + hop + home) % count] for hop in hops if turn + hop < count]
-    segment = min(SEGMENT, nbytes)
+    # Who has one partner has nothing to pass on: all goes at once.
+    segment = min(SEGMENT, nbytes) if len(children) + (turn > 0) > 1 else nbytes
     place = user(0, 0, segment)
     steps: list[Step] = []
     if turn:
@@ -189,7 +194,3 @@ def _down_tree(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> l
     steps += flow([give(child, place, segment) for child in children])
     steps = [replace(step, total=nbytes) if step.nbytes else step for step in steps]
     return loop(steps, -(-nbytes // segment))
-
-
-def _moved(at: At, offset: int) -> At:
-    return replace(at, offset=at.offset + offset)

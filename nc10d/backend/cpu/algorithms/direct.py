@@ -13,12 +13,11 @@ where the result will be, or to a spare place if that is my own part.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import LINE, NEVER, Layout, line_down, line_up
 from nc10d.backend.cpu.native.layout import READS, WRITES
-from nc10d.backend.cpu.program import At, Step, board, user
+from nc10d.backend.cpu.program import At, Step, board, moved, user
 from nc10d.backend.cpu.steps import (
     copy,
     divert,
@@ -189,7 +188,7 @@ def all_to_all(
 ) -> list[Step]:
     """recvs[r] := chunk number my rank, of `nbytes`, of rank r's `inp`."""
     me = layout.rank
-    chunks = [replace(inp, offset=inp.offset + rank * nbytes) for rank in range(layout.size)]
+    chunks = [moved(inp, rank * nbytes) for rank in range(layout.size)]
     steps = [copy(recvs[me], chunks[me], nbytes)]
     if layout.size == 2:
         return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)

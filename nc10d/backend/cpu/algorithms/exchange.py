@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import direct
-from nc10d.backend.cpu.algorithms.gather import moved
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import At, Step, board, user
+from nc10d.backend.cpu.program import At, Step, board, moved, user
 from nc10d.backend.cpu.steps import (
     agree,
     copy,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import At, Step, board
+from nc10d.backend.cpu.program import At, Step, board, moved
 from nc10d.backend.cpu.steps import (
     copy,
     end_round,
@@ -25,11 +25,6 @@ from nc10d.backend.cpu.steps import (
     wait,
     wait_all,
 )
-
-
-def moved(at: At, offset: int, stride: int) -> At:
-    """Return the place `offset` bytes further, advancing `stride` a segment."""
-    return At(at.space, at.index, at.offset + offset, stride)
 
 
 def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:

@@ -122,8 +122,10 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
         if lent != 0 and nc10d_writable(channel):
             store(channel + C_LENT, -1)
             store(channel + C_LENT_BYTES, lent)
-            # The kernel looks for all pages of a loan, before it writes to some.
-            store(load(channel + C_AREA) + AREA_LOAN_BYTES, min(lent, AT_A_TIME))
+            # Equal pieces: the kernel looks for all pages of one, before it writes to some.
+            pieces = (lent + AT_A_TIME - 1) // AT_A_TIME
+            pages = (lent // PAGE + pieces - 1) // pieces
+            store(load(channel + C_AREA) + AREA_LOAN_BYTES, pages * PAGE)
             how = LENT_BY_KERNEL
     elif read:
         slot = load(channel + C_SELF) + LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
