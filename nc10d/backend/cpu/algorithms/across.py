@@ -33,7 +33,7 @@ from nc10d.backend.cpu.steps import (
     wait,
 )
 
-SMALL_BYTES = 128 * 1024
+SMALL_BYTES = 256 * 1024
 """What a leader gathers of all hosts together in one shot, at most."""
 SEGMENT = 256 * 1024
 

@@ -23,7 +23,7 @@ HOSTS = 16
 PIECE = 2048
 """Bytes of a piece up to which a transfer costs more than to send it a few times.
 
-Both by the cost model, with transfers and hops of 2.2 µs and 0.2 ns a byte (`--model`).
+Both by the cost model, with the constants of `bench/machine.py`.
 """
 
 
