@@ -139,8 +139,12 @@ def _without(program: Program, index: int) -> Program:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", [n for n in MAKERS if n != "barrier"])
-def test_removing_any_single_wait_is_caught(name: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [*((name, 750) for name in MAKERS if name != "barrier"), ("broadcast", 20)],
+)
+def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) -> None:
+    """Of programs of several rounds, as 750 elements need; and of a broadcast of one round."""
     world = layouts(size, 1024, 256)
 
     def mix(victim: int, index: int | None, root: int) -> list[Case]:
@@ -148,15 +152,15 @@ def test_removing_any_single_wait_is_caught(name: str, size: int) -> None:
         # another leaf's fingerprint was, when they begin the next program. That is what the first
         # FREE of a program is for.
         before = [all_gather(world, 20, 5), broadcast(world, 200, root)]
-        target = MAKERS[name](world, 750, 9)
+        target = MAKERS[name](world, count, 9)
         if index is not None:
             target.programs[victim] = _without(target.programs[victim], index)
         after = [broadcast(world, 20, victim + 1), all_gather(world, 20, 7)]
-        return [*before, target, MAKERS[name](world, 750, 15), *after, all_reduce(world, 20, 8)]
+        return [*before, target, MAKERS[name](world, count, 15), *after, all_reduce(world, 20, 8)]
 
     play(mix(0, None, 1), size, 1024, 1)
     for victim in range(size):
-        steps = MAKERS[name](world, 750, 9).programs[victim].steps
+        steps = MAKERS[name](world, count, 9).programs[victim].steps
         for index, step in enumerate(steps):
             if step.kind not in WAITS:
                 continue
