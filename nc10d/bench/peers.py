@@ -122,17 +122,20 @@ def timed(
     """Return the median over rounds of the slowest rank's mean seconds; a ping-pong is one way.
 
     What is done `before` each call, if anything, is not counted; all ranks must give it, or none.
+    It is that of the rank that takes longest, for which the others may wait.
     """
 
     whole = call if before is None else _one_after_the_other(before, call)
 
     def lasts(calls: int) -> float:
-        taken = _mean(library, whole, calls)
-        return taken if before is None else max(0.0, taken - _mean(library, before, calls))
+        taken = slowest(library, _mean(library, whole, calls))
+        if before is None:
+            return taken
+        return max(0.0, taken - slowest(library, _mean(library, before, calls)))
 
     probe = slowest(library, _mean(library, whole, 3))
     calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
-    found = [slowest(library, lasts(calls)) for _ in range(ROUNDS)]
+    found = [lasts(calls) for _ in range(ROUNDS)]
     return statistics.median(found) / (2 if collective == "ping_pong" else 1)
 
 
