@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +88,27 @@ def test_what_is_done_before_each_call_is_not_counted(monkeypatch: pytest.Monkey
         return peers.timed(OnGroup(group), "all_reduce", call, 0.0, before)
 
     assert run_local(measured, 1) == [1]
+
+
+def test_nor_is_what_another_rank_does_and_this_one_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 writes for 5 seconds and calls for 1, which rank 1 sees as a call of 6."""
+    clocks = threading.local()
+    clock = SimpleNamespace(perf_counter=lambda: clocks.now)
+    monkeypatch.setattr(peers, "time", clock)
+
+    def measured(group: Any) -> float:
+        clocks.now = 0.0
+
+        def passes(seconds: float) -> None:
+            clocks.now += seconds
+
+        before, call = ((5, 1), (0, 6))[group.rank]
+        calls = partial(passes, call), 0.0, partial(passes, before)
+        return peers.timed(OnGroup(group), "broadcast", *calls)
+
+    assert run_local(measured, 2) == [1, 1]
 
 
 def test_the_slowest_rank_is_known_to_all() -> None:
