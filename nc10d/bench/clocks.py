@@ -236,8 +236,7 @@ class Walker:
         readable = 0 < step.arg <= access
         if step.tick and not readable:
             self._host.flagged.add(self._round)
-        pair = len(self._host.ranks) == 2
-        self._lent = step.nbytes if readable and access == WRITES and pair else 0
+        self._lent = step.nbytes if readable and access == WRITES else 0
 
     def _recall(self, step: Step) -> None:
         self._busy(step)

@@ -48,7 +48,8 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
 )
 @example(op="all_reduce", nbytes=100_000, names=[0, 0])  # which may be read where it lies
 @example(op="all_reduce", nbytes=1 << 20, names=[0, 0])  # which is lent
-@example(op="broadcast", nbytes=100_000, names=[0, 0])  # of which half is
+@example(op="broadcast", nbytes=100_000, names=[0, 0])  # of which each rank lends a part
+@example(op="broadcast", nbytes=4 << 20, names=[0, 0, 0])  # and of three
 @example(op="all_gather", nbytes=1 << 20, names=[0, 0])  # which is written into each other's
 def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]

@@ -152,7 +152,7 @@ class TimedHost(HostWorld):
         """Let ordinary arrays be read where the kernel can be asked, and may be."""
         readable = 0 < step.arg <= self.machine.access
         self.unreadable = frozenset(() if readable else range(self.size))
-        lends = readable and self.machine.access == WRITES and self.size == 2
+        lends = readable and self.machine.access == WRITES
         self.keeping = frozenset(() if lends else range(self.size))
 
 

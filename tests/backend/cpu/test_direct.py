@@ -119,12 +119,19 @@ def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str)
 
 @pytest.mark.parametrize("count", [64, 79, 80, 300])
 @pytest.mark.parametrize(
-    ("name", "lenders", "share"),
-    [("broadcast", [1], 2), ("all_gather", [0, 1], 1), ("all_to_all", [0, 1], 1)],
+    ("name", "size", "lenders", "share"),
+    [
+        ("broadcast", 2, [1], 2),
+        ("broadcast", 4, [1, 2, 3], 4),
+        ("all_gather", 2, [0, 1], 1),
+        ("all_to_all", 2, [0, 1], 1),
+    ],
 )
-def test_two_ranks_lend_whole_pages(name: str, lenders: list[int], share: int, count: int) -> None:
-    """Of a broadcast that is half of what comes in, of a swap all."""
-    for rank, one in enumerate(MADE[name](direct(2), count, 0).programs):
+def test_whole_pages_are_lent(
+    name: str, size: int, lenders: list[int], share: int, count: int
+) -> None:
+    """Of a broadcast that is each rank's share of the work, of two ranks' swap all."""
+    for rank, one in enumerate(MADE[name](direct(size), count, 0).programs):
         lent = [s.nbytes for s in one.steps if s.kind is Kind.EXPOSE and not s.tick]
         assert lent == [8 * count // share // PAGE * PAGE] * (rank in lenders)
 

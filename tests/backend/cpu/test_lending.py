@@ -1,4 +1,4 @@
-"""Private arrays that two processes lend to each other: the kernel writes results there."""
+"""Private arrays that processes lend to each other: the kernel writes results there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu import reading as reach
-from nc10d.backend.cpu.algorithms.layout import DIRECT, LENDING, SWAPPED
+from nc10d.backend.cpu.algorithms.layout import ASKED, DIRECT, LENDING, SWAPPED
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native.direct import AT_A_TIME
@@ -40,8 +40,17 @@ WRITING = {"all_reduce": "FOLD", "broadcast": "FILL", "all_gather": "FILL", "all
 
 @pytest.fixture(scope="module")
 def lenders() -> Iterator[Ranks]:
-    with Ranks(2, "processes") as ranks:
-        if ranks.run(access) != [at.WRITES] * 2:
+    yield from writers(2)
+
+
+@pytest.fixture(scope="module")
+def three_lenders() -> Iterator[Ranks]:
+    yield from writers(3)
+
+
+def writers(size: int) -> Iterator[Ranks]:
+    with Ranks(size, "processes") as ranks:
+        if ranks.run(access) != [at.WRITES] * size:
             pytest.skip("the kernel lets no process write into another one here")
         yield ranks
 
@@ -74,10 +83,11 @@ def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(lenders: Rank
 
 def filled_pieces(group: ProcessGroup) -> None:
     """Broadcast arrays that begin and end anywhere, and look at what lies beside them."""
-    page, least = 1024, DIRECT // 4
-    places = (0, least), (1, least + 3), (page - 1, 3 * AT_A_TIME // 4 + 1), (2, LENDING)
-    for root, (start, count) in product((0, 1), places):
-        wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(2)]
+    page, size = 1024, group.size
+    least = (DIRECT if size == 2 else ASKED) // 4
+    places = (0, least), (1, least + 3), (page - 1, least + AT_A_TIME // 4 + 1), (2, 4 * least)
+    for root, (start, count) in product(range(size), places):
+        wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(size)]
         mine = wholes[group.rank].copy()
         group.broadcast(mine[start : start + count], root)
         wholes[group.rank][start : start + count] = wholes[root][start : start + count]
@@ -86,6 +96,10 @@ def filled_pieces(group: ProcessGroup) -> None:
 
 def test_arrays_of_any_place_and_length_are_filled_where_they_lie(lenders: Ranks) -> None:
     lenders.run(filled_pieces)
+
+
+def test_so_are_arrays_of_three_ranks(three_lenders: Ranks) -> None:
+    three_lenders.run(filled_pieces)
 
 
 def swapped_pieces(group: ProcessGroup) -> None:
@@ -123,12 +137,12 @@ def lent_by_first(group: ProcessGroup, name: str, x: Any) -> None:
 
 def aborts(group: ProcessGroup, name: str, seed: int) -> None:
     """Rank 0 leaves a call at any moment, while rank 1 is stopped; that goes on afterwards."""
-    moments, pids = random.Random(seed), np.zeros(2, np.int64)
+    moments, pids = random.Random(seed), np.zeros(group.size, np.int64)
     group.all_gather_into_tensor(pids, np.array([os.getpid()]))
     for _ in range(ROUNDS):
-        other = group.split_group([[0, 1]])
+        other = group.split_group([list(range(group.size))])
         assert other is not None
-        x = np.ones(LENDING, np.float32)
+        x = np.ones(ASKED // 4, np.float32)
         other.all_reduce(x, MAX)
 
         def leave(other: ProcessGroup = other) -> None:
@@ -153,6 +167,11 @@ def test_nobody_writes_into_the_array_of_a_call_that_has_been_left(
 ) -> None:
     for seed in range(2):
         lenders.run(aborts, [name] * 2, [seed] * 2)
+
+
+def test_nobody_does_where_more_than_one_peer_may(three_lenders: Ranks) -> None:
+    for seed in range(2):
+        three_lenders.run(aborts, ["broadcast"] * 3, [seed] * 3)
 
 
 def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
-all go the way over the boards. An all_reduce, and whatever two ranks do but reduce_scatter, write
-into peers' arrays too, as far as these are lent (see native/direct.py).
+all go the way over the boards. An all_reduce, a broadcast, and two ranks' swaps write into peers'
+arrays too, as far as these are lent (see native/direct.py).
 
 Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
 each algorithm from the size on where that pays: see `_access`. What it fetches to be folded goes
@@ -225,22 +225,15 @@ def _swap(
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
-    """User array 0 := the root's."""
-    if layout.size == 2:
-        return _shared(layout, nbytes, root, boards)
-    if layout.rank == root:
-        access = _access(layout, nbytes)
-        return _either(layout, user(0), _all_have_read(), boards, access=access)
-    steps = [fetch(user(0), root, 0, nbytes), signal(2), end_round(2, 2)]
-    return _ways([enter()], steps, boards)
+    """User array 0 := the root's.
 
-
-def _shared(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
-    """A broadcast of two ranks: one half is lent to the root, which fills it; one is fetched."""
-    lent = nbytes // 2 // layout.page * layout.page
+    The copying is shared: each rank lends the root one part in `size`, which the root fills in
+    all arrays, and fetches the others.
+    """
+    lent = nbytes // layout.size // layout.page * layout.page
     if layout.rank == root:
         steps = [fill_lent(user(0), lent), *_all_have_read()]
-        access = _access(layout, nbytes, layout.direct)
+        access = _access(layout, nbytes, layout.direct if layout.size == 2 else NEVER)
         return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]

@@ -83,11 +83,14 @@ NEVER = 1 << 62
 
 @njit(nogil=True)
 def nc10d_writable(channel: int) -> bool:
-    """Say whether my private memory can be lent: to a single mate, which is another process."""
-    reach, mate = load(channel + C_REACH), 1 - load(channel + C_RANK)
-    if load(reach + R_ACCESS) != WRITES or load(channel + C_SIZE) != 2:
+    """Say whether my private memory can be lent: to mates that are all other processes."""
+    reach, me = load(channel + C_REACH), load(channel + C_RANK)
+    if load(reach + R_ACCESS) != WRITES:
         return False
-    return load(reach + R_ARENAS + R_ROW * mate + 8) != 0
+    for rank in range(load(channel + C_SIZE)):
+        if rank != me and load(reach + R_ARENAS + R_ROW * rank + 8) == 0:
+            return False
+    return True
 
 
 @njit(nogil=True)
