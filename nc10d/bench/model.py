@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from nc10d.backend.cpu.algorithms.across import chained
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program import Kind, Space
 from nc10d.bench.cases import Collective, layout_of
@@ -36,7 +37,8 @@ class Switch:
 
 def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
     """Return the seconds of one of many calls in a row, on ranks of these hosts."""
-    return steady(machine, Collective(op, nbytes, layout_of(hosts)), standing_for(op, hosts))
+    ranks = standing_for(op, nbytes, hosts)
+    return steady(machine, Collective(op, nbytes, layout_of(hosts)), ranks)
 
 
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
@@ -48,14 +50,17 @@ def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> fl
     return max((ends[-1] - ends[0]) / (turns - 1) for ends in walk.ends.values())
 
 
-def standing_for(op: str, hosts: Topology) -> list[int]:
+def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
     """Return the ranks to walk: all of the hosts that matter.
 
-    A broadcast goes down a binomial tree of hosts: the leaf that hears last is the one whose
-    number has most ones, and its parents follow when the lowest one is taken away.
+    A large broadcast goes down a chain of hosts, another one down a binomial tree: the leaf that
+    hears last is the one whose number has most ones, and its parents follow when the lowest one is
+    taken away.
     """
     if op not in ROOTED or len(hosts.hosts) == 1:
         return list(hosts.hosts[0])
+    if op == "broadcast" and chained(len(hosts.hosts), nbytes):
+        return list(range(hosts.size))
     leaf = (1 << len(hosts.hosts).bit_length() - 1) - 1
     path = [leaf]
     while path[-1]:
@@ -68,7 +73,8 @@ def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
     steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
     if len(hosts.hosts) > 1:
-        return _across(op, kinds)
+        chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
+        return "chain of hosts" if chain else _across(op, kinds)
     if any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps):
         return "mates' arrays, by the kernel"
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):

@@ -80,6 +80,7 @@ LARGE = [
     ("all_to_all", 64 << 10, 64),
     ("broadcast", 256, 512),
     ("broadcast", 64 << 10, 512),
+    ("broadcast", 512 << 10, 32),  # down a chain
     ("barrier", 4, 512),
 ]
 
@@ -88,7 +89,7 @@ LARGE = [
 def test_a_few_ranks_stand_for_all(op: str, nbytes: int, size: int) -> None:
     hosts = spread(size)
     collective = Collective(op, nbytes, layout_of(hosts))
-    programs = {rank: collective.program(rank) for rank in standing_for(op, hosts)}
+    programs = {rank: collective.program(rank) for rank in standing_for(op, nbytes, hosts)}
     walk = Walk(PLAIN, hosts, programs, collective.arrays)
     walk.run()
     predicted = max(ends[-1] for ends in walk.ends.values())

@@ -13,7 +13,7 @@ from algorithm_cases import MAKERS, Case, layouts, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.algorithms import choose, relay
+from nc10d.backend.cpu.algorithms import across, choose, relay
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Kind, Program, Step
@@ -109,15 +109,18 @@ def test_64_hosts_of_8_ranks(name: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 32768), count, 3)], 32768, None)
 
 
-@pytest.fixture(params=[relay.HOSTS, 2])
-def relayed_from(request: pytest.FixtureRequest) -> Iterator[None]:
-    """So many hosts let small pieces go from hand to hand."""
+@pytest.fixture(params=["few", "many"])
+def ways_of(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Go the ways of few hosts, or those of many and of large arrays: hand to hand, in a chain."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay, "HOSTS", request.param)
+        if request.param == "many":
+            patch.setattr(relay, "HOSTS", 2)
+            patch.setattr(across, "CHAINED", 1)
+            patch.setattr(across, "SEGMENT", 1024)
         yield
 
 
-@pytest.mark.usefixtures("relayed_from")
+@pytest.mark.usefixtures("ways_of")
 @settings(max_examples=60, deadline=None)
 @given(
     names=st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(lambda n: len(set(n)) > 1),

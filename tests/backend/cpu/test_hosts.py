@@ -15,6 +15,7 @@ import pytest
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms import relay
+from nc10d.backend.cpu.algorithms.across import CHAINED, SEGMENT
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.coalesce import coalescing_manager
@@ -74,6 +75,20 @@ def test_what_goes_from_hand_to_hand_is_too(
     monkeypatch.setattr(relay, "HOSTS", 3)
     monkeypatch.setattr(relay, "PIECE", 1 << 20)
     test_every_hosts_fold_is_folded_in_the_order_of_hosts(names, op)
+
+
+@pytest.mark.parametrize("names", ["abc", "aabbccdd"])
+def test_large_arrays_come_down_a_chain_of_hosts(names: str) -> None:
+    count = (CHAINED * len(set(names)) + 3 * SEGMENT) // 4 + 1
+    with ranks_on(names) as ranks:
+        for root in range(len(names)):
+            assert all(ranks.run(hears, [root] * len(names), [count] * len(names)))
+
+
+def hears(group: Any, root: int, count: int) -> bool:
+    x = np.arange(count, dtype=np.float32) * (group.rank + 1)
+    group.broadcast(x, root)
+    return reference.same_bits(x, np.arange(count, dtype=np.float32) * (root + 1))
 
 
 def across(arrays: list[Any], hosts: list[list[int]], op: ReduceOp) -> Any:

@@ -17,6 +17,8 @@ from jobs import Job, Rank
 import nc10d as dist
 from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
+from nc10d.backend.cpu.native.arrays import address
+from nc10d.backend.cpu.native.streams import FUNCTIONS, MUCH
 from nc10d.errors import Aborted, CollectiveTimeout, DistError
 from nc10d.testing.ranks import Ranks
 
@@ -630,3 +632,12 @@ def test_many_who_report_at_once_agree_on_one_cause() -> None:
     for _ in range(10):
         with Ranks(3) as ranks:
             assert len(set(ranks.run(blamed))) == 1
+
+
+@pytest.mark.parametrize(("coming", "looks_again"), [(0, 1), (MUCH, 1), (MUCH + 1, 0)])
+def test_while_much_is_to_come_from_another_host_one_sleeps(coming: int, looks_again: int) -> None:
+    streams = np.zeros(at.STREAMS_BYTES // 8, np.int64)
+    channel = np.zeros(at.channel_bytes(1) // 8, np.int64)
+    channel[at.C_STREAMS // 8] = address(streams)
+    streams[at.S_LEFT // 8] = coming
+    assert FUNCTIONS[at.S_LINGER].ctypes(address(channel)) == looks_again

@@ -36,6 +36,9 @@ from nc10d.backend.cpu.steps import (
 SMALL_BYTES = 256 * 1024
 """What a leader gathers of all hosts together in one shot, at most."""
 SEGMENT = 256 * 1024
+CHAINED = 128 * 1024
+"""Bytes, times the number of hosts, from which a broadcast goes down a chain of hosts: by the cost
+model, with the constants of `bench/machine.py`."""
 
 
 def one_shot_limit(layout: Layout) -> int:
@@ -162,7 +165,10 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
 
 
 def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
-    """User array 0 := the root's; down a binomial tree of hosts, then inside each."""
+    """User array 0 := the root's; down a tree or a chain of hosts, then inside each.
+
+    Down a chain nobody sends more than once, but the last one hears late.
+    """
     span = span_of(layout)
     steps = opening(span)
     if nbytes == 0:
@@ -171,26 +177,40 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     home, root_mate = layout.hosts.places[root]
     speakers = [root if g == home else span.leader(g) for g in range(len(span.hosts))]
     if layout.rank in speakers:
-        steps += _down_tree(span, speakers, home, nbytes)
+        steps += _passed_on(span, speakers, home, nbytes)
     if span.near.size > 1:
         source = root_mate if span.host == home else 0
         steps += continued(local.broadcast(span.near, nbytes, source))
     return steps
 
 
-def _down_tree(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> list[Step]:
+def _passed_on(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> list[Step]:
     count = len(speakers)
     turn = (span.host - home) % count
-    limit = turn & -turn if turn else 1 << count.bit_length()
-    hops = [1 << i for i in range(count.bit_length()) if 1 << i < limit]
-    children = [speakers[(turn + hop + home) % count] for hop in hops if turn + hop < count]
+    parent, children = (_chain if chained(count, nbytes) else _tree)(turn, count)
     # Who has one partner has nothing to pass on: all goes at once.
     segment = min(SEGMENT, nbytes) if len(children) + (turn > 0) > 1 else nbytes
     place = user(0, 0, segment)
     steps: list[Step] = []
     if turn:
-        parent = speakers[((turn & (turn - 1)) + home) % count]
-        steps += flow([take(parent, place, segment)])
-    steps += flow([give(child, place, segment) for child in children])
+        steps += flow([take(speakers[(parent + home) % count], place, segment)])
+    steps += flow([give(speakers[(turn + home) % count], place, segment) for turn in children])
     steps = [replace(step, total=nbytes) if step.nbytes else step for step in steps]
     return loop(steps, -(-nbytes // segment))
+
+
+def chained(hosts: int, nbytes: int) -> bool:
+    """Say whether a broadcast of so many bytes goes down a chain."""
+    return nbytes >= CHAINED * hosts
+
+
+def _tree(turn: int, count: int) -> tuple[int, list[int]]:
+    """Return the parent and the children, by their turns, in a binomial tree."""
+    limit = turn & -turn if turn else 1 << count.bit_length()
+    hops = [1 << i for i in range(count.bit_length()) if 1 << i < limit]
+    return turn & (turn - 1), [turn + hop for hop in hops if turn + hop < count]
+
+
+def _chain(turn: int, count: int) -> tuple[int, list[int]]:
+    """Return who is before me and who behind, if anyone."""
+    return turn - 1, [turn + 1] if turn + 1 < count else []

@@ -217,6 +217,7 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_PATIENCE,  # how often to look again before sleeping
     S_TRIES,  # how often that has been since something moved
     S_LAST,  # S_MOVED then
+    S_LEFT,  # bytes that are still to come by a transfer that is waited for, segments included
     S_POLL,  # address of a table for poll(2)
     S_UNTIL,  # when the sleep in hand ends
     S_STEP,  # addresses of compiled functions: carry out a step,
@@ -224,8 +225,8 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_LINGER,  # look after the time between two looks,
     S_SLEEP,  # sleep until a socket is ready,
     S_ARM,  # have the net thread watch
-) = range(0, 17 * 8, 8)
-S_SEEN = 17 * 8  # the header of a rank that called something else
+) = range(0, 18 * 8, 8)
+S_SEEN = 18 * 8  # the header of a rank that called something else
 HEADER_BYTES = 192  # sequence number, fingerprint, text, site: what ranks of other hosts compare
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

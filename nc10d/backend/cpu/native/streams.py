@@ -66,6 +66,7 @@ from nc10d.backend.cpu.native.layout import (
     S_COUNT,
     S_ERROR,
     S_LAST,
+    S_LEFT,
     S_LINE,
     S_LINGER,
     S_LINKS,
@@ -98,6 +99,7 @@ from nc10d.backend.cpu.native.operands import (
     STEP,
     TAKE,
     TICK,
+    TOTAL,
     nc10d_block,
     nc10d_length,
     nc10d_place,
@@ -114,6 +116,9 @@ from nc10d.kernels.cache import compiled_callback
 POLL_MS = 10
 PAUSES = 8
 SHORTEST_LINGER = 32  # some 20 µs, more than a round trip
+MUCH = 1024 * 1024
+"""Bytes: while more are to come, in this segment and those after it, one sleeps at once. Sockets'
+buffers fill meanwhile, and whoever feeds them may need the core."""
 
 
 @njit(nogil=True)
@@ -137,7 +142,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
         # Read before looking: whatever gets ready after the look counts it up.
         target = load_acquire(load(streams + S_LINE)) + 1
         store(streams + S_COUNT, 0)
-        moved, left, peer = 0, 0, 0
+        moved, left, coming, peer = 0, 0, 0, 0
         row = step
         while row < last:
             row += STEP
@@ -149,6 +154,8 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
             if nc10d_left(row, segment, link) > 0:
                 if load(row) != PUSH:
                     left += 1
+                    nbytes = load(row + NBYTES)
+                    coming = max(coming, max(load(row + TOTAL), nbytes) - segment * nbytes)
                     peer = load(link + L_RANK)
                 want = WANT_IN if load(row) == TAKE else WANT_OUT
                 nc10d_await_link(streams, link, want)
@@ -156,6 +163,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
             nc10d_rewind(links, step, last)
             return DONE
         if moved == 0:
+            store(streams + S_LEFT, coming)
             return nc10d_block(channel, step, segment, load(streams + S_LINE), target, ~peer)
         store(streams + S_MOVED, load(streams + S_MOVED) + 1)
 
@@ -246,6 +254,7 @@ def _pull(channel: int) -> int:
             return nc10d_lost(channel, link, moved)
         if moved == 0:
             store(streams + S_COUNT, 0)
+            store(streams + S_LEFT, 0)
             nc10d_await_link(streams, link, WANT_IN)
             store(channel + C_BLOCKED_AT, line)
             store(channel + C_BLOCKED_FOR, target)
@@ -265,6 +274,8 @@ def _linger(channel: int) -> int:
     # Patience that was in vain halves; it doubles when something came while it lasted. Where ranks
     # share a core, looking again only keeps somebody else from running.
     streams = load(channel + C_STREAMS)
+    if load(streams + S_LEFT) > MUCH:
+        return 0
     moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
     tries = load(streams + S_TRIES)
     if moved != load(streams + S_LAST):
