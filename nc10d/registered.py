@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,8 @@ def empty(
     group's first collective would: then all ranks must call.
     """
     wanted = np.dtype(dtype)
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    shape = tuple(index(n) for n in lengths)
     if any(n < 0 for n in shape):
         raise ValueError(f"an array can't have a negative size, got the shape {shape}")
     if wanted.hasobject:

@@ -215,6 +215,15 @@ def test_what_can_not_be_made_is_said(
     run_ranks(check, 1)
 
 
+def test_shapes_may_be_numpys_numbers() -> None:
+    def check(group: ProcessGroup) -> None:
+        x = dist.zeros((np.int32(2), np.int64(30_000)), np.float32, group)
+        assert x.shape == (2, 30_000)
+        assert dist.empty(np.prod(x.shape), group=group).size == x.size
+
+    run_ranks(check, 1)
+
+
 def test_other_backends_give_plain_arrays() -> None:
     with own_world():
         dist.init_process_group("fake", rank=0, world_size=2)

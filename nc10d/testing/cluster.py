@@ -7,7 +7,7 @@ watched for races as ever; that two hosts have met orders nothing inside either 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -84,10 +84,13 @@ class FarRank(Rank):
 class HostWorld(World):
     """The ranks of one host of a cluster."""
 
-    def __init__(self, numbers: Sequence[int], half: int, pipes: Pipes) -> None:
+    def __init__(
+        self, numbers: Sequence[int], half: int, pipes: Pipes, unreadable: Collection[int] = ()
+    ) -> None:
         self.numbers = numbers
         self.pipes = pipes
-        super().__init__(len(numbers), half)
+        closed = [mate for mate, rank in enumerate(numbers) if rank in unreadable]
+        super().__init__(len(numbers), half, closed)
 
     def make_rank(self, rank: int) -> Rank:
         """Return a rank's machine."""
@@ -99,11 +102,13 @@ class HostWorld(World):
 
 
 class Cluster:
-    """All ranks of a group across hosts."""
+    """All ranks of a group across hosts; what the `unreadable` expose, their mates can't read."""
 
-    def __init__(self, hosts: Topology, half: int, room: int = 1000) -> None:
+    def __init__(
+        self, hosts: Topology, half: int, room: int = 1000, unreadable: Collection[int] = ()
+    ) -> None:
         self.pipes = Pipes(room)
-        self._worlds = [HostWorld(ranks, half, self.pipes) for ranks in hosts.hosts]
+        self._worlds = [HostWorld(ranks, half, self.pipes, unreadable) for ranks in hosts.hosts]
         by_number: dict[int, Rank] = {}
         for world in self._worlds:
             by_number.update(zip(world.numbers, world.ranks, strict=True))

@@ -51,6 +51,10 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
 @example(op="broadcast", nbytes=100_000, names=[0, 0])  # of which each rank lends a part
 @example(op="broadcast", nbytes=4 << 20, names=[0, 0, 0])  # and of three
 @example(op="all_gather", nbytes=1 << 20, names=[0, 0])  # which is written into each other's
+@example(op="all_reduce", nbytes=4 << 20, names=[0, 0, 1, 1])  # inside hosts, too
+@example(op="broadcast", nbytes=4 << 20, names=[0, 0, 1, 1])
+@example(op="all_gather", nbytes=4 << 20, names=[0, 0, 1, 1])
+@example(op="reduce_scatter", nbytes=4 << 20, names=[0, 0, 1, 1])
 def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]
 ) -> None:
@@ -81,6 +85,8 @@ LARGE = [
     ("broadcast", 256, 512),
     ("broadcast", 64 << 10, 512),
     ("broadcast", 512 << 10, 32),  # down a chain
+    ("broadcast", 4 << 20, 32),  # and read where it lies
+    ("all_reduce", 4 << 20, 32),
     ("barrier", 4, 512),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -104,18 +105,20 @@ def ragged(size: int, count: int, seed: int) -> list[int]:
     return [(count * (r + seed) // 3) % (count + 1) for r in range(size)]
 
 
-def all_gather(world: list[Layout], count: int, seed: int) -> Case:
+def all_gather(world: list[Layout], count: int, seed: int, *, into_one: bool = False) -> Case:
     size = len(world)
     counts = [count] * size if seed % 2 else ragged(size, count, seed)
+    starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     arrays = [data(seed, r, c) for r, c in enumerate(counts)]
-    outs = [user(1 + r) for r in range(size)]
+    outs = [user(1, 8 * starts[r]) if into_one else user(1 + r) for r in range(size)]
     sizes = [8 * c for c in counts]
+    many = 2 if into_one else 1 + size
     programs = [
-        program("all_gather", choose.all_gather(w, sizes, user(0), outs), 1 + size) for w in world
+        program("all_gather", choose.all_gather(w, sizes, user(0), outs), many) for w in world
     ]
-    empty = [np.full(c, -1) for c in counts]
-    users = [[arrays[r], *[e.copy() for e in empty]] for r in range(size)]
-    expected = [[arrays[r].copy(), *[a.copy() for a in arrays]] for r in range(size)]
+    got = [np.concatenate(arrays)] if into_one else arrays
+    users = [[arrays[r], *[np.full(a.size, -1) for a in got]] for r in range(size)]
+    expected = [[arrays[r].copy(), *[a.copy() for a in got]] for r in range(size)]
     return Case("all_gather", programs, users, expected)
 
 
@@ -185,6 +188,7 @@ MAKERS: dict[str, Callable[[list[Layout], int, int], Case]] = {
     "broadcast": broadcast,
     "barrier": barrier,
     "all_gather": all_gather,
+    "all_gather_into_one": functools.partial(all_gather, into_one=True),
     "reduce_scatter": reduce_scatter,
     "even_all_to_all": even_all_to_all,
     "uneven_exchange": uneven_exchange,

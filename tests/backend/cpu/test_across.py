@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import across, choose, relay
 from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Kind, Program, Step
 from nc10d.ops import SUM
@@ -24,9 +27,18 @@ from nc10d.testing.simulator import Disagreement
 HALF, SMALL = 4096, 1024
 
 
-def play(hosts: Topology, cases: list[Case], half: int, seed: int | None) -> Cluster:
-    """Run cases back to back and hold every array against what it must be."""
-    cluster = Cluster(hosts, half, room=half // 4)
+def play(
+    hosts: Topology,
+    cases: list[Case],
+    half: int,
+    seed: int | None,
+    unreadable: Collection[int] = (),
+) -> Cluster:
+    """Run cases back to back and hold every array against what it must be.
+
+    Mates can't read what `unreadable` ranks expose.
+    """
+    cluster = Cluster(hosts, half, room=half // 4, unreadable=unreadable)
     for case in cases:
         for rank in range(hosts.size):
             users = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -40,7 +52,7 @@ def play(hosts: Topology, cases: list[Case], half: int, seed: int | None) -> Clu
     return cluster
 
 
-def world(hosts: Topology, half: int = HALF, small: int = SMALL) -> list:
+def world(hosts: Topology, half: int = HALF, small: int = SMALL) -> list[Layout]:
     return layouts(hosts.size, half, small, hosts)
 
 
@@ -109,6 +121,29 @@ def test_64_hosts_of_8_ranks(name: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 32768), count, 3)], 32768, None)
 
 
+def direct(hosts: Topology) -> list[Layout]:
+    return [replace(one, direct=512) for one in world(hosts)]
+
+
+LARGE = ["all_reduce", "broadcast", "all_gather_into_one", "reduce_scatter", "even_all_to_all"]
+
+
+@pytest.mark.parametrize("shape", ["0011", "0101", "0001", "001122", "000112", "0110220"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_large_arrays_are_read_where_they_lie_inside_hosts(name: str, shape: str) -> None:
+    hosts = grouped(shape)
+    for seed, count in ((1, 64), (2, 79), (4, 700), (5, 1300)):
+        for unreadable in ([], [0], [hosts.size - 1], [1, 2]):
+            case = MAKERS[name](direct(hosts), count, seed)
+            if name in LARGE and count > 79:
+                assert all(Kind.DIVERT in kinds(one) for one in case.programs[:2])
+            play(hosts, [case], HALF, seed, unreadable)
+
+
+def kinds(one: Program) -> set[Kind]:
+    return {step.kind for step in one.steps}
+
+
 @pytest.fixture(params=["few", "many"])
 def ways_of(request: pytest.FixtureRequest) -> Iterator[None]:
     """Go the ways of few hosts, or those of many and of large arrays: hand to hand, in a chain."""
@@ -151,7 +186,7 @@ def without(program: Program, index: int) -> Program:
 
 def caught(hosts: Topology, cases: list[Case], seed: int) -> bool:
     try:
-        play(hosts, cases, 1024, seed)
+        play(hosts, cases, HALF, seed)
     except AssertionError:
         return True
     return False
@@ -175,6 +210,45 @@ def test_removing_any_wait_inside_a_host_is_caught(name: str) -> None:
         for index in waits:
             found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
             assert found, (victim, index, program.steps[index])
+
+
+@pytest.mark.parametrize("shape", ["0011", "000111"])
+@pytest.mark.parametrize("name", LARGE)
+def test_removing_any_wait_of_those_who_read_where_it_lies_is_caught(name: str, shape: str) -> None:
+    hosts = grouped(shape)
+
+    def mix(victim: int, index: int) -> list[Case]:
+        cases = [MAKERS[name](direct(hosts), 500, seed) for seed in (1, 5, 1)]
+        cases[0].programs[victim] = without(cases[0].programs[victim], index)
+        return cases
+
+    programs = MAKERS[name](direct(hosts), 500, 1).programs
+    for victim in (0, 1, hosts.size - 1):
+        steps = programs[victim].steps
+        way = next(i for i, step in enumerate(steps) if step.kind is Kind.JUMP)
+        for index, step in enumerate(steps[:way]):
+            met = step.kind is Kind.WAIT and step.tick == 2  # the test below is about that one
+            if step.kind in WAITS and step.kind is not Kind.FREE and not met:
+                found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
+                assert found, (victim, index, step)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_nobodys_array_changes_before_all_hosts_have_met(name: str) -> None:
+    hosts = grouped("0011")
+    for seed in range(20):
+        cluster = Cluster(hosts, HALF)
+        case, odd = MAKERS[name](direct(hosts), 500, 1), MAKERS["barrier"](direct(hosts), 1, 1)
+        before = copy.deepcopy(case.arrays)
+        for rank in range(hosts.size):
+            mine = case if rank < 2 else odd
+            users = [a.view(np.uint8) for a in mine.arrays[rank]]
+            cluster.submit(rank, mine.programs[rank], users)
+        with pytest.raises(Disagreement):
+            cluster.run(random.Random(seed).randrange)
+        for now, then in zip(case.arrays[:2], before, strict=False):
+            for one, other in zip(now, then, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("shape", ["01", "0011", "012", "0123", "00112"])

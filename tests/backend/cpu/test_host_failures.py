@@ -159,9 +159,12 @@ def job(names: str, count: int = 1 << 16, timeout: float = 60.0) -> Job:
     return Job(APART.format(names=names, count=count, timeout=timeout), len(names))
 
 
-@pytest.mark.parametrize("names", ["ab", "aab", "abc", "aabb"])
-def test_a_killed_rank_is_named_on_every_host_at_once(names: str) -> None:
-    with job(names) as ranks:
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [("ab", 1 << 16), ("aab", 1 << 16), ("abc", 1 << 16), ("aabb", 1 << 16), ("aabb", 1 << 20)],
+)
+def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) -> None:
+    with job(names, count) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"
         start = time.monotonic()

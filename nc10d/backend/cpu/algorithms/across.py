@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nc10d.backend.cpu.algorithms import broadcast as local
-from nc10d.backend.cpu.algorithms import gather
+from nc10d.backend.cpu.algorithms import gather, inside
 from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import continued, flow, give, loop, scratch, take
@@ -61,7 +61,13 @@ def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1
     if root not in (-1, layout.rank):  # the array must stay as it is
         place, base = scratch(0), line_up(nbytes)
         copied = [copy(place, user(0), nbytes)]
-    return [*opening(span), *copied, *_large(span, place, nbytes, reduction, base)]
+    cuts = _cuts(span, nbytes)
+    low, length = cuts[span.mate]
+    rail = _rail(span, moved(place, low), length, reduction, base) if length else []
+    boards = [*opening(span), *copied, *_over_boards(span, place, cuts, reduction, rail)]
+    if root >= 0 or reduction.scaled or not inside.applies(layout, nbytes):
+        return boards
+    return inside.all_reduce(layout, span, cuts, within(reduction), rail, boards)
 
 
 def fused(layout: Layout, parts: Sequence[Part], root: int = -1) -> list[Step]:
@@ -125,26 +131,30 @@ def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[S
     return fold(dst, blocks, part.nbytes, part.reduction, 0, dst)
 
 
-def _large(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
+def _cuts(span: Span, nbytes: int) -> list[tuple[int, int]]:
+    """Return where the part of each rank of my host begins, and its bytes."""
     rails = min(map(len, span.hosts))
     chunk = line_up(-(-nbytes // rails))
-    cuts = [(min(nbytes, r * chunk), min(nbytes, (r + 1) * chunk)) for r in range(rails)]
-    cuts += [(nbytes, nbytes)] * (span.near.size - rails)
-    sizes = [high - low for low, high in cuts]
+    lows = [min(nbytes, mate * chunk) for mate in range(span.near.size)]
+    return [(low, min(chunk, nbytes - low)) for low in lows]
+
+
+def _over_boards(
+    span: Span,
+    place: At,
+    cuts: Sequence[tuple[int, int]],
+    reduction: Reduction,
+    rail: Sequence[Step],
+) -> list[Step]:
+    """Fold my part of `place`, reduce it between hosts by `rail`, get the others'."""
+    sizes = [length for _, length in cuts]
     places = [moved(place, low) for low, _ in cuts]
     mine = places[span.mate]
-    inside = within(reduction)
-    steps: list[Step] = []
-    if span.near.size > 1:
-        spread = gather.reduce_scatter(span.near, sizes, mine, places, inside)
-        steps += continued(spread)
-    elif reduction.scaled:
-        steps.append(reduction.show(mine, mine, nbytes))
-    if span.mate < rails and sizes[span.mate]:
-        steps += _rail(span, mine, sizes[span.mate], reduction, base)
-    if span.near.size > 1:
-        steps += continued(gather.all_gather(span.near, sizes, mine, places))
-    return steps
+    if span.near.size == 1:
+        shown = [reduction.show(mine, mine, sizes[0])] if reduction.scaled else []
+        return [*shown, *rail]
+    steps = continued(gather.reduce_scatter(span.near, sizes, mine, places, within(reduction)))
+    return [*steps, *rail, *continued(gather.all_gather(span.near, sizes, mine, places))]
 
 
 def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
@@ -170,33 +180,44 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     Down a chain nobody sends more than once, but the last one hears late.
     """
     span = span_of(layout)
-    steps = opening(span)
     if nbytes == 0:
-        return steps
+        return opening(span)
     assert layout.hosts is not None
     home, root_mate = layout.hosts.places[root]
     speakers = [root if g == home else span.leader(g) for g in range(len(span.hosts))]
-    if layout.rank in speakers:
-        steps += _passed_on(span, speakers, home, nbytes)
-    if span.near.size > 1:
-        source = root_mate if span.host == home else 0
-        steps += continued(local.broadcast(span.near, nbytes, source))
-    return steps
+    source = root_mate if span.host == home else 0
+
+    def passed_on(low: int, count: int) -> list[Step]:
+        return _passed_on(span, speakers, home, nbytes, low, count)
+
+    steps = opening(span)
+    if span.mate == source:
+        steps += passed_on(0, nbytes)
+    if span.near.size == 1:
+        return steps
+    steps += continued(local.broadcast(span.near, nbytes, source))
+    if not inside.applies(layout, nbytes):
+        return steps
+    at_home = span.host == home
+    return inside.broadcast(layout, span, nbytes, source, passed_on, steps, home=at_home)
 
 
-def _passed_on(span: Span, speakers: Sequence[int], home: int, nbytes: int) -> list[Step]:
-    count = len(speakers)
-    turn = (span.host - home) % count
-    parent, children = (_chain if chained(count, nbytes) else _tree)(turn, count)
+def _passed_on(
+    span: Span, speakers: Sequence[int], home: int, nbytes: int, low: int, count: int
+) -> list[Step]:
+    """Take `count` of `nbytes`, from `low` on, from a host's speaker, and give them to others."""
+    hosts = len(speakers)
+    turn = (span.host - home) % hosts
+    parent, children = (_chain if chained(hosts, nbytes) else _tree)(turn, hosts)
     # Who has one partner has nothing to pass on: all goes at once.
-    segment = min(SEGMENT, nbytes) if len(children) + (turn > 0) > 1 else nbytes
-    place = user(0, 0, segment)
+    segment = min(SEGMENT, count) if len(children) + (turn > 0) > 1 else count
+    place = user(0, low, segment)
     steps: list[Step] = []
     if turn:
-        steps += flow([take(speakers[(parent + home) % count], place, segment)])
-    steps += flow([give(speakers[(turn + home) % count], place, segment) for turn in children])
-    steps = [replace(step, total=nbytes) if step.nbytes else step for step in steps]
-    return loop(steps, -(-nbytes // segment))
+        steps += flow([take(speakers[(parent + home) % hosts], place, segment)])
+    steps += flow([give(speakers[(child + home) % hosts], place, segment) for child in children])
+    steps = [replace(step, total=count) if step.nbytes else step for step in steps]
+    return loop(steps, -(-count // segment))
 
 
 def chained(hosts: int, nbytes: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.algorithms import exchange, gather
+from nc10d.backend.cpu.algorithms import exchange, gather, inside
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import (
     continued,
@@ -23,25 +23,27 @@ from nc10d.backend.cpu.algorithms.folding import Outgoing, reduce_across, within
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
 from nc10d.backend.cpu.algorithms.meeting import Span, opening, span_of
 from nc10d.backend.cpu.program import At, Step, user
+from nc10d.backend.cpu.steps import copy
 
 
 def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    span = span_of(layout)
-    steps = opening(span)
+    span, me = span_of(layout), layout.rank
     home = span.hosts[span.host]
-    near = gather.all_gather(span.near, [sizes[r] for r in home], mine, [outs[r] for r in home])
-    steps += continued(near)
     # A rank's array goes to one mate of every other host, the mates taking turns.
     receivers = [span.hosts[g][span.mate % len(span.hosts[g])] for g in span.away]
-    rows = [give(peer, mine, sizes[layout.rank]) for peer in receivers]
+    rows = [give(peer, mine, sizes[me]) for peer in receivers]
     for g in span.away:
         rows += [take(r, outs[r], sizes[r]) for r in span.hosts[g][span.mate :: span.near.size]]
-    steps += flow(rows)
+    near = gather.all_gather(span.near, [sizes[r] for r in home], mine, [outs[r] for r in home])
+    steps = [*opening(span), *continued(near), *flow(rows)]
     if span.near.size > 1:
         for g in span.away:
             steps += _pass_on(span, g, sizes, outs)
-    return steps
+    if not inside.applies(layout, sum(sizes)):
+        return steps
+    own = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
+    return inside.all_gather(layout, span, sizes, outs, own, flow(rows), steps)
 
 
 def _pass_on(span: Span, host: int, sizes: Sequence[int], outs: Sequence[At]) -> list[Step]:
@@ -66,9 +68,10 @@ def reduce_scatter(
     layout: Layout, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
     """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
-    span = span_of(layout)
+    span, me = span_of(layout), layout.rank
     steps = opening(span)
     partial: dict[int, At] = {}
+    folds: list[tuple[At, At, int]] = []
     base = 0
     for g in range(len(span.hosts)):
         for ranks in _passes(span, g):
@@ -80,18 +83,20 @@ def reduce_scatter(
             places = [inps[r] if r >= 0 else inps[0] for r in ranks]
             place = scratch(base)
             base += line_up(amounts[span.mate])
-            inside = within(reduction)
-            near = gather.reduce_scatter(span.near, amounts, place, places, inside)
+            near = gather.reduce_scatter(span.near, amounts, place, places, within(reduction))
             steps += continued(near)
             if mine >= 0:
                 partial[mine] = place
+                folds.append((place, inps[mine], sizes[mine]))
     home = span.hosts[span.host]
     outgoing = [Outgoing(r, at, sizes[r]) for r, at in partial.items() if r not in home]
     sources = {g: span.hosts[g][span.mate % len(span.hosts[g])] for g in span.away}
-    me = layout.rank
-    return steps + reduce_across(
-        span, outgoing, sources, partial[me], out, sizes[me], reduction, base
-    )
+    crossing = reduce_across(span, outgoing, sources, partial[me], out, sizes[me], reduction, base)
+    boards = [*steps, *crossing]
+    if reduction.scaled or not inside.applies(layout, sum(sizes)):
+        return boards
+    how = within(reduction)
+    return inside.reduce_scatter(layout, span, folds, inps, sum(sizes), how, crossing, boards)
 
 
 def even_all_to_all(
@@ -106,7 +111,10 @@ def even_all_to_all(
     away = [r for g in span.away for r in span.hosts[g]]
     rows = [give(r, sends[r], nbytes) for r in away]
     rows += [take(r, recvs[r], nbytes) for r in away]
-    return [*opening(span), *continued(near), *flow(rows)]
+    boards = [*opening(span), *continued(near), *flow(rows)]
+    if not inside.applies(layout, nbytes * layout.size):
+        return boards
+    return inside.all_to_all(layout, span, nbytes, sends, recvs, flow(rows), boards)
 
 
 def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:

@@ -6,7 +6,7 @@ all go the way over the boards. An all_reduce, a broadcast, and two ranks' swaps
 arrays too, as far as these are lent (see native/direct.py).
 
 Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
-each algorithm from the size on where that pays: see `_access`. What it fetches to be folded goes
+each algorithm from the size on where that pays: see `access_for`. What it fetches to be folded goes
 where the result will be, or to a spare place if that is my own part.
 """
 
@@ -57,10 +57,11 @@ def _either(
     `access` is what the kernel must give for a plain array, `lent` how many bytes peers write.
     """
     exposed = expose(layout.rank, mine, access, lent=lent)
-    return _ways([enter(), exposed], direct, boards)
+    return ways([enter(), exposed], direct, boards)
 
 
-def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
+def ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
+    """Open with what exposes; go `direct` if all that can be read, else over the boards."""
     first = [*direct, jump(1 + len(boards))]
     steps = [free(), *opening, signal(1), divert(len(first))]
     return [*steps, *first, end_round(1, 2), *boards]
@@ -73,7 +74,7 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
     return low, min(nbytes, low + chunk) - low
 
 
-def _fold(
+def fold(
     layout: Layout,
     dst: At,
     own: At,
@@ -104,7 +105,7 @@ def all_reduce(
         low, length = _cut(layout, count, layout.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(_fold(layout, mine, mine, base + low, length, reduction, lent))
+            steps.append(fold(layout, mine, mine, base + low, length, reduction, lent))
         steps.append(signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
@@ -113,11 +114,11 @@ def all_reduce(
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
     # More ranks than two would ask the kernel for twice as many pieces.
-    access = _access(layout, nbytes, layout.lending) if layout.size == 2 else 0
+    access = access_for(layout, nbytes, layout.lending) if layout.size == 2 else 0
     return _either(layout, user(0), steps, boards, access=access, lent=lent)
 
 
-def _access(layout: Layout, nbytes: int, lending: int = NEVER) -> int:
+def access_for(layout: Layout, nbytes: int, lending: int = NEVER) -> int:
     """Return the least access with which the kernel is quicker than boards; 0: with none.
 
     Reading alone is from `asked` bytes on, where peers write as well from `lending` bytes on.
@@ -157,10 +158,9 @@ def reduce_scatter(
     Who has them in several arrays can't expose them as one.
     """
     mine = inps[layout.rank]
-    fold = _fold(layout, out, mine, layout.rank * nbytes, nbytes, reduction)
-    steps = [fold, *_all_have_read()]
+    steps = [fold(layout, out, mine, layout.rank * nbytes, nbytes, reduction), *_all_have_read()]
     if len({at.index for at in inps}) > 1:
-        return _ways([enter(flag=True)], steps, boards)
+        return ways([enter(flag=True)], steps, boards)
     access = READS if nbytes * layout.size >= layout.folding else 0
     return _either(layout, inps[0], steps, boards, access=access)
 
@@ -179,7 +179,7 @@ def all_gather(
         theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
         return _swap(layout, mine, much, theirs, steps, boards)
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    access = _access(layout, sum(sizes))
+    access = access_for(layout, sum(sizes))
     return _either(layout, mine, [*steps, *_all_have_read()], boards, access=access)
 
 
@@ -193,7 +193,7 @@ def all_to_all(
     if layout.size == 2:
         return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    access = _access(layout, nbytes * layout.size)
+    access = access_for(layout, nbytes * layout.size)
     return _either(layout, inp, [*steps, *_all_have_read()], boards, access=access)
 
 
@@ -211,7 +211,7 @@ def _swap(
     """
     me, peer = layout.rank, 1 - layout.rank
     given, lent = (size // layout.page * layout.page for size in sizes)
-    access = _access(layout, sum(sizes), layout.swapped)
+    access = access_for(layout, sum(sizes), layout.swapped)
     # Of what is in no cache, reading is as quick as writing or quicker.
     lending = access if access == WRITES else 0
     opening = [
@@ -221,7 +221,7 @@ def _swap(
     ]
     steps = [fill_lent(mine, given, SECOND), *own, fetch(theirs, peer, 0, sizes[1])]
     steps += [signal(2), wait(peer, 2), recall(), end_round(2, 2)]
-    return _ways(opening, steps, boards)
+    return ways(opening, steps, boards)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
@@ -233,11 +233,11 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     lent = nbytes // layout.size // layout.page * layout.page
     if layout.rank == root:
         steps = [fill_lent(user(0), lent), *_all_have_read()]
-        access = _access(layout, nbytes, layout.direct if layout.size == 2 else NEVER)
+        access = access_for(layout, nbytes, layout.direct if layout.size == 2 else NEVER)
         return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]
-    return _ways([enter(), lend], steps, boards)
+    return ways([enter(), lend], steps, boards)
 
 
 def _all_have_read() -> list[Step]:

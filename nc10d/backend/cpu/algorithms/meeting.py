@@ -107,9 +107,10 @@ class Gathered:
 
 def opening(span: Span) -> list[Step]:
     """Nobody goes on before everybody, on all hosts, has entered with the same call."""
-    steps = [free(), enter(), signal(1), meet_all()]
-    if span.mate == 0:
-        steps += [*Gathered(span, 0).steps(), signal(2)]
-    else:
-        steps += [wait(0, 2), signal(2)]
-    return [*steps, end_round(2, 2)]
+    steps = [free(), enter(), signal(1), meet_all(), *meet_hosts(span)]
+    return [*steps, *([signal(2)] if span.mate else []), end_round(2, 2)]
+
+
+def meet_hosts(span: Span) -> list[Step]:
+    """Of a host whose ranks have all entered: go on when those of all hosts have."""
+    return [wait(0, 2)] if span.mate else [*Gathered(span, 0).steps(), signal(2)]

@@ -1,0 +1,178 @@
+"""What ranks of one host do for each other in a large collective across hosts, without boards.
+
+As in direct.py, and with its two ways: they expose their arrays, and if all of a host can be read,
+each takes from its mates what it needs where it lies. A host may go one way and another one the
+other: between hosts the two do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nc10d.backend.cpu.algorithms.contribute import Reduction
+from nc10d.backend.cpu.algorithms.crossing import continued
+from nc10d.backend.cpu.algorithms.direct import access_for, fold, ways
+from nc10d.backend.cpu.algorithms.layout import Layout, line_up
+from nc10d.backend.cpu.algorithms.meeting import Span, meet_hosts
+from nc10d.backend.cpu.program import At, Step, moved, user
+from nc10d.backend.cpu.steps import copy, end_round, enter, expose, fetch, signal, wait, wait_all
+
+WINDOW = 2 << 20
+"""Bytes that come from another host before mates begin to fetch them."""
+MOST_WINDOWS = 16
+THERE = 3
+"""The tick that says that what mates want of me is there; those before it are the meeting's."""
+
+Cut = tuple[int, int]
+"""Where a part of an array begins, and its bytes."""
+
+
+def applies(layout: Layout, nbytes: int) -> bool:
+    """Say whether arrays of so many bytes may be read where they lie."""
+    return layout.near.size > 1 and nbytes >= layout.direct
+
+
+def all_reduce(
+    layout: Layout,
+    span: Span,
+    cuts: Sequence[Cut],
+    reduction: Reduction,
+    rail: Sequence[Step],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """Fold my part of user array 0 in place, reduce it between hosts by `rail`, fetch the others'.
+
+    `cuts` are the parts of my host's ranks.
+    """
+    near = span.near
+    low, nbytes = cuts[near.rank]
+    mine = user(0, low)
+    steps = meet_hosts(span)
+    if nbytes:
+        steps += [fold(near, mine, mine, low, nbytes, reduction), *rail]
+    steps.append(signal(THERE))
+    for mate in near.others:
+        low, length = cuts[mate]
+        steps += _fetched(mate, THERE, [(user(0, low), length)])
+    total = sum(length for _, length in cuts)
+    opening = [enter(), expose(near.rank, user(0), access_for(layout, total))]
+    return _ways(opening, [*steps, *_left(THERE + 1)], boards)
+
+
+def broadcast(
+    layout: Layout,
+    span: Span,
+    nbytes: int,
+    source: int,
+    passed_on: Callable[[int, int], list[Step]],
+    boards: Sequence[Step],
+    *,
+    home: bool,
+) -> list[Step]:
+    """User array 0 := that of mate `source`, who has it (at `home`), or gets it by `passed_on`."""
+    near = span.near
+    windows = [(0, nbytes)] if home else _windows(nbytes)
+    done = THERE + len(windows)
+    steps = meet_hosts(span)
+    if near.rank != source:
+        for tick, (low, length) in enumerate(windows, THERE):
+            steps += [] if home else [wait(source, tick)]
+            steps.append(fetch(user(0, low), source, low, length))
+        return _ways([enter()], [*steps, signal(done), end_round(done, done)], boards)
+    for tick, (low, length) in enumerate(windows, THERE):
+        steps += [*passed_on(low, length), signal(tick)]
+    opening = [enter(), expose(near.rank, user(0), access_for(layout, nbytes))]
+    return _ways(opening, [*steps, *_left(done)], boards)
+
+
+def all_gather(
+    layout: Layout,
+    span: Span,
+    sizes: Sequence[int],
+    outs: Sequence[At],
+    own: Sequence[Step],
+    crossing: Sequence[Step],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """outs[r] := rank r's array: `own` puts mine there, `crossing` what comes to me from others.
+
+    Who has them in several arrays can't expose them as one.
+    """
+    near, home = span.near, span.hosts[span.host]
+    steps = [*meet_hosts(span), *own, signal(THERE), *crossing, signal(THERE + 1)]
+    for mate in near.others:
+        rank = home[mate]
+        steps += _fetched(mate, THERE, [(outs[rank], sizes[rank])])
+    for mate in near.others:
+        ranks = [r for g in span.away for r in span.hosts[g][mate :: near.size]]
+        steps += _fetched(mate, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
+    opening = _opening(layout, outs, sum(sizes))
+    return _ways(opening, [*steps, *_left(THERE + 2)], boards)
+
+
+def reduce_scatter(
+    layout: Layout,
+    span: Span,
+    folds: Sequence[tuple[At, At, int]],
+    inps: Sequence[At],
+    nbytes: int,
+    reduction: Reduction,
+    crossing: Sequence[Step],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """Fold chunks of my host's ranks, `folds` (where to, mine, bytes), then reduce by `crossing`.
+
+    `nbytes` are those of all chunks.
+    """
+    steps = meet_hosts(span)
+    for to, mine, size in folds:
+        if size:
+            steps.append(fold(span.near, to, mine, mine.offset, size, reduction))
+    steps += [signal(THERE), *crossing, wait_all(THERE), end_round(THERE, THERE)]
+    return _ways(_opening(layout, inps, nbytes), steps, boards)
+
+
+def all_to_all(
+    layout: Layout,
+    span: Span,
+    nbytes: int,
+    sends: Sequence[At],
+    recvs: Sequence[At],
+    crossing: Sequence[Step],
+    boards: Sequence[Step],
+) -> list[Step]:
+    """recvs[r] := rank r's sends[my rank], `nbytes` each; those of other hosts by `crossing`."""
+    near, home, me = span.near, span.hosts[span.host], layout.rank
+    steps = [*meet_hosts(span), copy(recvs[me], sends[me], nbytes)]
+    for mate in near.others:
+        steps.append(fetch(recvs[home[mate]], mate, sends[me].offset, nbytes))
+    steps += crossing
+    return _ways(_opening(layout, sends, nbytes * layout.size), [*steps, *_left(THERE)], boards)
+
+
+def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
+    # Hosts compare how many calls their ranks have entered: nobody enters twice.
+    return ways(opening, direct, continued(boards))
+
+
+def _opening(layout: Layout, places: Sequence[At], nbytes: int) -> list[Step]:
+    if len({at.index for at in places}) > 1:
+        return [enter(flag=True)]
+    whole = moved(places[0], -places[0].offset)
+    return [enter(), expose(layout.near.rank, whole, access_for(layout, nbytes))]
+
+
+def _fetched(mate: int, tick: int, parts: Sequence[tuple[At, int]]) -> list[Step]:
+    """Fetch parts of a mate's array, to the same places in mine, once it has signalled `tick`."""
+    fetches = [fetch(at, mate, at.offset, nbytes) for at, nbytes in parts if nbytes]
+    return [wait(mate, tick), *fetches] if fetches else []
+
+
+def _left(tick: int) -> list[Step]:
+    """Say that I have all I wanted, and leave when everybody has."""
+    return [signal(tick), wait_all(tick), end_round(tick, tick)]
+
+
+def _windows(nbytes: int) -> list[Cut]:
+    each = max(WINDOW, line_up(-(-nbytes // MOST_WINDOWS)))
+    return [(low, min(each, nbytes - low)) for low in range(0, nbytes, each)]
