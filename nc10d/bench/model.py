@@ -72,10 +72,12 @@ def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
     """Say which algorithm choose.py takes; `access` says what the kernel does (see Machine)."""
     steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
+    by_kernel = any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps)
     if len(hosts.hosts) > 1:
         chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
-        return "chain of hosts" if chain else _across(op, kinds)
-    if any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps):
+        name = "chain of hosts" if chain else _across(op, kinds)
+        return f"{name}, mates' arrays" if by_kernel else name
+    if by_kernel:
         return "mates' arrays, by the kernel"
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"

@@ -104,7 +104,7 @@ def expose(
     the group that `access`: READS or WRITES (0: never). An array that can't be read sets my flag
     (`divert`); without `flag` it is shown only for peers to write.
     The first `lent` bytes peers may also write, until `recall`: if it is registered and begins a
-    page, or of two ranks that are processes, if the kernel copies it. `slot` is where on my board
+    page, or if the kernel copies it and all mates are other processes. `slot` is where on my board
     it is shown.
     """
     return Step(Kind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)

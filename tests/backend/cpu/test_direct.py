@@ -18,9 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d
+from nc10d import retold
+from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.algorithms import gather, message
 from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.linking import Linked, link
+from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans, _kernel_address
 from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board, user
@@ -312,6 +316,39 @@ def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
         event.clear()
     monkeypatch.setattr(Plans, "linked", slow_reader(kind))
     run_ranks(partial(gives_up_while_read, call=call), 2)
+
+
+def gives_up_first(group: ProcessGroup) -> None:
+    """Rank 2 fails the group; rank 0 hears of it before rank 1, which reads its array."""
+    x = nc10d.from_numpy(np.full(200_000, 1.0 + group.rank), group)
+    if group.rank == 2:
+        group.broadcast(x, 0)
+        assert reading.wait(30)
+        group.abort("enough")
+        return
+    try:
+        with pytest.raises(Aborted):
+            group.broadcast(x, 0)
+        x[...] = 666
+    finally:
+        (left if group.rank == 1 else released).set()
+
+
+def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for event in (released, reading, left):
+        event.clear()
+    publish = causes.publish
+
+    def slowly(areas: Areas, error: DistError) -> None:
+        areas.write_cause(retold.written(error, at.CAUSE_BYTES))
+        areas.reported = True
+        engine.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
+        left.wait(1)  # who has read takes it for a result meanwhile, or waits for the rest of this
+        publish(areas, error)
+
+    monkeypatch.setattr(causes, "publish", slowly)
+    monkeypatch.setattr(Plans, "linked", slow_reader("FETCH"))
+    run_ranks(gives_up_first, 3)
 
 
 kept: list[np.ndarray] = []

@@ -1,10 +1,10 @@
 """Reductions, broadcast and barrier of a group that spans hosts.
 
-Inside a host, local programs; between hosts, streams. Small arrays ride along while the leaders
-meet. Of large ones each host folds its ranks' arrays, a chunk a rank; every such rank is a rail:
-the ranks with the same number on their hosts reduce-scatter and all-gather their chunk between
-them, everyone with everyone at once, or small pieces of many hosts from hand to hand; then it
-spreads inside each host.
+Inside a host, local programs, or for large arrays those of inside.py; between hosts, streams. Small
+arrays ride along while the leaders meet. Of large ones each host folds its ranks' arrays, a chunk a
+rank; every such rank is a rail: the ranks with the same number on their hosts reduce-scatter and
+all-gather their chunk between them, everyone with everyone at once, or small pieces of many hosts
+from hand to hand; then it spreads inside each host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from nc10d.backend.cpu.algorithms import gather, inside
 from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import continued, flow, give, loop, scratch, take
+from nc10d.backend.cpu.algorithms.direct import windows_of
 from nc10d.backend.cpu.algorithms.folding import Outgoing, fold, reduce_across, within
+from nc10d.backend.cpu.algorithms.inside import Cut
 from nc10d.backend.cpu.algorithms.layout import Layout, line_up
 from nc10d.backend.cpu.algorithms.meeting import Gathered, Span, opening, span_of
 from nc10d.backend.cpu.algorithms.relay import pays, relayed
@@ -36,6 +38,8 @@ from nc10d.backend.cpu.steps import (
 SMALL_BYTES = 256 * 1024
 """What a leader gathers of all hosts together in one shot, at most."""
 SEGMENT = 256 * 1024
+MOST_WINDOWS = 16
+"""So many windows of a broadcast at most are told to mates as they come."""
 CHAINED = 128 * 1024
 """Bytes, times the number of hosts, from which a broadcast goes down a chain of hosts: by the cost
 model, with the constants of `bench/machine.py`."""
@@ -67,7 +71,7 @@ def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1
     boards = [*opening(span), *copied, *_over_boards(span, place, cuts, reduction, rail)]
     if root >= 0 or reduction.scaled or not inside.applies(layout, nbytes):
         return boards
-    return inside.all_reduce(layout, span, cuts, within(reduction), rail, boards)
+    return inside.all_reduce(layout, span, nbytes, cuts, within(reduction), rail, boards)
 
 
 def fused(layout: Layout, parts: Sequence[Part], root: int = -1) -> list[Step]:
@@ -131,7 +135,7 @@ def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[S
     return fold(dst, blocks, part.nbytes, part.reduction, 0, dst)
 
 
-def _cuts(span: Span, nbytes: int) -> list[tuple[int, int]]:
+def _cuts(span: Span, nbytes: int) -> list[Cut]:
     """Return where the part of each rank of my host begins, and its bytes."""
     rails = min(map(len, span.hosts))
     chunk = line_up(-(-nbytes // rails))
@@ -142,7 +146,7 @@ def _cuts(span: Span, nbytes: int) -> list[tuple[int, int]]:
 def _over_boards(
     span: Span,
     place: At,
-    cuts: Sequence[tuple[int, int]],
+    cuts: Sequence[Cut],
     reduction: Reduction,
     rail: Sequence[Step],
 ) -> list[Step]:
@@ -198,8 +202,8 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     steps += continued(local.broadcast(span.near, nbytes, source))
     if not inside.applies(layout, nbytes):
         return steps
-    at_home = span.host == home
-    return inside.broadcast(layout, span, nbytes, source, passed_on, steps, home=at_home)
+    windows = [] if span.host == home else windows_of(nbytes, layout.window, MOST_WINDOWS)
+    return inside.broadcast(layout, span, nbytes, source, windows, passed_on, steps)
 
 
 def _passed_on(

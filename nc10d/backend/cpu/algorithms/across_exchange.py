@@ -1,7 +1,8 @@
 """all_gather, reduce_scatter and exchanges of a group that spans hosts.
 
 What a rank has for another host goes to one rank there, straight from array to array; ranks of a
-host pass on to each other what came for all of them. Everyone's transfers go at once.
+host pass on to each other what came for all of them; large arrays they read where they lie
+(inside.py). Everyone's transfers go at once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At
     if span.near.size > 1:
         for g in span.away:
             steps += _pass_on(span, g, sizes, outs)
-    if not inside.applies(layout, sum(sizes)):
+    if not inside.applies(layout, max(sizes)):
         return steps
     own = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
     return inside.all_gather(layout, span, sizes, outs, own, flow(rows), steps)
@@ -112,7 +113,7 @@ def even_all_to_all(
     rows = [give(r, sends[r], nbytes) for r in away]
     rows += [take(r, recvs[r], nbytes) for r in away]
     boards = [*opening(span), *continued(near), *flow(rows)]
-    if not inside.applies(layout, nbytes * layout.size):
+    if not inside.applies(layout, nbytes):
         return boards
     return inside.all_to_all(layout, span, nbytes, sends, recvs, flow(rows), boards)
 

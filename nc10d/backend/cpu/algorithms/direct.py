@@ -74,7 +74,7 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
     return low, min(nbytes, low + chunk) - low
 
 
-def fold(
+def fold_mates(
     layout: Layout,
     dst: At,
     own: At,
@@ -97,7 +97,7 @@ def all_reduce(
     and late enough that they have left their owner's own cache.
     """
     lent = nbytes // layout.page * layout.page
-    windows = _windows(layout, nbytes)
+    windows = windows_of(nbytes, layout.window, max(1, MOST_CHUNKS // layout.size))
     ready = range(2, 2 + len(windows))  # the tick that tells that my chunk of a window is folded
     fetches = [_fetches(layout, *window, tick) for window, tick in zip(windows, ready, strict=True)]
     steps: list[Step] = []
@@ -105,7 +105,7 @@ def all_reduce(
         low, length = _cut(layout, count, layout.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(fold(layout, mine, mine, base + low, length, reduction, lent))
+            steps.append(fold_mates(layout, mine, mine, base + low, length, reduction, lent))
         steps.append(signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
@@ -113,7 +113,8 @@ def all_reduce(
         steps += behind
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
-    # More ranks than two would ask the kernel for twice as many pieces.
+    # More ranks than two would ask the kernel for twice as many pieces, and more than one may not
+    # write (see nc10d_writable).
     access = access_for(layout, nbytes, layout.lending) if layout.size == 2 else 0
     return _either(layout, user(0), steps, boards, access=access, lent=lent)
 
@@ -128,10 +129,9 @@ def access_for(layout: Layout, nbytes: int, lending: int = NEVER) -> int:
     return WRITES if nbytes >= lending else 0
 
 
-def _windows(layout: Layout, nbytes: int) -> list[tuple[int, int]]:
-    """Cut an array into windows (offset, bytes) of equal size, but for the last."""
-    most = max(1, MOST_CHUNKS // layout.size)
-    each = max(layout.window, line_up(-(-nbytes // most)))
+def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
+    """Cut an array into windows (offset, bytes) of equal size, but for the last; `most` at most."""
+    each = max(least, line_up(-(-nbytes // most)))
     return [(base, min(each, nbytes - base)) for base in range(0, nbytes, each)]
 
 
@@ -158,7 +158,10 @@ def reduce_scatter(
     Who has them in several arrays can't expose them as one.
     """
     mine = inps[layout.rank]
-    steps = [fold(layout, out, mine, layout.rank * nbytes, nbytes, reduction), *_all_have_read()]
+    steps = [
+        fold_mates(layout, out, mine, layout.rank * nbytes, nbytes, reduction),
+        *all_have_read(2),
+    ]
     if len({at.index for at in inps}) > 1:
         return ways([enter(flag=True)], steps, boards)
     access = READS if nbytes * layout.size >= layout.folding else 0
@@ -180,7 +183,7 @@ def all_gather(
         return _swap(layout, mine, much, theirs, steps, boards)
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
     access = access_for(layout, sum(sizes))
-    return _either(layout, mine, [*steps, *_all_have_read()], boards, access=access)
+    return _either(layout, mine, [*steps, *all_have_read(2)], boards, access=access)
 
 
 def all_to_all(
@@ -194,7 +197,7 @@ def all_to_all(
         return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
     access = access_for(layout, nbytes * layout.size)
-    return _either(layout, inp, [*steps, *_all_have_read()], boards, access=access)
+    return _either(layout, inp, [*steps, *all_have_read(2)], boards, access=access)
 
 
 def _swap(
@@ -232,7 +235,7 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     """
     lent = nbytes // layout.size // layout.page * layout.page
     if layout.rank == root:
-        steps = [fill_lent(user(0), lent), *_all_have_read()]
+        steps = [fill_lent(user(0), lent), *all_have_read(2)]
         access = access_for(layout, nbytes, layout.direct if layout.size == 2 else NEVER)
         return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
@@ -240,5 +243,6 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     return ways([enter(), lend], steps, boards)
 
 
-def _all_have_read() -> list[Step]:
-    return [signal(2), wait_all(2), end_round(2, 2)]
+def all_have_read(tick: int) -> list[Step]:
+    """Say by `tick` that I have all I wanted, and leave when everybody has."""
+    return [signal(tick), wait_all(tick), end_round(tick, tick)]

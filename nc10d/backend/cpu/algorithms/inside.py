@@ -11,15 +11,13 @@ from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.crossing import continued
-from nc10d.backend.cpu.algorithms.direct import access_for, fold, ways
-from nc10d.backend.cpu.algorithms.layout import Layout, line_up
+from nc10d.backend.cpu.algorithms.direct import access_for, all_have_read, fold_mates, ways
+from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.algorithms.meeting import Span, meet_hosts
-from nc10d.backend.cpu.program import At, Step, moved, user
+from nc10d.backend.cpu.native.layout import READS
+from nc10d.backend.cpu.program import At, Step, user
 from nc10d.backend.cpu.steps import copy, end_round, enter, expose, fetch, signal, wait, wait_all
 
-WINDOW = 2 << 20
-"""Bytes that come from another host before mates begin to fetch them."""
-MOST_WINDOWS = 16
 THERE = 3
 """The tick that says that what mates want of me is there; those before it are the meeting's."""
 
@@ -35,6 +33,7 @@ def applies(layout: Layout, nbytes: int) -> bool:
 def all_reduce(
     layout: Layout,
     span: Span,
+    nbytes: int,
     cuts: Sequence[Cut],
     reduction: Reduction,
     rail: Sequence[Step],
@@ -45,18 +44,17 @@ def all_reduce(
     `cuts` are the parts of my host's ranks.
     """
     near = span.near
-    low, nbytes = cuts[near.rank]
+    low, length = cuts[near.rank]
     mine = user(0, low)
     steps = meet_hosts(span)
-    if nbytes:
-        steps += [fold(near, mine, mine, low, nbytes, reduction), *rail]
+    if length:
+        steps += [fold_mates(near, mine, mine, low, length, reduction), *rail]
     steps.append(signal(THERE))
     for mate in near.others:
         low, length = cuts[mate]
         steps += _fetched(mate, THERE, [(user(0, low), length)])
-    total = sum(length for _, length in cuts)
-    opening = [enter(), expose(near.rank, user(0), access_for(layout, total))]
-    return _ways(opening, [*steps, *_left(THERE + 1)], boards)
+    access = access_for(layout, nbytes)
+    return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(THERE + 1)], boards)
 
 
 def broadcast(
@@ -64,25 +62,29 @@ def broadcast(
     span: Span,
     nbytes: int,
     source: int,
+    windows: Sequence[Cut],
     passed_on: Callable[[int, int], list[Step]],
     boards: Sequence[Step],
-    *,
-    home: bool,
 ) -> list[Step]:
-    """User array 0 := that of mate `source`, who has it (at `home`), or gets it by `passed_on`."""
+    """User array 0 := that of mate `source`, who gets it by `passed_on`, window by window.
+
+    With no windows he has it, and only passes it on.
+    """
     near = span.near
-    windows = [(0, nbytes)] if home else _windows(nbytes)
     done = THERE + len(windows)
     steps = meet_hosts(span)
     if near.rank != source:
         for tick, (low, length) in enumerate(windows, THERE):
-            steps += [] if home else [wait(source, tick)]
-            steps.append(fetch(user(0, low), source, low, length))
+            steps += _fetched(source, tick, [(user(0, low), length)])
+        if not windows:
+            steps.append(fetch(user(0), source, 0, nbytes))
         return _ways([enter()], [*steps, signal(done), end_round(done, done)], boards)
     for tick, (low, length) in enumerate(windows, THERE):
         steps += [*passed_on(low, length), signal(tick)]
-    opening = [enter(), expose(near.rank, user(0), access_for(layout, nbytes))]
-    return _ways(opening, [*steps, *_left(done)], boards)
+    if not windows:
+        steps += passed_on(0, nbytes)
+    access = access_for(layout, nbytes)
+    return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(done)], boards)
 
 
 def all_gather(
@@ -106,8 +108,8 @@ def all_gather(
     for mate in near.others:
         ranks = [r for g in span.away for r in span.hosts[g][mate :: near.size]]
         steps += _fetched(mate, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
-    opening = _opening(layout, outs, sum(sizes))
-    return _ways(opening, [*steps, *_left(THERE + 2)], boards)
+    opening = _opening(near, outs, access_for(layout, sum(sizes)))
+    return _ways(opening, [*steps, *all_have_read(THERE + 2)], boards)
 
 
 def reduce_scatter(
@@ -124,12 +126,14 @@ def reduce_scatter(
 
     `nbytes` are those of all chunks.
     """
+    near = span.near
     steps = meet_hosts(span)
     for to, mine, size in folds:
         if size:
-            steps.append(fold(span.near, to, mine, mine.offset, size, reduction))
+            steps.append(fold_mates(near, to, mine, mine.offset, size, reduction))
     steps += [signal(THERE), *crossing, wait_all(THERE), end_round(THERE, THERE)]
-    return _ways(_opening(layout, inps, nbytes), steps, boards)
+    access = READS if nbytes >= layout.folding else 0
+    return _ways(_opening(near, inps, access), steps, boards)
 
 
 def all_to_all(
@@ -147,7 +151,8 @@ def all_to_all(
     for mate in near.others:
         steps.append(fetch(recvs[home[mate]], mate, sends[me].offset, nbytes))
     steps += crossing
-    return _ways(_opening(layout, sends, nbytes * layout.size), [*steps, *_left(THERE)], boards)
+    opening = _opening(near, sends, access_for(layout, nbytes * layout.size))
+    return _ways(opening, [*steps, *all_have_read(THERE)], boards)
 
 
 def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
@@ -155,24 +160,13 @@ def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step
     return ways(opening, direct, continued(boards))
 
 
-def _opening(layout: Layout, places: Sequence[At], nbytes: int) -> list[Step]:
+def _opening(near: Layout, places: Sequence[At], access: int) -> list[Step]:
     if len({at.index for at in places}) > 1:
         return [enter(flag=True)]
-    whole = moved(places[0], -places[0].offset)
-    return [enter(), expose(layout.near.rank, whole, access_for(layout, nbytes))]
+    return [enter(), expose(near.rank, user(places[0].index), access)]
 
 
 def _fetched(mate: int, tick: int, parts: Sequence[tuple[At, int]]) -> list[Step]:
     """Fetch parts of a mate's array, to the same places in mine, once it has signalled `tick`."""
     fetches = [fetch(at, mate, at.offset, nbytes) for at, nbytes in parts if nbytes]
     return [wait(mate, tick), *fetches] if fetches else []
-
-
-def _left(tick: int) -> list[Step]:
-    """Say that I have all I wanted, and leave when everybody has."""
-    return [signal(tick), wait_all(tick), end_round(tick, tick)]
-
-
-def _windows(nbytes: int) -> list[Cut]:
-    each = max(WINDOW, line_up(-(-nbytes // MOST_WINDOWS)))
-    return [(low, min(each, nbytes - low)) for low in range(0, nbytes, each)]

@@ -83,7 +83,10 @@ NEVER = 1 << 62
 
 @njit(nogil=True)
 def nc10d_writable(channel: int) -> bool:
-    """Say whether my private memory can be lent: to mates that are all other processes."""
+    """Say whether my private memory can be lent: to mates that are all other processes.
+
+    Only one of them may write: an area has words for one loan.
+    """
     reach, me = load(channel + C_REACH), load(channel + C_RANK)
     if load(reach + R_ACCESS) != WRITES:
         return False
@@ -162,7 +165,8 @@ def nc10d_hold(channel: int, step: int, segment: int, peer: int) -> int:
     A peer that has given up (or closed the group) may have handed the memory to somebody else.
     """
     area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * peer + 16)
-    failed = load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0
+    # A peer leaves once its own word is set; mine may be set later.
+    failed = load_acquire(area + AREA_ABORT) != 0
     if not failed and load_acquire(area + AREA_STATE) != CLOSED:
         return DONE
     flag = load(load(channel + C_FLAGS) + 8 * peer)

@@ -154,8 +154,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
             if nc10d_left(row, segment, link) > 0:
                 if load(row) != PUSH:
                     left += 1
-                    nbytes = load(row + NBYTES)
-                    coming = max(coming, max(load(row + TOTAL), nbytes) - segment * nbytes)
+                    coming = max(coming, nc10d_to_come(row, segment, link))
                     peer = load(link + L_RANK)
                 want = WANT_IN if load(row) == TAKE else WANT_OUT
                 nc10d_await_link(streams, link, want)
@@ -173,6 +172,14 @@ def nc10d_left(row: int, segment: int, link: int) -> int:
     """Return the bytes that a row has not moved yet."""
     progress = L_TAKEN if load(row) == TAKE else L_SENT
     return nc10d_length(row, segment) - load(link + progress)
+
+
+@njit(nogil=True)
+def nc10d_to_come(row: int, segment: int, link: int) -> int:
+    """Return the bytes that a row has not moved yet, those of later segments included."""
+    nbytes = load(row + NBYTES)
+    later = max(load(row + TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
+    return later + nc10d_left(row, segment, link)
 
 
 @njit(nogil=True)
@@ -275,6 +282,7 @@ def _linger(channel: int) -> int:
     # share a core, looking again only keeps somebody else from running.
     streams = load(channel + C_STREAMS)
     if load(streams + S_LEFT) > MUCH:
+        store(streams + S_TRIES, -1)  # what moves next has come while this thread slept
         return 0
     moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
     tries = load(streams + S_TRIES)
@@ -285,7 +293,7 @@ def _linger(channel: int) -> int:
             store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
         tries = 0
     elif tries > patience:
-        store(streams + S_TRIES, -1)  # what moves next has come while this thread slept
+        store(streams + S_TRIES, -1)
         store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
         return 0
     store(streams + S_TRIES, max(tries, 0) + 1)
