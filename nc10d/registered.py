@@ -8,10 +8,11 @@ A collective on registered arrays copies and folds them where they lie: about tw
 otherwise; their memory is given back when nothing refers to them or a part of them any more. They
 come from the `cpu` backend of a group; a backend that has no such memory gives plain arrays.
 
-When an all_reduce of a registered array fails, what is registered on this rank becomes ordinary
-memory, so that no late peer can write there; arrays made afterwards are registered again. Address
-and contents stay, but the pages of that array are new: whoever has pinned them or shared them by
-other means (cudaHostRegister, RDMA, a forked child) must do so again.
+When a call fails in which peers write into a registered array (an all_reduce, a broadcast, two
+ranks' all_gather or all_to_all), what is registered on this rank becomes ordinary memory, so that
+no late peer can write there; arrays made afterwards are registered again. Address and contents
+stay, but the pages of that array are new: whoever has pinned them or shared them by other means
+(cudaHostRegister, RDMA, a forked child) must do so again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ list of [collective, nbytes]; rank 0 writes rows of [kind, name, number, seconds
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import nc10d as dist
+from nc10d.backend.cpu.cores import cores
 from nc10d.bench.apart import hosts_of_their_own, run_apart
 from nc10d.bench.calibrate import (
     LIMIT,
@@ -55,7 +55,7 @@ def survey_apart(cells: Sequence[Cell], hosts: int, rounds: int) -> list[Round]:
             }
             times = {cell: seconds[CELL, cell.op, cell.nbytes] for cell in cells}
             # Those two had a core each; all ranks together may have fewer.
-            crowd = max(1.0, hosts / len(os.sched_getaffinity(0)))
+            crowd = max(1.0, hosts / cores())
             inside = {key: crowd * value for key, value in near.sample.items()}
             found.append(Round({**inside, **away}, times))
     return found
