@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nc10d.dtypes import DType, Family
-from nc10d.kernels import reduce
+from nc10d.kernels import reduce, steps
 from nc10d.ops import RedOp
 from nc10d.testing import reference
 from nc10d.testing.strategies import mixed_values as values
@@ -64,6 +64,20 @@ def test_addresses_need_no_alignment(pair):
     expected = reference.pairwise(a, b, kind)
     for offsets, form in product([(1, 2, 3), (5, 0, 7), (0, 3, 1), (8, 4, 2)], FORMS[:3]):
         assert reference.same_bits(call(kind, dtype, a, b, form, offsets), expected)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_a_long_output_may_begin_anywhere_in_a_cache_line(pair):
+    kind, dtype = pair
+    most = (steps.LONG + 3 * steps.LINE) // dtype.itemsize
+    a, b = values(dtype, most, 3), values(dtype, most, 4)
+    expected = reference.pairwise(a, b, kind)
+    starts = [items * dtype.itemsize % steps.LINE for items in (1, 3, 5, 16, 63)]
+    for start, form, short in product(starts, FORMS[:3], (0, 1, 7)):
+        offsets = {"apart": (3, 5, start), "dst is a": (start, 3, 0), "dst is b": (0, start, 0)}
+        size = most - short
+        found = call(kind, dtype, a[:size], b[:size], form, offsets[form])
+        assert reference.same_bits(found, expected[:size]), (start, form, short)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)

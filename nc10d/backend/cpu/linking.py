@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.native import rare
 from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
@@ -60,9 +61,12 @@ class Scratch:
         self._room: Bytes = np.zeros(0, np.uint8)
 
     def room(self, nbytes: int) -> Bytes:
-        """Return memory for at least `nbytes`."""
+        """Return memory for at least `nbytes`, from the start of a cache line on."""
         if nbytes > self._room.size:
-            self._room = np.zeros(max(nbytes, 2 * self._room.size), np.uint8)
+            most = max(nbytes, 2 * self._room.size)
+            room = np.zeros(most + LINE, np.uint8)
+            start = -room.ctypes.data % LINE
+            self._room = room[start : start + most]
         return self._room
 
 
