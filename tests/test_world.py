@@ -106,7 +106,9 @@ def silent_card(store: Store, rank: int) -> socket.socket:
     name = f"nc10d-test-{secrets.token_hex(8)}"
     listener.bind("\0" + name)
     listener.listen(8)
-    card = Card(rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process())
+    card = Card(
+        rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0
+    )
     fields = {field: getattr(card, field) for field in Card.__slots__}
     prefix_store("world/1", store).set(f"mates/card/{rank}", json.dumps(fields))
     return listener

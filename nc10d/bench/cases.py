@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, one_shot_bytes
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Program, Step, user
 from nc10d.ops import SUM
@@ -52,10 +52,13 @@ class Collective:
 
 
 def layout_of(hosts: Topology, half: int = HALF) -> Layout:
-    """Return rank 0's view of the default group on these hosts, as the backend makes it."""
+    """Return rank 0's view of the default group on these hosts, as the backend makes it.
+
+    Every rank has a core of its own.
+    """
     size = hosts.size
-    small = 65536 if size <= 2 else 16384
     several = hosts if len(hosts.hosts) > 1 else None
+    small = one_shot_bytes(size, roomy=several is None)
     return Layout(size, 0, half, small, several, DIRECT)
 
 

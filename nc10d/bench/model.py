@@ -37,7 +37,8 @@ class Switch:
 
 def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
     """Return the seconds of one of many calls in a row, on ranks of these hosts."""
-    ranks = standing_for(op, nbytes, hosts)
+    # Who shares something with all must be walked beside all.
+    ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
     return steady(machine, Collective(op, nbytes, layout_of(hosts)), ranks)
 
 
@@ -104,12 +105,12 @@ def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -
     def name(nbytes: int) -> str:
         return algorithm(op, nbytes, hosts, machine.access)
 
-    for low, high in pairwise(sizes):
-        before, after = name(low), name(high)
-        if before == after:
-            continue
-        while high - low > 4:
-            middle = (low + high) // 8 * 4
-            low, high = (middle, high) if name(middle) == before else (low, middle)
-        below, above = (seconds(machine, op, nbytes, hosts) for nbytes in (low, high))
-        yield Switch(high, before, name(high), below, above)
+    for low, end in pairwise(sizes):
+        while (before := name(low)) != name(end):
+            high = end
+            while high - low > 4:
+                middle = (low + high) // 8 * 4
+                low, high = (middle, high) if name(middle) == before else (low, middle)
+            below, above = (seconds(machine, op, nbytes, hosts) for nbytes in (low, high))
+            yield Switch(high, before, name(high), below, above)
+            low = high

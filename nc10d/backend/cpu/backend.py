@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, one_shot_bytes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
 from nc10d.backend.cpu.channel import Channel, Shared
@@ -98,7 +98,7 @@ class CpuBackend(Launching):
         self.rank = rank = areas.number
         self.size = len(members)
         hosts = None if outside is None else outside.hosts
-        small = 65536 if self.size <= 2 else 16384
+        small = one_shot_bytes(self.size, roomy=host.roomy and hosts is None)
         self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT)
         self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)

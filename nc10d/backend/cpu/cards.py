@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank tells the others about itself."""
+    """What a rank tells the others about itself; `cores` are those it may run on (see cores.py)."""
 
     rank: int
     host_id: str
@@ -29,13 +29,20 @@ class Card:
     secret: str
     version: str
     process: str
+    cores: list[int]
+    quota: float
 
 
 @functools.cache
 def version() -> str:
     """Return a digest of what ranks must have in common: programs, and where things lie."""
     here = Path(__file__).parent
-    sources = [here / "program.py", *here.glob("algorithms/*.py"), *here.glob("native/*.py")]
+    sources = [
+        here / "cards.py",
+        here / "program.py",
+        *here.glob("algorithms/*.py"),
+        *here.glob("native/*.py"),
+    ]
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.read_bytes())
@@ -59,10 +66,19 @@ def process() -> str:
 def exchange_cards(
     store: Store, prefix: str, card: Card, size: int, deadline: Deadline
 ) -> list[Card]:
-    """Put my card into the store and return everyone's; blocks until all have come."""
+    """Put my card into the store and return everyone's; blocks until all have come.
+
+    RendezvousError names the ranks whose nc10d is not mine.
+    """
     store.set(f"{prefix}/card/{card.rank}", json.dumps(_plain(card)))
     raw = gather_keys(store, f"{prefix}/card", size, deadline, "join the group")
-    return [Card(**json.loads(text)) for text in raw]
+    plain = [json.loads(text) for text in raw]
+    other = [rank for rank, fields in enumerate(plain) if fields.get("version") != card.version]
+    if other:
+        raise RendezvousError(
+            f"ranks {other} run another version of nc10d than rank {card.rank}: all must be alike"
+        )
+    return [Card(**fields) for fields in plain]
 
 
 def gather_keys(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
+from nc10d.backend.cpu.cores import Waiting
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine, interpreter, messages, rare, ring
@@ -51,14 +52,6 @@ class Shared:
         assert self.reach is not None, "only what can be reached is lent"
         first = (at.R_ARENAS + 8) // 8
         return [int(pid) for pid in self.reach[first :: at.R_ROW // 8] if pid]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How long to spin and to yield before sleeping; alike on all ranks of the host."""
-
-    spin: int
-    yields: int
 
 
 class Channel:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from nc10d.auth import job_token
 from nc10d.backend.cpu.arena import Arena, Mapping
 from nc10d.backend.cpu.cards import Card, exchange_cards, host_id, patience, process, version
+from nc10d.backend.cpu.cores import quota
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
@@ -90,6 +91,8 @@ def gather(
             secrets.token_hex(16),
             version(),
             process(),
+            sorted(os.sched_getaffinity(0)),
+            quota(),
         )
         cards = exchange_cards(store, "mates", mine, size, deadline)
         _fitting(cards, mine)
@@ -113,11 +116,6 @@ def _pidfd() -> int:
 
 
 def _fitting(cards: list[Card], mine: Card) -> None:
-    other = [card.rank for card in cards if card.version != mine.version]
-    if other:
-        raise RendezvousError(
-            f"ranks {other} run another version of nc10d than rank {mine.rank}: all must be alike"
-        )
     near = [card for card in cards if card.host_id == mine.host_id]
     if len(near) > MAX_RANKS:
         raise UnsupportedPlatform(

@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 
 from nc10d.backend.cpu.arena import Arena
-from nc10d.backend.cpu.channel import Channel, Shared, Waiting, Words
+from nc10d.backend.cpu.channel import Channel, Shared, Words
+from nc10d.backend.cpu.cores import Waiting
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 

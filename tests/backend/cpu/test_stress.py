@@ -15,7 +15,7 @@ from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
 from nc10d.backend.cpu import forming, host
-from nc10d.backend.cpu.channel import Waiting
+from nc10d.backend.cpu.cores import Waiting
 from nc10d.backend.cpu.linking import Linked, link
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.plans import Plans, _kernel_address

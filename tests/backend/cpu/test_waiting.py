@@ -252,7 +252,7 @@ def interrupt(rank: Rank, wchan: str) -> float:
 
 
 LOST = """
-from nc10d.backend.cpu.channel import Waiting
+from nc10d.backend.cpu.cores import Waiting
 
 group = join(20.0)
 if rank == 2:  # this one burns its core for long before it sleeps

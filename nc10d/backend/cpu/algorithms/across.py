@@ -36,7 +36,9 @@ from nc10d.backend.cpu.steps import (
 )
 
 SMALL_BYTES = 256 * 1024
-"""What a leader gathers of all hosts together in one shot, at most."""
+"""What a leader gathers of all hosts together in one shot, at most,"""
+LEAST = 2048
+"""and of each host at least: of so many hosts, passing on is slower still, by the cost model."""
 SEGMENT = 256 * 1024
 MOST_WINDOWS = 16
 """So many windows of a broadcast at most are told to mates as they come."""
@@ -48,7 +50,7 @@ model, with the constants of `bench/machine.py`."""
 def one_shot_limit(layout: Layout) -> int:
     """Return the largest array, in bytes, that rides along while hosts meet."""
     assert layout.hosts is not None, layout
-    return min(layout.small, layout.half, SMALL_BYTES // len(layout.hosts.hosts))
+    return min(layout.small, layout.half, max(LEAST, SMALL_BYTES // len(layout.hosts.hosts)))
 
 
 def barrier(layout: Layout) -> list[Step]:

@@ -34,6 +34,17 @@ WINDOW = 2 << 20
 when it is fetched."""
 
 
+def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
+    """Return up to how many bytes each rank folds everyone's at once; `roomy`: each has a core.
+
+    Two ranks do no more work so than otherwise. Of more each does the work of all, which pays
+    where waiting is dear: with shared cores for long (as measured), else not (by the cost model).
+    """
+    if ranks <= 2:
+        return 64 * 1024
+    return 4 * 1024 // ranks if roomy else 16 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.

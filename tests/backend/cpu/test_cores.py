@@ -1,0 +1,83 @@
+"""Which cores ranks of a host have together, and what they choose by that."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d as dist
+from nc10d.backend.cpu import host
+from nc10d.backend.cpu.algorithms.layout import one_shot_bytes
+from nc10d.backend.cpu.cards import Card
+from nc10d.backend.cpu.cores import cores, quota, roomy, waiting_policy
+from nc10d.testing.ranks import Ranks
+
+CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf)
+
+
+def cards(*allowed: list[int], most: float = math.inf) -> list[Card]:
+    return [dataclasses.replace(CARD, cores=some, quota=most) for some in allowed]
+
+
+@pytest.mark.parametrize(
+    ("mates", "has_room"),
+    [
+        (cards([0]), True),
+        (cards([0], [1]), True),  # bound to a core each, as launchers do
+        (cards([0], [0]), False),
+        (cards([0, 1], [0, 1]), True),
+        (cards([0, 1], [0, 1], [0, 1]), False),
+        (cards([0, 1], [1, 2], [0, 2]), True),
+        (cards([0, 1], [0, 1], most=2.0), True),
+        (cards([0, 1], [0, 1], most=1.5), False),
+    ],
+)
+def test_ranks_have_room_if_there_is_a_core_for_each(mates: list[Card], has_room: bool) -> None:
+    assert roomy(mates) == has_room
+
+
+def test_the_smallest_quota_counts() -> None:
+    assert not roomy([*cards([0, 1]), *cards([0, 1], most=1.0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("max 100000\n", math.inf), ("250000 100000", 2.5), ("1000 100000", 1.0), ("", math.inf)],
+)
+def test_a_quota_is_read_in_cores(text: str, found: float, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert quota(tmp_path / "cpu.max") == found
+
+
+def test_without_cgroups_there_is_no_quota(tmp_path: Path) -> None:
+    assert quota(tmp_path / "cpu.max") == math.inf
+    assert 1.0 <= cores() <= len(os.sched_getaffinity(0))
+
+
+def test_who_shares_a_core_does_not_spin() -> None:
+    assert waiting_policy(True).spin > waiting_policy(False).spin == 0
+
+
+def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
+    backend: Any = group.backend("cpu")
+    limit = backend.layout.small
+    arrays = [np.full(count, group.rank + 1.0, np.float32) for count in (1, limit // 4, limit)]
+    for x in arrays:
+        group.all_reduce(x)
+    return limit, [value for x in arrays for value in set(x.tolist())]
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_all_ranks_choose_alike_and_sum_alike(
+    has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "roomy", lambda _cards: has_room)
+    with Ranks(4, "threads") as ranks:
+        limit = one_shot_bytes(4, roomy=has_room)
+        assert ranks.run(_sums) == [(limit, [10.0, 10.0, 10.0])] * 4
