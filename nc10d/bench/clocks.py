@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Step
-from nc10d.bench.machine import Machine
+from nc10d.bench.machine import Machine, at_reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Stuck(Exception):
 class Walk:
     """The walk of some ranks' programs, each of which is called `turns` times in a row.
 
-    `events` are filled in if `trace` is set; `ends` has each rank's times at which its calls ended.
+    `events` are filled in if `trace` is set; `ends` has each rank's times at which its calls ended;
+    `shared` is until when what hosts share is busy.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Walk:
         self.trace = trace
         self.events: list[Event] = []
         self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
+        self.shared = 0.0
         self._hosts = [_Host(ranks) for ranks in hosts.hosts]
         self.walkers = {
             rank: Walker(self, rank, self._hosts[hosts.host_of(rank)], program)
@@ -285,6 +287,10 @@ class Walker:
         machine = self.walk.machine
         both_ways = len(gives) < len(rows)
         through = begin + self._through(sizes, both_ways=both_ways)
+        if machine.shared:
+            beside = sum(sizes) * at_reach(machine.shared, self._far(sizes))
+            self.walk.shared = max(begin, self.walk.shared) + beside
+            through = max(through, self.walk.shared)
         gone = through + len(new) * machine.send
         for row, nbytes in zip(new, sizes, strict=True):
             self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
@@ -299,9 +305,12 @@ class Walker:
 
     def _through(self, sizes: Sequence[int], *, both_ways: bool) -> float:
         """Return the seconds that bytes to some ranks take through a host's network."""
-        # The reach of what rates.py has measured: what is sent to all, and to one once more.
-        reach = max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
-        return self.walk.machine.sent(sum(sizes), reach, both_ways=both_ways)
+        return self.walk.machine.sent(sum(sizes), self._far(sizes), both_ways=both_ways)
+
+    def _far(self, sizes: Sequence[int]) -> float:
+        """Return the reach of what is sent to some ranks."""
+        # As rates.py has measured it: what is sent to all, and to one once more.
+        return max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
 
     def _take(self, row: Step, *, mutual: bool) -> None:
         begin, known = self.now, self._arrival(row, row.peer, self.rank)

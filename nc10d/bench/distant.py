@@ -57,7 +57,13 @@ def survey_apart(cells: Sequence[Cell], hosts: int, rounds: int) -> list[Round]:
             # Those two had a core each; all ranks together may have fewer.
             crowd = max(1.0, hosts / cores())
             inside = {key: crowd * value for key, value in near.sample.items()}
-            found.append(Round({**inside, **away}, times))
+            # And what goes between hosts is work for those cores, whoever sends it.
+            shared = {
+                ("shared", reach): value / hosts
+                for (name, reach), value in away.items()
+                if name == "stream" and crowd > 1
+            }
+            found.append(Round({**inside, **away, **shared}, times))
     return found
 
 

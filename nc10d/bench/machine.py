@@ -43,9 +43,10 @@ class Machine:
     arrival on another host, `send` what one transfer to or from another host keeps a rank busy
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
-    sent only one way (empty: as both ways), copied by the kernel from a mate's array, copied into
-    one that is lent, and folded and put back into one (empty: it does not). What the kernel has
-    brought is folded at the price of a copy.
+    sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
+    (empty: nothing that lasts), folded from two of one's own arrays (empty: as a copy), copied by
+    the kernel from a mate's array, copied into one that is lent, and folded and put back into one
+    (empty: it does not). What the kernel has brought is folded at the price of a copy.
     """
 
     calls: Mapping[str, float]
@@ -59,6 +60,8 @@ class Machine:
     copy: Curve
     stream: Curve
     one_way: Curve = ()
+    shared: Curve = ()
+    pair: Curve = ()
     kernel: Curve = ()
     fill: Curve = ()
     lent: Curve = ()
@@ -83,8 +86,8 @@ class Machine:
         Waits and transfers between hosts cost nothing by themselves: see clocks.py.
         """
         # A long step is quicker by the byte than a short one. Rates are of steps over a third of
-        # their reach, those of arrays read and written where they lie over a half.
-        parts = 2 if step.kind in (Kind.FETCH, Kind.FILL, Kind.FOLD) else 3
+        # their reach, those of arrays read where they lie over a half.
+        parts = 2 if step.kind in (Kind.FETCH, Kind.FOLD) else 3
         return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes))
 
     def _rate(self, step: Step, rank: int, size: int, reach: float) -> float:
@@ -95,7 +98,7 @@ class Machine:
             twice = min(rate for _, rate in self.copy) if step.also.space is not Space.NONE else 0.0
             return (size - 1) * at_reach(self.fold, reach) + twice
         if step.kind is Kind.PAIR:
-            return at_reach(self.copy, reach)
+            return at_reach(self.pair or self.copy, reach)
         if step.kind is Kind.FETCH:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is Kind.FILL:
@@ -133,9 +136,9 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "kernel", "fill", "lent")
+LATER = ("one_way", "shared", "pair", "kernel", "fill", "lent")
 """Curves that may be missing, and are in files of older versions."""
-CURVES = ("put", "get", "fold", "copy", "stream", "one_way", "kernel", "fill", "lent")
+CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 
 
 def changed(machine: Machine, setting: str) -> Machine:
@@ -169,103 +172,124 @@ DEVELOPMENT = Machine(
         "all_reduce": 6.9e-07,
         "reduce": 7.8e-07,
         "broadcast": 6.9e-07,
-        "all_gather": 6.9e-07,
-        "reduce_scatter": 6.9e-07,
-        "all_to_all": 7.1e-07,
+        "all_gather": 7e-07,
+        "reduce_scatter": 6.8e-07,
+        "all_to_all": 7.2e-07,
         "barrier": 6.6e-07,
     },
-    step=2.8e-09,
-    wait=1.6e-07,
+    step=3e-09,
+    wait=1.8e-07,
     hop=1.6e-06,
     send=1.6e-06,
     put=_nano(
-        (512, 0.12),
-        (2 << 10, 0.0031),
-        (8 << 10, 0.01),
-        (32 << 10, 0.0052),
-        (128 << 10, 0.029),
+        (512, 0.15),
+        (2 << 10, 0.027),
+        (8 << 10, 0.028),
+        (32 << 10, 0.0039),
+        (128 << 10, 0.027),
         (512 << 10, 0.025),
-        (2 << 20, 0.038),
-        (8 << 20, 0.042),
+        (1 << 20, 0.023),
+        (2 << 20, 0.04),
+        (8 << 20, 0.043),
         (32 << 20, 0.061),
     ),
     get=_nano(
-        (512, 0.58),
-        (2 << 10, 0.4),
-        (8 << 10, 0.31),
+        (512, 0.36),
+        (2 << 10, 0.41),
+        (8 << 10, 0.29),
         (32 << 10, 0.23),
         (128 << 10, 0.14),
-        (512 << 10, 0.083),
-        (2 << 20, 0.081),
+        (512 << 10, 0.085),
+        (1 << 20, 0.086),
+        (2 << 20, 0.08),
         (8 << 20, 0.11),
-        (32 << 20, 0.09),
+        (32 << 20, 0.098),
     ),
     fold=_nano(
-        (512, 1.0),
-        (2 << 10, 0.46),
-        (8 << 10, 0.33),
+        (512, 0.89),
+        (2 << 10, 0.47),
+        (8 << 10, 0.32),
         (32 << 10, 0.23),
-        (128 << 10, 0.12),
-        (512 << 10, 0.077),
-        (2 << 20, 0.079),
+        (128 << 10, 0.13),
+        (512 << 10, 0.08),
+        (1 << 20, 0.081),
+        (2 << 20, 0.078),
         (8 << 20, 0.11),
-        (32 << 20, 0.091),
+        (32 << 20, 0.094),
     ),
     copy=_nano(
-        (512, 0.054),
-        (2 << 10, 0.054),
-        (8 << 10, 0.022),
-        (32 << 10, 0.0043),
+        (512, 0.077),
+        (2 << 10, 0.071),
+        (8 << 10, 0.033),
+        (32 << 10, 0.0045),
         (128 << 10, 0.025),
         (512 << 10, 0.025),
+        (1 << 20, 0.024),
         (2 << 20, 0.041),
         (8 << 20, 0.043),
-        (32 << 20, 0.063),
+        (32 << 20, 0.062),
     ),
     stream=_nano(
-        (8 << 10, 0.36),
-        (32 << 10, 0.25),
+        (8 << 10, 0.38),
+        (32 << 10, 0.26),
         (128 << 10, 0.22),
-        (512 << 10, 0.17),
+        (512 << 10, 0.18),
+        (1 << 20, 0.18),
         (2 << 20, 0.2),
         (8 << 20, 0.2),
-        (32 << 20, 0.2),
+        (32 << 20, 0.21),
     ),
     one_way=_nano(
-        (8 << 10, 0.36),
+        (8 << 10, 0.4),
         (32 << 10, 0.37),
-        (128 << 10, 0.19),
+        (128 << 10, 0.2),
         (512 << 10, 0.11),
-        (2 << 20, 0.095),
+        (1 << 20, 0.097),
+        (2 << 20, 0.096),
         (8 << 20, 0.12),
         (32 << 20, 0.12),
     ),
+    pair=_nano(
+        (512, 0.25),
+        (2 << 10, 0.15),
+        (8 << 10, 0.051),
+        (32 << 10, 0.011),
+        (128 << 10, 0.031),
+        (512 << 10, 0.029),
+        (1 << 20, 0.029),
+        (2 << 20, 0.048),
+        (8 << 20, 0.054),
+        (32 << 20, 0.096),
+    ),
     kernel=_nano(
-        (32 << 10, 0.31),
-        (128 << 10, 0.18),
-        (512 << 10, 0.11),
+        (32 << 10, 0.32),
+        (128 << 10, 0.19),
+        (512 << 10, 0.12),
+        (1 << 20, 0.12),
         (2 << 20, 0.11),
-        (8 << 20, 0.088),
-        (32 << 20, 0.084),
+        (8 << 20, 0.092),
+        (32 << 20, 0.086),
     ),
     fill=_nano(
-        (32 << 10, 0.13),
-        (128 << 10, 0.067),
-        (512 << 10, 0.053),
-        (2 << 20, 0.094),
-        (8 << 20, 0.092),
-        (32 << 20, 0.094),
+        (32 << 10, 0.29),
+        (128 << 10, 0.12),
+        (512 << 10, 0.072),
+        (1 << 20, 0.057),
+        (2 << 20, 0.074),
+        (8 << 20, 0.1),
+        (32 << 20, 0.092),
     ),
     lent=_nano(
         (32 << 10, 0.27),
         (128 << 10, 0.17),
         (512 << 10, 0.15),
+        (1 << 20, 0.14),
         (2 << 20, 0.16),
-        (8 << 20, 0.18),
+        (8 << 20, 0.17),
         (32 << 20, 0.16),
     ),
 )
-"""Two virtual cores (Intel Xeon, Sapphire Rapids), TCP over loopback, 2026-11-23, by `--measure`.
+"""Two virtual cores (Intel Xeon, Sapphire Rapids), TCP over loopback, 2026-11-24, by `--measure`.
 
 `hop` and `send` are halves of what passing on a few bytes takes.
 """

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.across import SEGMENT
-from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, push, take
+from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, push, take
 from nc10d.backend.cpu.algorithms.layout import DIRECT, LINE, line_down
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
@@ -141,12 +141,14 @@ def moves(bench: Bench, reach: int) -> Sample:
     put, again = copy(mine, first, segment), copy(mine, second, segment)
     get, aside = copy(target, theirs, segment), copy(second, first, segment)
     fold = reduce_ranks(target, board(0), target, segment, HOW)
+    both = pair(second, first, target, segment, HOW.pair)
     programs = {
         "meet": rounds([], [], count),
         "get": rounds([put], [get], count),
         "put": rounds([put, again], [get], count),
         "copy": rounds([put], [get, aside], count),
         "fold": rounds([put], [fold], count),
+        "pair": rounds([put], [get, both], count),
     }
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(max(2, often(count * segment) // len(starts))):
@@ -160,6 +162,7 @@ def moves(bench: Bench, reach: int) -> Sample:
         "get": taken["get"] - put_once,
         "copy": taken["copy"] - taken["get"],
         "fold": taken["fold"] - put_once,
+        "pair": taken["pair"] - taken["get"],
     }
     return {(name, reach): seconds / (count * segment) for name, seconds in shares.items()}
 
@@ -175,11 +178,11 @@ def fetches(bench: Bench, reach: int) -> Sample:
 
 def fills(bench: Bench, reach: int) -> Sample:
     """Time the kernel's copies of what I have just written into what the mate has lent."""
-    half = reach // 2
-    x, y = np.ones(half, np.uint8), np.ones(2 * half, np.uint8)
-    lent = expose(bench.rank, user(1), codes.WRITES, flag=False, lent=half)
-    shown = [copy(user(0), user(1, half), half), free(), lent]
-    return {("fill", reach): per_byte(bench, shown, fill_lent(user(0), half), x, y)}
+    part = reach // 3
+    x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
+    lent = expose(bench.rank, user(1), codes.WRITES, flag=False, lent=part)
+    shown = [copy(user(0), user(1, part), part), free(), lent]
+    return {("fill", reach): per_byte(bench, shown, fill_lent(user(0), part), x, y)}
 
 
 def folds(bench: Bench, reach: int) -> Sample:
@@ -205,7 +208,8 @@ def per_byte(bench: Bench, shown: Sequence[Step], step: Step, *arrays: Bytes) ->
 def exchange(bench: Bench, nbytes: int) -> list[Step]:
     """Return a flow from everyone to everyone, so that no rank can run far ahead."""
     gives = [give(peer, user(0), nbytes) for peer in bench.others]
-    return flow([*gives, *(take(peer, user(1), nbytes) for peer in bench.others)])
+    takes = [take(peer, user(1, i * nbytes), nbytes) for i, peer in enumerate(bench.others)]
+    return flow([*gives, *takes])
 
 
 def both_ways(bench: Bench, nbytes: int, count: int) -> list[Step]:
@@ -250,8 +254,8 @@ def to_all(bench: Bench, nbytes: int) -> list[Step]:
 
 def latencies(bench: Bench) -> Sample:
     """Time a few bytes between hosts, which all ranks pass on at once, as when hosts meet."""
-    x, y = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
     count = len(bench.others)
+    x, y = np.zeros(8, np.uint8), np.zeros(8 * count, np.uint8)
 
     def pushed() -> float:
         seconds = bench.run(flow([push(peer, user(0), 8) for peer in bench.others]), x, y)
@@ -273,7 +277,8 @@ def streams(bench: Bench, reach: int) -> Sample:
     """
     count = len(bench.others)
     each = reach // (1 + count)
-    x, y = np.zeros(each, np.uint8), np.zeros(each, np.uint8)
+    # Ones, since zeros that nobody has written are one page of the kernel's.
+    x, y = np.ones(each, np.uint8), np.ones(count * each, np.uint8)
 
     def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:
         small = repeated(lambda: bench.run(way(bench, 8, MANY), x, y), often(8))

@@ -63,6 +63,8 @@ def machine_of(sample: Sample) -> Machine:
         copy=curve("copy"),
         stream=curve("stream") or DEVELOPMENT.stream,
         one_way=curve("one_way"),
+        shared=curve("shared"),
+        pair=curve("pair"),
         kernel=curve("kernel"),
         fill=curve("fill"),
         lent=curve("lent"),

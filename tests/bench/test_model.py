@@ -73,6 +73,17 @@ def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> No
     assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "all_to_all"])
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_they_agree_on_what_hosts_share(op: str, nbytes: int) -> None:
+    hosts = spread(6, 2)
+    narrow = changed(PLAIN, "shared=3e-10")
+    collective = Collective(op, nbytes, layout_of(hosts))
+    walked = walk_all(narrow, op, nbytes, hosts, collective.layout.half)
+    assert walked == pytest.approx(simulated(narrow, collective), rel=1e-9)
+    assert walked >= walk_all(PLAIN, op, nbytes, hosts, collective.layout.half)
+
+
 LARGE = [
     ("all_reduce", 256, 512),
     ("all_reduce", 64 << 10, 96),
@@ -161,6 +172,52 @@ def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
     assert times["broadcast"][1] > 10 * times["broadcast"][0]
     assert times["all_reduce"][1] == times["all_reduce"][0]
     assert changed(apart, "stream=3e-9").one_way == ()
+
+
+def test_what_goes_through_something_shared_goes_one_after_another() -> None:
+    """Two hosts send 100 bytes each, a second a byte; what they share takes 0.8 seconds a byte."""
+    rates = [((1, rate),) for rate in (0, 0, 0, 0, 1)]
+    flat = Machine({"": 0.0}, 0.0, 0.0, 0.0, 0.0, *rates, shared=((1, 0.8),))
+    steps = {
+        rank: flow([give(1 - rank, user(0), 100), take(1 - rank, user(0), 100)]) for rank in (0, 1)
+    }
+    programs = {rank: Program(Call("x"), tuple(some), 1) for rank, some in steps.items()}
+    walk = Walk(flat, spread(2, 1), programs, 1.0)
+    walk.run()
+    assert walk.ends == {0: [pytest.approx(160)], 1: [pytest.approx(160)]}
+
+
+def test_what_hosts_share_needs_all_ranks() -> None:
+    """In a chain of hosts every link is busy at once, though one path stands for the others."""
+    narrow = changed(PLAIN, "shared=1e-9")
+    for op, links in (("broadcast", 7), ("reduce_scatter", 7)):
+        shared = links * (1 << 20) * 1e-9
+        assert (
+            seconds(narrow, op, 1 << 20, spread(8, 1))
+            > shared
+            > seconds(PLAIN, op, 1 << 20, spread(8, 1))
+        )
+
+
+def test_what_is_folded_from_own_arrays_has_a_rate_of_its_own() -> None:
+    dear = changed(PLAIN, "pair=1e-6")
+    across, inside = (
+        [seconds(m, "reduce_scatter", 1 << 20, hosts) for m in (PLAIN, dear)]
+        for hosts in (spread(2, 1), spread(2))
+    )
+    assert across[1] > 10 * across[0]
+    assert inside[1] == inside[0]
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8, 16, 64])
+def test_one_shot_ends_where_the_model_would_have_it(ranks: int) -> None:
+    hosts = spread(ranks, ranks)
+    (switch,) = (
+        one
+        for one in switches(DEVELOPMENT, "all_reduce", hosts, (64, 8192))
+        if one.before == "boards"
+    )
+    assert 0.8 < switch.below / switch.above < 2.0
 
 
 def test_two_ranks_by_hand() -> None:

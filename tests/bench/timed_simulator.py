@@ -14,7 +14,7 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Space, Step
 from nc10d.bench.cases import Collective
-from nc10d.bench.machine import Machine
+from nc10d.bench.machine import Machine, at_reach
 from nc10d.testing.cluster import Cluster, FarRank, HostWorld, Pipes
 from nc10d.testing.watched import Bytes
 
@@ -104,6 +104,10 @@ class TimedRank(FarRank):
         total = sum(nbytes for _, nbytes in new)
         reach = max(self.world.arrays, total + max((nbytes for _, nbytes in new), default=0))
         through = begin + self.machine.sent(total, reach, both_ways=both_ways)
+        if self.machine.shared:
+            shared, rate = self.world.shared, at_reach(self.machine.shared, reach)
+            shared.append(max(begin, shared[-1]) + total * rate)
+            through = max(through, shared[-1])
         gone = through + self.machine.send * len(new)
         for peer, nbytes in new:
             self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
@@ -134,7 +138,7 @@ class TimedRank(FarRank):
 
 
 class TimedHost(HostWorld):
-    """A host whose ranks have clocks, and one network."""
+    """A host whose ranks have clocks, and one network; all hosts have `shared` in common."""
 
     def __init__(
         self, ranks: Sequence[int], half: int, pipes: Pipes, machine: Machine, arrays: float
@@ -142,6 +146,7 @@ class TimedHost(HostWorld):
         self.machine = machine
         self.arrays = arrays
         self.network = 0.0
+        self.shared = [0.0]
         self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
         super().__init__(ranks, half, pipes)
 
@@ -163,7 +168,7 @@ class TimedCluster(Cluster):
         self.pipes = Pipes(ROOM)
         worlds = [TimedHost(ranks, half, self.pipes, machine, arrays) for ranks in hosts.hosts]
         for world in worlds:
-            world.flights = worlds[0].flights
+            world.flights, world.shared = worlds[0].flights, worlds[0].shared
         self.ranks = [
             worlds[host].ranks[mate] for host, mate in (hosts.places[r] for r in range(hosts.size))
         ]
