@@ -55,7 +55,7 @@ def test_torch_and_we_see_each_others_values(store: TCPStore) -> None:
     theirs.set("k", "from torch")
     assert store.get("k") == b"from torch"
     store.set("k", "from us")
-    assert theirs.get("k") == b"from us"
+    assert store.get("k") == theirs.get("k") == b"from us"
     assert (store.add("n", 1), theirs.add("n", 2)) == (1, 3)
     theirs.queue_push("q", "1")
     assert store.queue_pop("q") == b"1"

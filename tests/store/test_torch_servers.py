@@ -1,4 +1,8 @@
-"""TCPStore as a client of torch's own servers, the one on libuv and the older one."""
+"""TCPStore as a client of torch's own servers, the one on libuv and the older one.
+
+Writes have no answer, and only one connection's requests keep their order: after a write, its own
+client reads first, and only then the other.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,13 @@ def test_our_client_and_torchs_see_the_same_values_on_torchs_server(torch_server
     theirs.set("k", "from torch")
     assert ours.get("k") == b"from torch"
     ours.set("k", b"from us")
-    assert theirs.get("k") == b"from us"
+    assert ours.get("k") == theirs.get("k") == b"from us"
     assert ours.add("n", 2) == 2
     assert theirs.add("n", 3) == 5
     ours.multi_set(["a", "b"], ["1", "2"])
     assert ours.multi_get(["a", "b"]) == theirs.multi_get(["a", "b"]) == [b"1", b"2"]
     ours.append("a", "+")
-    assert theirs.get("a") == b"1+"
+    assert ours.get("a") == theirs.get("a") == b"1+"
     assert ours.compare_set("a", "1+", "3") == b"3"
     assert ours.check(["a", "b"])
     assert not ours.check(["absent"])
@@ -59,6 +63,7 @@ def test_queues_on_torchs_server():
     theirs = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with contextlib.closing(TCPStore("127.0.0.1", theirs.port, timeout=20)) as ours:
         theirs.queue_push("q", "1")
+        assert theirs.queue_len("q") == 1
         ours.queue_push("q", "2")
         assert ours.queue_len("q") == 2
         assert ours.queue_pop("q") == b"1"
