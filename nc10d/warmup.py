@@ -152,9 +152,10 @@ def _say(word: str) -> None:
 
 def _tasks() -> list[Task]:
     """Return every function to compile; the engine comes first because it takes longest."""
-    from nc10d.kernels import pack, reduce, streaming
+    from nc10d.kernels import copying, pack, reduce, streaming
 
-    kernels = [*reduce.every_kernel(), *pack.every_kernel(), *streaming.every_kernel()]
+    carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copying.every_kernel()]
+    kernels = [*reduce.every_kernel(), *carriers]
     return [("engine", _warm_engine), *kernels, ("nccl", partial(importlib.import_module, LOOP))]
 
 

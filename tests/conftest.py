@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ settings.load_profile("shared")
 
 for folder in ("backend/cpu", "emulators"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# From which sizes the kernel is asked for arrays is then the same wherever the tests run.
+os.environ.setdefault("NC10D_QUICK_BOARDS", "0")
 
 # A shell's background job ignores Ctrl-C, and so would what it starts; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

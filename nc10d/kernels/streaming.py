@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from nc10d.dtypes import DType
-from nc10d.kernels.cache import compiled_callback
+from nc10d.kernels.cache import compiled_callback, compiling
 from nc10d.kernels.lanes import DOUBLE, STORED, Builder, Value, load, spread, store, vector
 from nc10d.kernels.steps import SIGNATURE
 
@@ -43,22 +43,20 @@ SCALED = (DType.FLOAT32, DType.FLOAT64)
 _WORD = 32
 _WORDS = 4
 
-_alive: list[Any] = []
+_kernels: dict[str, Any] = {}
 
 
-@functools.cache
 def stream_copy_address() -> int:
     """Return the address of dst = src, of any bytes; arg is not looked at. May block to compile."""
-    return _kernel("stream_bytes", DType.UINT8, None)
+    return _once("stream_bytes", DType.UINT8, None)
 
 
-@functools.cache
 def stream_scale_address(dtype: DType) -> int:
     """Return the address of dst = src * factor, for a type in SCALED; `arg` is a float64's address.
 
     The factor is rounded to the type first. May block to compile.
     """
-    return _kernel(f"stream_scale_{dtype.label}", dtype, _times)
+    return _once(f"stream_scale_{dtype.label}", dtype, _times)
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -76,7 +74,16 @@ def _times(b: Builder, x: Value, arg: Value) -> Value:
     )
 
 
-def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
+def _once(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
+    """Return the address of a kernel, compiled by the first thread that asks for it."""
+    with compiling:
+        if name not in _kernels:
+            _kernels[name] = _kernel(name, dtype, change)
+    address: int = _kernels[name].address
+    return address
+
+
+def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any:
     single = dtype.itemsize
     word, element = _step(dtype, _WORD // single, change, True), _step(dtype, 1, change, False)
 
@@ -94,10 +101,7 @@ def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> int
             element(dst + at, src + at, arg)
 
     kernel.__name__ = kernel.__qualname__ = name
-    callback = compiled_callback(SIGNATURE)(kernel)
-    _alive.append(callback)
-    address: int = callback.address
-    return address
+    return compiled_callback(SIGNATURE)(kernel)
 
 
 def _step(dtype: DType, lanes: int, change: Callable[..., Value] | None, past: bool) -> Any:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank tells the others about itself; `cores` are those it may run on (see cores.py)."""
+    """What a rank tells the others about itself.
+
+    `cores` are those it may run on, `quick` whether boards pay longer on its CPU (see cores.py).
+    """
 
     rank: int
     host_id: str
@@ -31,6 +34,7 @@ class Card:
     process: str
     cores: list[int]
     quota: float
+    quick: bool = False
 
 
 @functools.cache

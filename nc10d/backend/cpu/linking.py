@@ -6,7 +6,8 @@ would crash the process, so every program is checked here, once, before it is pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,17 +17,20 @@ from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.native import rare
 from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
 from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
+from nc10d.kernels import copying
 
 Bytes = npt.NDArray[np.uint8]
 FIELDS = 21
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
-KERNEL, LAST, ARG, TOTAL, EXTRA = range(15, 20)
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
 RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
 """Steps that rare.py carries out."""
 LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FILL, Kind.FOLD)
+COPIES = (Kind.COPY, Kind.FETCH, Kind.FILL, Kind.REDN)
+"""Steps that copy bytes, by a function that is chosen here."""
 SHORT = 256 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
 
@@ -95,8 +99,10 @@ def link(
         room,
     )
     factor = linked.factor.ctypes.data
-    for row, step in zip(linked.code, program.steps, strict=False):
+    for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
         row[:] = _pack(step, program, record, size, table, kernel_address)
+        if copier:
+            row[BOTH if step.kind is Kind.REDN else KERNEL] = copier
         for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
             if at.space is Space.SCRATCH:
                 row[column] += room.ctypes.data
@@ -134,6 +140,46 @@ def scratch_bytes(program: Program) -> int:
         ),
         default=0,
     )
+
+
+def copiers(program: Program) -> list[int]:
+    """Return for each step the function by which it copies; 0: by the C library, or not at all.
+
+    Arrays go past the cache if they fill it and the program does not read them. May compile.
+    """
+    steps = program.steps
+    read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
+    filled: Counter[tuple[Kind, At]] = Counter()
+    for step, times in zip(steps, _times(steps), strict=True):
+        filled[step.kind, _whole(step.dst)] += step.total or step.nbytes * times
+    found = []
+    for step in steps:
+        fresh = step.dst.space is Space.USER and step.dst.index not in read
+        in_all = filled[step.kind, _whole(step.dst)] if fresh else 0
+        if step.kind is Kind.REDN:  # its second destination gets what lies in the first cache
+            in_all = 0
+        elif step.kind is Kind.FILL:
+            in_all = step.nbytes
+        found.append(copying.copier(step.nbytes, in_all) if step.kind in COPIES else 0)
+    return found
+
+
+def _whole(at: At) -> At:
+    return At(at.space, at.index)
+
+
+def _sources(step: Step) -> tuple[At, ...]:
+    """Return the places that a step reads; peers read what is exposed."""
+    return () if step.kind is Kind.EXPOSE else (step.src, step.own)
+
+
+def _times(steps: Sequence[Step]) -> list[int]:
+    """Return how often each step is carried out, as far as that is known beforehand."""
+    times = [1] * len(steps)
+    for index, step in enumerate(steps):
+        for inside in range(index - step.back, index):
+            times[inside] *= max(1, step.repeat)
+    return times
 
 
 NO_OPERAND = 1 << 40

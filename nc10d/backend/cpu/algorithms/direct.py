@@ -115,18 +115,18 @@ def all_reduce(
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
     # More ranks than two would ask the kernel for twice as many pieces, and more than one may not
     # write (see nc10d_writable).
-    access = access_for(layout, nbytes, layout.lending) if layout.size == 2 else 0
+    access = access_for(nbytes, layout.reduced, layout.lending) if layout.size == 2 else 0
     return _either(layout, user(0), steps, boards, access=access, lent=lent)
 
 
-def access_for(layout: Layout, nbytes: int, lending: int = NEVER) -> int:
+def access_for(nbytes: int, reading: int, writing: int = NEVER) -> int:
     """Return the least access with which the kernel is quicker than boards; 0: with none.
 
-    Reading alone is from `asked` bytes on, where peers write as well from `lending` bytes on.
+    Reading alone is from `reading` bytes on, where peers write as well from `writing` bytes on.
     """
-    if nbytes >= layout.asked:
+    if nbytes >= reading:
         return READS
-    return WRITES if nbytes >= lending else 0
+    return WRITES if nbytes >= writing else 0
 
 
 def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
@@ -182,7 +182,7 @@ def all_gather(
         theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
         return _swap(layout, mine, much, theirs, steps, boards)
     steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    access = access_for(layout, sum(sizes))
+    access = access_for(sum(sizes), layout.gathered)
     return _either(layout, mine, [*steps, *all_have_read(2)], boards, access=access)
 
 
@@ -196,7 +196,7 @@ def all_to_all(
     if layout.size == 2:
         return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
     steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    access = access_for(layout, nbytes * layout.size)
+    access = access_for(nbytes * layout.size, layout.asked)
     return _either(layout, inp, [*steps, *all_have_read(2)], boards, access=access)
 
 
@@ -214,7 +214,7 @@ def _swap(
     """
     me, peer = layout.rank, 1 - layout.rank
     given, lent = (size // layout.page * layout.page for size in sizes)
-    access = access_for(layout, sum(sizes), layout.swapped)
+    access = access_for(sum(sizes), layout.exchanged, layout.swapped)
     # Of what is in no cache, reading is as quick as writing or quicker.
     lending = access if access == WRITES else 0
     opening = [
@@ -236,7 +236,7 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     lent = nbytes // layout.size // layout.page * layout.page
     if layout.rank == root:
         steps = [fill_lent(user(0), lent), *all_have_read(2)]
-        access = access_for(layout, nbytes, layout.direct if layout.size == 2 else NEVER)
+        access = access_for(nbytes, layout.asked, layout.shared if layout.size == 2 else NEVER)
         return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]

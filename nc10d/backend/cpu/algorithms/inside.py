@@ -53,7 +53,7 @@ def all_reduce(
     for mate in near.others:
         low, length = cuts[mate]
         steps += _fetched(mate, THERE, [(user(0, low), length)])
-    access = access_for(layout, nbytes)
+    access = access_for(nbytes, layout.asked)
     return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(THERE + 1)], boards)
 
 
@@ -83,7 +83,7 @@ def broadcast(
         steps += [*passed_on(low, length), signal(tick)]
     if not windows:
         steps += passed_on(0, nbytes)
-    access = access_for(layout, nbytes)
+    access = access_for(nbytes, layout.asked)
     return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(done)], boards)
 
 
@@ -108,7 +108,7 @@ def all_gather(
     for mate in near.others:
         ranks = [r for g in span.away for r in span.hosts[g][mate :: near.size]]
         steps += _fetched(mate, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
-    opening = _opening(near, outs, access_for(layout, sum(sizes)))
+    opening = _opening(near, outs, access_for(sum(sizes), layout.asked))
     return _ways(opening, [*steps, *all_have_read(THERE + 2)], boards)
 
 
@@ -151,7 +151,7 @@ def all_to_all(
     for mate in near.others:
         steps.append(fetch(recvs[home[mate]], mate, sends[me].offset, nbytes))
     steps += crossing
-    opening = _opening(near, sends, access_for(layout, nbytes * layout.size))
+    opening = _opening(near, sends, access_for(nbytes * layout.size, layout.asked))
     return _ways(opening, [*steps, *all_have_read(THERE)], boards)
 
 

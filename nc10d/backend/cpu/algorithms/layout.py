@@ -29,6 +29,10 @@ LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
+QUICK_ASKED = 8 << 20
+"""Bytes from which the kernel is asked where boards are quick."""
+QUICK_EXCHANGED = 32 << 20
+"""The same for what two ranks swap: over boards large arrays go past the cache, as by no kernel."""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
@@ -45,15 +49,27 @@ def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
     return 4 * 1024 // ranks if roomy else 16 * 1024
 
 
+def asking(*, quick: bool) -> dict[str, int]:
+    """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
+
+    Where boards are `quick` (cores.py says on which CPUs) reading pays later, writing never.
+    """
+    if not quick:
+        return {}
+    never = dict.fromkeys(("reduced", "gathered", "lending", "swapped", "shared"), NEVER)
+    return {**never, "asked": QUICK_ASKED, "folding": QUICK_ASKED, "exchanged": QUICK_EXCHANGED}
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
-    that the kernel can read; for a reduce_scatter that is from `folding` bytes on. Of two ranks, if
-    the kernel also writes, an all_reduce begins at `lending` bytes, a swap (all_gather, all_to_all)
-    at `swapped`, a broadcast at `direct`. An all_reduce goes `window` by window. What is lent is
-    whole pages of `page` bytes.
+    that the kernel can read; for an all_reduce that is from `reduced` bytes on, for an all_gather
+    from `gathered`, for a reduce_scatter from `folding`, for a swap of two ranks (all_gather,
+    all_to_all) from `exchanged`. Of two ranks, if the kernel also writes, an all_reduce begins at
+    `lending` bytes, a swap at `swapped`, a broadcast at `shared`. An all_reduce goes `window` by
+    window. What is lent is whole pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -64,9 +80,13 @@ class Layout:
     hosts: Topology | None = None
     direct: int = NEVER
     asked: int = ASKED
+    reduced: int = ASKED
+    gathered: int = ASKED
+    exchanged: int = ASKED
     folding: int = FOLDING
     lending: int = LENDING
     swapped: int = SWAPPED
+    shared: int = DIRECT
     window: int = WINDOW
     page: int = PAGE
 

@@ -19,7 +19,6 @@ from nc10d.backend.cpu.native.atomics import (
     call_kernel,
     load,
     load_acquire,
-    move,
     nc10d_read_process,
     nc10d_write_process,
     store,
@@ -70,6 +69,7 @@ from nc10d.backend.cpu.native.operands import (
     TICK,
     TOTAL,
     nc10d_block,
+    nc10d_copy,
     nc10d_place,
 )
 
@@ -200,15 +200,17 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         held = nc10d_hold(channel, step, segment, load(step + EXTRA))
         return UNREADABLE if held == DONE else held
     if found != dst:
-        move(dst, found, nbytes)
+        nc10d_copy(load(step + KERNEL), dst, found, nbytes)
     return nc10d_hold(channel, step, segment, load(step + EXTRA))
 
 
 @njit(nogil=True)
-def nc10d_give(channel: int, boards: int, slot: int, src: int, offset: int, nbytes: int) -> int:
+def nc10d_give(
+    channel: int, boards: int, slot: int, src: int, offset: int, nbytes: int, copy: int
+) -> int:
     """Put bytes into every array that is lent to me, as the boards show at `slot`.
 
-    `offset` is where in those arrays. Returns who did not let me, or -1.
+    `offset` is where in those arrays. Returns who did not let me, or -1. See nc10d_copy for `copy`.
     """
     rows = load(channel + C_REACH) + R_ARENAS
     for rank in range(load(channel + C_SIZE)):
@@ -217,7 +219,7 @@ def nc10d_give(channel: int, boards: int, slot: int, src: int, offset: int, nbyt
             continue
         how, dst = load(board + 8), load(board) + offset
         if how == LENT:
-            move(load(row) + dst, src, nbytes)
+            nc10d_copy(copy, load(row) + dst, src, nbytes)
         elif how == LENT_BY_KERNEL and not nc10d_give_by_kernel(row, dst, src, nbytes):
             store(channel + C_BLOCKED_ON, rank)
             return rank
@@ -229,7 +231,8 @@ def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -
     """Put bytes of mine into every array that a peer has lent."""
     own = nc10d_place(channel, users, step + OWN, parity, segment)
     boards, slot = channel - load(step + SRC) + parity, load(step + SRC + 8)
-    away = nc10d_give(channel, boards, slot, own, 0, load(step + NBYTES))
+    copy = load(step + KERNEL)
+    away = nc10d_give(channel, boards, slot, own, 0, load(step + NBYTES), copy)
     return DONE if away < 0 else nc10d_kept_off(channel, step, segment, boards, slot, away)
 
 
@@ -328,7 +331,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         away = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
         lent = min(count, load(step + TICK) - low)
         if away < 0 < lent:
-            away = nc10d_give(channel, boards, 0, dst + done, low, lent)
+            away = nc10d_give(channel, boards, 0, dst + done, low, lent, 0)
         if away >= 0:
             return nc10d_kept_off(channel, step, segment, boards, 0, away)
         done += count

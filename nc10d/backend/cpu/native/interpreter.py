@@ -72,6 +72,7 @@ from nc10d.backend.cpu.native.operands import (
     AGREE,
     ALSO,
     ARG,
+    BOTH,
     DST,
     EXTRA,
     FILL,
@@ -85,6 +86,7 @@ from nc10d.backend.cpu.native.operands import (
     STEP,
     TICK,
     nc10d_block,
+    nc10d_copy,
     nc10d_length,
     nc10d_place,
 )
@@ -193,6 +195,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
     kernel = load(step + KERNEL)
     last = load(step + LAST)
     arg = load(step + ARG)
+    copy = load(step + BOTH)
     size = load(channel + C_SIZE)
     me = load(channel + C_RANK)
     table = channel - selector + parity  # selector of rank 0; the others follow
@@ -209,7 +212,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
         if last != 0:
             call_kernel(last, dst + done, dst + done, arg, count)
         if twice:
-            move(also + done, dst + done, count)
+            nc10d_copy(copy, also + done, dst + done, count)
         done += count
 
 
@@ -239,7 +242,7 @@ def advance(channel: int) -> int:
             dst = nc10d_place(channel, users, step + DST, parity, segment)
             src = nc10d_place(channel, users, step + SRC, parity, segment)
             if dst != src:
-                move(dst, src, nc10d_length(step, segment))
+                nc10d_copy(load(step + KERNEL), dst, src, nc10d_length(step, segment))
         elif kind == SIGNAL:
             nc10d_post(channel, load(channel + C_SELF), seq + load(step + TICK))
         elif kind in (WAIT, MEET):

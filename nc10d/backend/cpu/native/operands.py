@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from nc10d.backend.cpu.native.atomics import load, store
+from nc10d.backend.cpu.native.atomics import call_kernel, load, move, store
 from nc10d.backend.cpu.native.layout import (
     BLOCKED,
     C_BLOCKED_AT,
@@ -48,6 +48,15 @@ def nc10d_length(step: int, segment: int) -> int:
         if left < nbytes:
             return left if left > 0 else 0
     return nbytes
+
+
+@njit(nogil=True)
+def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
+    """dst[:nbytes] = src[:nbytes], by the function at `copy`, or the C library's if that is 0."""
+    if copy != 0:
+        call_kernel(copy, dst, src, 0, nbytes)
+    else:
+        move(dst, src, nbytes)
 
 
 @njit(nogil=True)

@@ -1,0 +1,141 @@
+"""How the engine copies more than a little: by vectors where the C library is slow, past the cache.
+
+Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
+byte, or are the same. Nothing needs alignment. `copier` says which function is for which sizes.
+
+From 2 KiB on glibc before 2.39 copies by `rep movsb` where a CPU has it. AMD's from Zen 3 on take
+ten times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when
+what lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page.
+
+What fills a cache goes past it, as in `streaming`: the C library does so only with larger pieces
+than those in which arrays come over boards.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import binding
+from numba import types
+from numba.extending import intrinsic
+
+from nc10d.dtypes import DType
+from nc10d.kernels.cache import compiled_callback, compiling
+from nc10d.kernels.lanes import I64, STORED, Builder, Value, load, store
+from nc10d.kernels.steps import SIGNATURE
+from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
+
+ZEN = ("znver3", "znver4", "znver5")
+"""CPUs, by LLVM's names, on which `rep movsb` may be slow."""
+MENDED = (2, 39)
+"""The glibc that does without it there."""
+_WORD = 64
+_WORDS = 4
+_STEP = _WORD * _WORDS
+
+QUICK = 2048
+"""Bytes from which copies have a function of their own: below, the C library's are quick."""
+STREAMED = STREAM_BYTES // 2
+"""From how many bytes on a copy fills a cache: it reads as many as it writes."""
+
+_alive: list[Any] = []
+
+
+def copier(each: int, in_all: int) -> int:
+    """Return the address of the function for copies of `each` bytes, `in_all` to one array.
+
+    0 is the C library's. May block to compile.
+    """
+    if in_all >= STREAMED:
+        return stream_copy_address()
+    return quick_copy_address() if each >= QUICK else 0
+
+
+def quick_copy_address() -> int:
+    """Return the address of dst = src where the C library's copies are slow, else 0.
+
+    May block to compile.
+    """
+    return copy_address() if needed() else 0
+
+
+@functools.cache
+def needed() -> bool:
+    """Say whether the C library copies slowly on this machine."""
+    return copies_slowly(cpu_name(), _libc())
+
+
+def cpu_name() -> str:
+    """Return LLVM's name of this machine's CPU."""
+    name: str = binding.get_host_cpu_name()
+    return name
+
+
+def copies_slowly(cpu: str, libc: str) -> bool:
+    """Say whether a C library ("glibc 2.36") copies slowly on a CPU, by LLVM's name of it."""
+    name, _, version = libc.partition(" ")
+    if cpu not in ZEN or name != "glibc":
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) < MENDED
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except ValueError:  # another library than glibc
+        return ""
+
+
+def copy_address() -> int:
+    """Return the address of dst = src, of any bytes. May block to compile."""
+    with compiling:
+        if not _alive:
+            _alive.append(_kernel())
+    address: int = _alive[0].address
+    return address
+
+
+def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each kernel and the call that makes it: for warming up."""
+    yield "quick_copy", copy_address
+
+
+def _kernel() -> Any:
+    single, word, step = _moved(1, 1), _moved(_WORD, 1), _moved(_WORD, _WORDS)
+
+    def quick_copy(dst, src, unused, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src"""
+        if nbytes < _STEP:
+            for at in range(nbytes):
+                single(dst + at, src + at)
+            return
+        # The first and the last words may overlap what lies between, which begins a line of dst.
+        word(dst, src)
+        for at in range(-dst & (_WORD - 1), nbytes - _STEP, _STEP):
+            step(dst + at, src + at)
+        step(dst + nbytes - _STEP, src + nbytes - _STEP)
+
+    # The name is the key in the cache and the symbol in memory.
+    quick_copy.__qualname__ = quick_copy.__name__
+    return compiled_callback(SIGNATURE)(quick_copy)
+
+
+def _moved(nbytes: int, times: int) -> Any:
+    """Return the function that copies `times` words of `nbytes`: loaded, then stored."""
+
+    @intrinsic
+    def move(_typing: Any, to: Any, at: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at = arguments
+            places = [I64(nbytes * number) for number in range(times)]
+            found = [load(b, b.add(at, place), STORED[DType.UINT8], nbytes) for place in places]
+            for value, place in zip(found, places, strict=True):
+                store(b, value, b.add(to, place))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
+
+    return move
