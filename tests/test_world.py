@@ -107,7 +107,7 @@ def silent_card(store: Store, rank: int) -> socket.socket:
     listener.bind("\0" + name)
     listener.listen(8)
     card = Card(
-        rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0
+        rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, False
     )
     fields = {field: getattr(card, field) for field in Card.__slots__}
     prefix_store("world/1", store).set(f"mates/card/{rank}", json.dumps(fields))

@@ -6,11 +6,11 @@ Sizes are those of `nc10d.bench.calls`: `nbytes` is the larger buffer of a rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, one_shot_bytes
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, asking, one_shot_bytes
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Program, Step, user
 from nc10d.ops import SUM
@@ -46,20 +46,20 @@ class Collective:
     def program(self, rank: int) -> Program:
         """Return the program that choose.py picks for a rank."""
         at = self.layout
-        mine = Layout(at.size, rank, at.half, at.small, at.hosts, at.direct)
-        steps, users = MAKERS[self.op](mine, self.nbytes)
+        steps, users = MAKERS[self.op](replace(at, rank=rank), self.nbytes)
         return Program(Call(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
 
 
-def layout_of(hosts: Topology, half: int = HALF) -> Layout:
+def layout_of(hosts: Topology, half: int = HALF, *, quick: bool = False) -> Layout:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
-    Every rank has a core of its own.
+    Every rank has a core of its own. `quick` says whether boards pay longer (see cores.py).
     """
     size = hosts.size
     several = hosts if len(hosts.hosts) > 1 else None
     small = one_shot_bytes(size, roomy=several is None)
-    return Layout(size, 0, half, small, several, DIRECT)
+    sizes = asking(quick=quick and several is None)
+    return Layout(size, 0, half, small, several, DIRECT, **sizes)
 
 
 def spread(ranks: int, mates: int = MATES) -> Topology:

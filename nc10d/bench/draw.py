@@ -7,7 +7,7 @@ time, moving the most bytes that any step moves one unit, folding them as much a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def walked(collective: Collective) -> Walk:
     rate = 1.0 / max(1, *(step.nbytes for step in steps if look(step, -1)))
     mates = max(map(len, collective.hosts.hosts))
     move, fold = ((1, rate),), ((1, 2 * rate / max(1, mates - 1)),)
-    there = {"kernel": move, "fill": move, "lent": fold}
-    machine = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move, **there)
+    boards = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move)
+    machine = replace(boards, kernel=move, fill=move, lent=fold)
     walk = Walk(machine, collective.hosts, programs, collective.arrays, trace=True)
     walk.run()
     return walk

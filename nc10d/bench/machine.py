@@ -46,7 +46,8 @@ class Machine:
     sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
     (empty: nothing that lasts), folded from two of one's own arrays (empty: as a copy), copied by
     the kernel from a mate's array, copied into one that is lent, and folded and put back into one
-    (empty: it does not). What the kernel has brought is folded at the price of a copy.
+    (empty: it does not). What the kernel has brought is folded at the price of a copy. `quick` says
+    whether boards pay longer, by which ranks choose (see cores.py).
     """
 
     calls: Mapping[str, float]
@@ -65,6 +66,7 @@ class Machine:
     kernel: Curve = ()
     fill: Curve = ()
     lent: Curve = ()
+    quick: bool = False
 
     @property
     def access(self) -> int:
@@ -151,7 +153,7 @@ def changed(machine: Machine, setting: str) -> Machine:
         value = float(text)
     except ValueError:
         value = -1.0
-    known = [field.name for field in fields(Machine) if field.name != "calls"]
+    known = [field.name for field in fields(Machine) if field.name not in ("calls", "quick")]
     if name not in (*known, "call") or not 0 <= value < math.inf:
         raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(known)}")
     if name == "call":

@@ -39,7 +39,7 @@ def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
     """Return the seconds of one of many calls in a row, on ranks of these hosts."""
     # Who shares something with all must be walked beside all.
     ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
-    return steady(machine, Collective(op, nbytes, layout_of(hosts)), ranks)
+    return steady(machine, Collective(op, nbytes, layout_of(hosts, quick=machine.quick)), ranks)
 
 
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
@@ -69,9 +69,10 @@ def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
     return [rank for host in path for rank in hosts.hosts[host]]
 
 
-def algorithm(op: str, nbytes: int, hosts: Topology, access: int) -> str:
-    """Say which algorithm choose.py takes; `access` says what the kernel does (see Machine)."""
-    steps = Collective(op, nbytes, layout_of(hosts)).program(hosts.hosts[0][0]).steps
+def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
+    """Say which algorithm choose.py takes on a machine."""
+    layout, access = layout_of(hosts, quick=machine.quick), machine.access
+    steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
     by_kernel = any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps)
     if len(hosts.hosts) > 1:
@@ -103,7 +104,7 @@ def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -
     """Find where choose.py changes the algorithm between the first and the last of some sizes."""
 
     def name(nbytes: int) -> str:
-        return algorithm(op, nbytes, hosts, machine.access)
+        return algorithm(machine, op, nbytes, hosts)
 
     for low, end in pairwise(sizes):
         while (before := name(low)) != name(end):

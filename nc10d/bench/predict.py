@@ -171,7 +171,7 @@ def table(machine: Machine, line: Line, world: Topology) -> Iterator[str]:
     op = line.label.partition(",")[0]
     yield f"# {line.label}"
     for nbytes, time in zip(line.sizes, line.times, strict=True):
-        name = algorithm(op, nbytes, world, machine.access)
+        name = algorithm(machine, op, nbytes, world)
         yield f"{amount(nbytes):>10} {time * 1e6:>12.1f} us   {name}"
     for one in switches(machine, op, world, (4, *SIZES)):
         change = f"{one.below * 1e6:.1f} -> {one.above * 1e6:.1f} us"

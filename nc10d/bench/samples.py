@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nc10d.bench.cases import MAKERS
 from nc10d.bench.machine import DEVELOPMENT, Curve, Machine
@@ -26,10 +26,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was measured one after another: figures for the constants, and cells, in seconds."""
+    """What was measured one after another: figures for the constants, and cells, in seconds.
+
+    `quick` says whether boards pay longer on the machine (see cores.py).
+    """
 
     sample: Sample
     times: dict[Cell, float]
+    quick: bool = False
 
 
 def typical(times: Iterable[float], share: float = SHARE) -> float:
@@ -73,4 +77,5 @@ def machine_of(sample: Sample) -> Machine:
 
 def constants(rounds: Sequence[Round]) -> Machine:
     """Return a machine's constants: medians over rounds."""
-    return machine_of(medians([one.sample for one in rounds]))
+    machine = machine_of(medians([one.sample for one in rounds]))
+    return replace(machine, quick=all(one.quick for one in rounds))

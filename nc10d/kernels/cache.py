@@ -102,6 +102,15 @@ def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], An
     return decorate
 
 
+def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` compiles, as the first thread that asked for it has made it."""
+    found = made.get(name)
+    if found is None:
+        with compiling:
+            found = made.get(name) or made.setdefault(name, make())
+    return found
+
+
 def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
     """Run a compilation: by one thread here, and one process on this machine, at a time."""
     if config.DISABLE_JIT:

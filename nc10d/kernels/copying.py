@@ -1,14 +1,14 @@
-"""How the engine copies more than a little: by vectors where the C library is slow, past the cache.
+"""How the engine copies: by vectors where the C library is slow, past the cache what would fill it.
 
 Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
 byte, or are the same. Nothing needs alignment. `copier` says which function is for which sizes.
 
-From 2 KiB on glibc before 2.39 copies by `rep movsb` where a CPU has it. AMD's from Zen 3 on take
+From 2 KiB on glibc before 2.40 copies by `rep movsb` where a CPU has it. AMD's from Zen 3 on take
 ten times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when
 what lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page.
 
-What fills a cache goes past it, as in `streaming`: the C library does so only with larger pieces
-than those in which arrays come over boards.
+The C library, too, goes past the cache with what fills it, but only if that comes in one piece, and
+over boards arrays come in many.
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llvmlite import binding
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
 from nc10d.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, compiling
-from nc10d.kernels.lanes import I64, STORED, Builder, Value, load, store
+from nc10d.kernels.cache import compiled_callback, made_once
+from nc10d.kernels.lanes import I8, I64, STORED, Builder, Value, load, store
 from nc10d.kernels.steps import SIGNATURE
 from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
 
 ZEN = ("znver3", "znver4", "znver5")
-"""CPUs, by LLVM's names, on which `rep movsb` may be slow."""
-MENDED = (2, 39)
-"""The glibc that does without it there."""
+"""AMD's CPUs from Zen 3 on, by LLVM's names."""
+MENDED = (2, 40)
+"""The glibc that does without `rep movsb` on those."""
+QUICK = 2048
+"""Bytes from which copies have a function of their own: below, the C library's are quick."""
 _WORD = 64
 _WORDS = 4
 _STEP = _WORD * _WORDS
 
-QUICK = 2048
-"""Bytes from which copies have a function of their own: below, the C library's are quick."""
-STREAMED = STREAM_BYTES // 2
-"""From how many bytes on a copy fills a cache: it reads as many as it writes."""
-
-_alive: list[Any] = []
+_made: dict[str, Any] = {}
 
 
 def copier(each: int, in_all: int) -> int:
@@ -49,17 +46,17 @@ def copier(each: int, in_all: int) -> int:
 
     0 is the C library's. May block to compile.
     """
-    if in_all >= STREAMED:
+    if in_all >= STREAM_BYTES:
         return stream_copy_address()
     return quick_copy_address() if each >= QUICK else 0
 
 
 def quick_copy_address() -> int:
-    """Return the address of dst = src where the C library's copies are slow, else 0.
+    """Return the address of dst = src by vectors where the C library's copies are slow, else 0.
 
     May block to compile.
     """
-    return copy_address() if needed() else 0
+    return vector_copy_address() if needed() else 0
 
 
 @functools.cache
@@ -89,28 +86,24 @@ def _libc() -> str:
         return ""
 
 
-def copy_address() -> int:
-    """Return the address of dst = src, of any bytes. May block to compile."""
-    with compiling:
-        if not _alive:
-            _alive.append(_kernel())
-    address: int = _alive[0].address
+def vector_copy_address() -> int:
+    """Return the address of dst = src, of any bytes, by vectors. May block to compile."""
+    address: int = made_once(_made, "vector_copy", _kernel).address
     return address
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the name of each kernel and the call that makes it: for warming up."""
-    yield "quick_copy", copy_address
+    yield "vector_copy", vector_copy_address
 
 
 def _kernel() -> Any:
-    single, word, step = _moved(1, 1), _moved(_WORD, 1), _moved(_WORD, _WORDS)
+    word, step = _moved(1), _moved(_WORDS)
 
-    def quick_copy(dst, src, unused, nbytes):  # type: ignore[no-untyped-def]
+    def vector_copy(dst, src, unused, nbytes):  # type: ignore[no-untyped-def]
         """dst[:] = src"""
         if nbytes < _STEP:
-            for at in range(nbytes):
-                single(dst + at, src + at)
+            library_copy(dst, src, nbytes)
             return
         # The first and the last words may overlap what lies between, which begins a line of dst.
         word(dst, src)
@@ -119,19 +112,19 @@ def _kernel() -> Any:
         step(dst + nbytes - _STEP, src + nbytes - _STEP)
 
     # The name is the key in the cache and the symbol in memory.
-    quick_copy.__qualname__ = quick_copy.__name__
-    return compiled_callback(SIGNATURE)(quick_copy)
+    vector_copy.__qualname__ = vector_copy.__name__
+    return compiled_callback(SIGNATURE)(vector_copy)
 
 
-def _moved(nbytes: int, times: int) -> Any:
-    """Return the function that copies `times` words of `nbytes`: loaded, then stored."""
+def _moved(times: int) -> Any:
+    """Return the function that copies `times` words: loaded, then stored."""
 
     @intrinsic
     def move(_typing: Any, to: Any, at: Any) -> Any:
         def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
             to, at = arguments
-            places = [I64(nbytes * number) for number in range(times)]
-            found = [load(b, b.add(at, place), STORED[DType.UINT8], nbytes) for place in places]
+            places = [I64(_WORD * number) for number in range(times)]
+            found = [load(b, b.add(at, place), STORED[DType.UINT8], _WORD) for place in places]
             for value, place in zip(found, places, strict=True):
                 store(b, value, b.add(to, place))
             return context.get_dummy_value()
@@ -139,3 +132,17 @@ def _moved(nbytes: int, times: int) -> Any:
         return types.void(types.int64, types.int64), emit
 
     return move
+
+
+@intrinsic
+def library_copy(_typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+    """dst[:nbytes] = src[:nbytes], by the C library's memmove."""
+
+    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        pointer = I8.as_pointer()
+        copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
+        to, at = (b.inttoptr(address, pointer) for address in arguments[:2])
+        b.call(copy, [to, at, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit

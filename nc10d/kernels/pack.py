@@ -23,11 +23,10 @@ from numba.extending import intrinsic
 
 from nc10d.dtypes import DType, Family
 from nc10d.kernels.cache import compiled, compiled_callback, entry_point
-from nc10d.kernels.copying import quick_copy_address
+from nc10d.kernels.copying import library_copy, quick_copy_address
 from nc10d.kernels.lanes import (
     DOUBLE,
     FLOAT,
-    I8,
     I64,
     NARROW,
     STORED,
@@ -112,7 +111,7 @@ def _move_rows(table, rows, kernel, factor):  # type: ignore[no-untyped-def]
 def _copy_kernel() -> Any:
     def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
         """dst[:] = src"""
-        _copy(dst, src, nbytes)
+        library_copy(dst, src, nbytes)
 
     return _named(kernel, "copy_bytes")
 
@@ -177,18 +176,6 @@ def _call(_typing: Any, kernel: Any, dst: Any, src: Any, arg: Any, nbytes: Any) 
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), emit
-
-
-@intrinsic
-def _copy(_typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
-    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-        pointer = I8.as_pointer()
-        copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
-        to, at = (b.inttoptr(address, pointer) for address in arguments[:2])
-        b.call(copy, [to, at, arguments[2], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), emit
 
 
 @intrinsic

@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from nc10d.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, compiling
+from nc10d.kernels.cache import compiled_callback, made_once
 from nc10d.kernels.lanes import DOUBLE, STORED, Builder, Value, load, spread, store, vector
 from nc10d.kernels.steps import SIGNATURE
 
@@ -75,11 +75,8 @@ def _times(b: Builder, x: Value, arg: Value) -> Value:
 
 
 def _once(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
-    """Return the address of a kernel, compiled by the first thread that asks for it."""
-    with compiling:
-        if name not in _kernels:
-            _kernels[name] = _kernel(name, dtype, change)
-    address: int = _kernels[name].address
+    kernel = made_once(_kernels, name, lambda: _kernel(name, dtype, change))
+    address: int = kernel.address
     return address
 
 

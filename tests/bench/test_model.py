@@ -148,8 +148,23 @@ def test_what_is_filled_has_a_rate_of_its_own() -> None:
 
 
 def test_many_hosts_pass_small_pieces_from_hand_to_hand() -> None:
-    names = [algorithm("all_reduce", n, spread(128), 0) for n in (4096, 64 << 10, 4 << 20)]
+    boards = dataclasses.replace(PLAIN, kernel=(), lent=())
+    names = [algorithm(boards, "all_reduce", n, spread(128)) for n in (4096, 64 << 10, 4 << 20)]
     assert names == ["leaders, in one shot", "rails, from hand to hand", "rails between hosts"]
+
+
+def test_where_boards_are_quick_plain_arrays_go_over_them_for_longer() -> None:
+    quick = dataclasses.replace(PLAIN, quick=True)
+    names = [algorithm(m, "all_reduce", 1 << 20, spread(2)) for m in (PLAIN, quick)]
+    assert names == [
+        "mates' arrays, by the kernel",
+        "boards, a chunk a rank, after asking for arrays",
+    ]
+    assert seconds(PLAIN, "all_reduce", 1 << 20, spread(2)) != seconds(
+        quick, "all_reduce", 1 << 20, spread(2)
+    )
+    apart = [algorithm(m, "all_reduce", 16 << 20, spread(16)) for m in (PLAIN, quick)]
+    assert apart[0] == apart[1], "hosts must not differ"
 
 
 def test_a_busy_core_does_not_send() -> None:
@@ -270,8 +285,8 @@ def test_the_algorithm_changes_where_a_switch_says() -> None:
         found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
         assert found
         for one in found:
-            below = algorithm("all_reduce", one.nbytes - 4, hosts, PLAIN.access)
-            there = algorithm("all_reduce", one.nbytes, hosts, PLAIN.access)
+            below = algorithm(PLAIN, "all_reduce", one.nbytes - 4, hosts)
+            there = algorithm(PLAIN, "all_reduce", one.nbytes, hosts)
             assert (below, there) == (one.before, one.after)
 
 

@@ -34,7 +34,7 @@ class Card:
     process: str
     cores: list[int]
     quota: float
-    quick: bool = False
+    quick: bool
 
 
 @functools.cache

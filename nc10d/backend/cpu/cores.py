@@ -48,7 +48,7 @@ def roomy(mates: Sequence[Card]) -> bool:
 def has_quick_boards() -> bool:
     """Say whether boards pay longer on this CPU: lines go quickly from one core's cache to another.
 
-    So it is on AMD's from Zen 3 on, where the kernel's copies between processes are no quicker.
+    So it is on AMD's from Zen 3 on, where the kernel's copies between processes are slower.
     NC10D_QUICK_BOARDS knows better.
     """
     asked = os.environ.get("NC10D_QUICK_BOARDS", "")

@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 FIELDS = 21
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
-KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a REDN
 ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
 RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
@@ -31,6 +31,7 @@ RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1)
 LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FILL, Kind.FOLD)
 COPIES = (Kind.COPY, Kind.FETCH, Kind.FILL, Kind.REDN)
 """Steps that copy bytes, by a function that is chosen here."""
+MANY = 1 << 30
 SHORT = 256 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
 
@@ -100,9 +101,7 @@ def link(
     )
     factor = linked.factor.ctypes.data
     for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
-        row[:] = _pack(step, program, record, size, table, kernel_address)
-        if copier:
-            row[BOTH if step.kind is Kind.REDN else KERNEL] = copier
+        row[:] = _pack(step, program, record, size, table, kernel_address, copier)
         for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
             if at.space is Space.SCRATCH:
                 row[column] += room.ctypes.data
@@ -149,23 +148,29 @@ def copiers(program: Program) -> list[int]:
     """
     steps = program.steps
     read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
-    filled: Counter[tuple[Kind, At]] = Counter()
+    # By place: a program with two ways has some copies twice, and goes one of them.
+    filled: dict[tuple[Kind, At], int] = {}
     for step, times in zip(steps, _times(steps), strict=True):
-        filled[step.kind, _whole(step.dst)] += step.total or step.nbytes * times
-    found = []
-    for step in steps:
-        fresh = step.dst.space is Space.USER and step.dst.index not in read
-        in_all = filled[step.kind, _whole(step.dst)] if fresh else 0
-        if step.kind is Kind.REDN:  # its second destination gets what lies in the first cache
-            in_all = 0
-        elif step.kind is Kind.FILL:
-            in_all = step.nbytes
-        found.append(copying.copier(step.nbytes, in_all) if step.kind in COPIES else 0)
-    return found
+        much = step.nbytes * times
+        filled[step.kind, step.dst] = min(much, step.total) if step.total else much
+    whole: Counter[tuple[Kind, int]] = Counter()
+    for (kind, at), nbytes in filled.items():
+        if at.space is Space.USER and at.index not in read:
+            whole[kind, at.index] += nbytes
+    return [_copier(step, whole[step.kind, step.dst.index]) for step in steps]
 
 
-def _whole(at: At) -> At:
-    return At(at.space, at.index)
+def _copier(step: Step, in_all: int) -> int:
+    """Return the function by which a step copies, if `in_all` bytes go into its user array."""
+    if step.kind not in COPIES:
+        return 0
+    if step.kind is Kind.REDN:  # its second destination gets what lies in the first cache
+        in_all = 0
+    elif step.kind is Kind.FILL:
+        in_all = step.nbytes
+    elif step.dst.space is not Space.USER:
+        in_all = 0
+    return copying.copier(min(step.nbytes, step.total or step.nbytes), in_all)
 
 
 def _sources(step: Step) -> tuple[At, ...]:
@@ -174,11 +179,12 @@ def _sources(step: Step) -> tuple[At, ...]:
 
 
 def _times(steps: Sequence[Step]) -> list[int]:
-    """Return how often each step is carried out, as far as that is known beforehand."""
+    """Return how often each step is carried out; MANY where ranks settle that by the way."""
     times = [1] * len(steps)
     for index, step in enumerate(steps):
+        repeat = MANY if step.kind is Kind.LOOP_AGREED else max(1, step.repeat)
         for inside in range(index - step.back, index):
-            times[inside] *= max(1, step.repeat)
+            times[inside] *= repeat
     return times
 
 
@@ -204,6 +210,7 @@ def _pack(
     size: int,
     table: int,
     kernel_address: Callable[[Kernel], int],
+    copier: int,
 ) -> list[int]:
     row = [int(step.kind), step.nbytes, step.tick]
     for at in (step.dst, step.src, step.own, step.also):
@@ -225,6 +232,10 @@ def _pack(
     elif step.kind is Kind.CHECK:
         row[2], extra = step.peer, program.call.fingerprint()
     both = kernel_address(step.both) if step.both is not None else 0
+    if step.kind is Kind.REDN:
+        both = copier
+    elif step.kind in COPIES:
+        kernel = copier
     return [*row, kernel, last, int(step.arg), step.total, extra, both]
 
 

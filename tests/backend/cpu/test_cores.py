@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu import cores as here
+from nc10d.backend.cpu import cores as cpu_cores
 from nc10d.backend.cpu import host
-from nc10d.backend.cpu.algorithms.layout import ASKED, LENDING, NEVER, QUICK_ASKED, one_shot_bytes
+from nc10d.backend.cpu.algorithms.layout import one_shot_bytes
 from nc10d.backend.cpu.cards import Card
 from nc10d.backend.cpu.cores import (
     cores,
@@ -24,10 +24,9 @@ from nc10d.backend.cpu.cores import (
     roomy,
     waiting_policy,
 )
-from nc10d.testing import reference
 from nc10d.testing.ranks import Ranks
 
-CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf)
+CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf, False)
 
 
 def cards(*allowed: list[int], most: float = math.inf) -> list[Card]:
@@ -105,7 +104,7 @@ def test_boards_are_quick_by_the_cpu_unless_told_otherwise(
     asked: str, cpu: str, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
-    monkeypatch.setattr(here, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(cpu_cores, "cpu_name", lambda: cpu)
     assert has_quick_boards() == found
 
 
@@ -113,37 +112,3 @@ def test_one_rank_that_was_told_otherwise_decides_for_its_host() -> None:
     quick = dataclasses.replace(CARD, quick=True)
     assert quick_boards([quick, quick])
     assert not quick_boards([quick, CARD])
-
-
-def _exchanges(group: dist.ProcessGroup) -> tuple[int, int]:
-    """Carry out every collective at sizes about which the kernel is asked, or is not."""
-    me, size = group.rank, group.size
-    for nbytes in (LENDING, ASKED, QUICK_ASKED + 4 * size):
-        count = nbytes // 4 // size
-        whole = [np.random.default_rng(r).random((size, count), np.float32) for r in range(size)]
-        x = whole[me].copy()
-        group.all_reduce(x)
-        assert reference.same_bits(x, reference.all_reduce(whole)[me])
-        chunk = np.empty(count, np.float32)
-        group.reduce_scatter_tensor(chunk, whole[me])
-        assert reference.same_bits(chunk, reference.reduce_scatter(whole)[me])
-        out = np.empty_like(x)
-        group.all_gather_into_tensor(out, whole[me][0])
-        assert np.array_equal(out, np.stack([theirs[0] for theirs in whole]))
-        group.all_to_all_single(out, whole[me])
-        assert np.array_equal(out, np.stack([theirs[me] for theirs in whole]))
-        x = whole[me].copy()
-        group.broadcast(x, size - 1)
-        assert np.array_equal(x, whole[-1])
-    backend: Any = group.backend("cpu")
-    return backend.layout.asked, backend.layout.lending
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("asked", "found"), [("0", (ASKED, LENDING)), ("1", (QUICK_ASKED, NEVER))])
-def test_the_same_comes_out_wherever_the_kernel_is_asked(
-    size: int, asked: str, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
-    with Ranks(size, "processes") as ranks:
-        assert ranks.run(_exchanges) == [found] * size

@@ -62,47 +62,60 @@ def test_calls_that_differ_anywhere_have_different_fingerprints() -> None:
     assert len({call.fingerprint() for call in calls}) == len(calls)
 
 
+LIBRARY, QUICK, PAST = 0, 1, 2
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where copies would be done by a function of nc10d's, its name stands for its address."""
-    monkeypatch.setattr(copying, "quick_copy_address", lambda: 1)
-    monkeypatch.setattr(copying, "stream_copy_address", lambda: 2)
+    """The C library copies slowly; functions of nc10d's have these numbers for addresses."""
+    monkeypatch.setattr(copying, "quick_copy_address", lambda: QUICK)
+    monkeypatch.setattr(copying, "stream_copy_address", lambda: PAST)
 
 
-def copies(steps: list[Step], users: int) -> dict[tuple[Kind, Space, Space], int]:
-    """Return by which function a program copies from where to where: 0, 1 or 2."""
-    found = linking.copiers(Program(Call("x"), tuple(steps), users))
+def chosen(steps: list[Step], users: int) -> list[int]:
+    """Return by which function each step copies."""
+    return linking.copiers(Program(Call("x"), tuple(steps), users))
+
+
+def copies(steps: list[Step], users: int) -> set[tuple[Kind, Space, Space, int]]:
+    """Return from where to where a program copies, and by which function."""
     return {
-        (step.kind, step.src.space, step.dst.space): copier
-        for step, copier in zip(steps, found, strict=True)
+        (step.kind, step.src.space, step.dst.space, copier)
+        for step, copier in zip(steps, chosen(steps, users), strict=True)
         if step.kind in linking.COPIES
     }
 
 
-MUCH, HALF = copying.STREAMED, 256 * 1024
+MUCH, HALF = copying.STREAM_BYTES, 256 * 1024
 SHAPE = Layout(2, 0, HALF, 64 * 1024, direct=64 * 1024)
+FETCHED = (Kind.FETCH, Space.BOARD, Space.USER)
+GOT = (Kind.COPY, Space.BOARD, Space.USER)
+PUT = (Kind.COPY, Space.USER, Space.BOARD)
+OWN = (Kind.COPY, Space.USER, Space.USER)
+FILLED = (Kind.FILL, Space.BOARD, Space.NONE)
 
 
 @pytest.mark.usefixtures("told")
 def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() -> None:
     got = copies(broadcast.broadcast(SHAPE, MUCH, 1), 1)
-    assert got == {
-        (Kind.FETCH, Space.BOARD, Space.USER): 2,
-        (Kind.COPY, Space.BOARD, Space.USER): 2,
-    }
+    assert got == {(*FETCHED, PAST), (*GOT, PAST)}
     sent = copies(broadcast.broadcast(SHAPE, MUCH, 0), 1)
-    assert sent == {
-        (Kind.FILL, Space.BOARD, Space.NONE): 1,
-        (Kind.COPY, Space.USER, Space.BOARD): 1,
-    }
-    assert 2 not in copies(all_reduce(SHAPE, MUCH, Reduction(SUM, "float32", 2)), 1).values()
-    outs = [user(1), user(1, MUCH)]
-    assert copies(gather.all_gather(SHAPE, [MUCH, MUCH], user(0), outs), 2) == {
-        (Kind.FILL, Space.BOARD, Space.NONE): 2,
-        (Kind.FETCH, Space.BOARD, Space.USER): 2,
-        (Kind.COPY, Space.USER, Space.USER): 2,
-        (Kind.COPY, Space.USER, Space.BOARD): 1,
-        (Kind.COPY, Space.BOARD, Space.USER): 2,
+    assert sent == {(*FILLED, QUICK), (*PUT, QUICK)}
+    folded = copies(all_reduce(SHAPE, MUCH, Reduction(SUM, "float32", 2)), 1)
+    assert PAST not in {copier for *_, copier in folded}
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(("each", "kept"), [(MUCH // 2, PAST), (MUCH // 2 - 64, QUICK)])
+def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
+    outs = [user(1), user(1, each)]
+    # The kernel's half of a swap is fetched as a whole, over boards it comes in pieces.
+    assert copies(gather.all_gather(SHAPE, [each, each], user(0), outs), 2) == {
+        (*FILLED, QUICK),
+        (*FETCHED, QUICK),
+        (*OWN, kept),
+        (*PUT, QUICK),
+        (*GOT, kept),
     }
 
 
@@ -110,15 +123,19 @@ def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() 
 def test_how_much_goes_into_an_array_counts_in_all_rounds_and_segments() -> None:
     piece = copy(user(0), board(1), HALF)
     rounds = -(-MUCH // HALF)
-    loop = Step(Kind.ROUND, repeat=rounds, back=1)
-    assert linking.copiers(Program(Call("x"), (piece, loop), 1)) == [2, 0]
-    fewer = Step(Kind.ROUND, repeat=rounds - 1, back=1)
-    assert linking.copiers(Program(Call("x"), (piece, fewer), 1)) == [1, 0]
-    once = copy(user(0), board(1), HALF, total=MUCH)
-    assert linking.copiers(Program(Call("x"), (once,), 1)) == [2]
+    loop, shorter = (Step(Kind.ROUND, repeat=count, back=1) for count in (rounds, rounds - 1))
+    agreed = Step(Kind.LOOP_AGREED, back=1)
+    assert chosen([piece, loop], 1) == [PAST, LIBRARY]
+    assert chosen([piece, shorter], 1) == [QUICK, LIBRARY]
+    for total, copier in ((MUCH, PAST), (MUCH - 1, QUICK)):
+        once = copy(user(0), board(1), HALF, total=total)
+        assert chosen([once], 1) == [QUICK], "one piece is not the whole"
+        assert chosen([once, loop], 1) == [copier, LIBRARY]
+        assert chosen([once, agreed], 1) == [copier, LIBRARY]
 
 
 @pytest.mark.usefixtures("told")
 def test_little_is_copied_by_the_c_library() -> None:
-    small = copy(user(0), board(1), copying.QUICK - 1)
-    assert linking.copiers(Program(Call("x"), (small, signal(1)), 1)) == [0, 0]
+    small = copying.QUICK - 1
+    steps = [copy(user(0), board(1), small), copy(user(0), board(1), HALF, total=small), signal(1)]
+    assert chosen(steps, 1) == [LIBRARY] * 3

@@ -81,7 +81,7 @@ def cards(store: HashStore, rank: int) -> Card:
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
     """Put a card for a rank that is not there."""
     card = Card(
-        rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0
+        rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, False
     )
     store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
     return card

@@ -32,7 +32,7 @@ SWAPPED = 512 * 1024
 QUICK_ASKED = 8 << 20
 """Bytes from which the kernel is asked where boards are quick."""
 QUICK_EXCHANGED = 32 << 20
-"""The same for what two ranks swap: over boards large arrays go past the cache, as by no kernel."""
+"""The same for what two ranks swap: from boards it goes past the cache, unlike by the kernel."""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
@@ -52,7 +52,8 @@ def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
 def asking(*, quick: bool) -> dict[str, int]:
     """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
 
-    Where boards are `quick` (cores.py says on which CPUs) reading pays later, writing never.
+    Where boards are `quick` (cores.py says on which CPUs) reading pays later or never,
+    writing never.
     """
     if not quick:
         return {}

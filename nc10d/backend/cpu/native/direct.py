@@ -331,6 +331,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         away = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
         lent = min(count, load(step + TICK) - low)
         if away < 0 < lent:
+            # What is lent begins a page, as registered arrays do: the C library is quick there.
             away = nc10d_give(channel, boards, 0, dst + done, low, lent, 0)
         if away >= 0:
             return nc10d_kept_off(channel, step, segment, boards, 0, away)

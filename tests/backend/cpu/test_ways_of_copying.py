@@ -1,0 +1,72 @@
+"""The same comes out whoever copies: boards or the kernel, and by which function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d.backend.cpu.algorithms.layout import ASKED, LENDING, NEVER, QUICK_ASKED
+from nc10d.group import ProcessGroup
+from nc10d.kernels import copying
+from nc10d.testing import Ranks, reference, run_ranks
+
+
+def exchange(group: ProcessGroup, nbytes: int) -> None:
+    """Carry out each collective that copies, and a message, with arrays of so many bytes."""
+    me, size = group.rank, group.size
+    count = nbytes // 4 // size
+    whole = [np.random.default_rng(r).random((size, count), np.float32) for r in range(size)]
+    x = whole[me].copy()
+    group.all_reduce(x)
+    assert reference.same_bits(x, reference.all_reduce(whole)[me])
+    chunk = np.empty(count, np.float32)
+    group.reduce_scatter_tensor(chunk, whole[me])
+    assert reference.same_bits(chunk, reference.reduce_scatter(whole)[me])
+    out = np.empty_like(x)
+    group.all_gather_into_tensor(out, whole[me][0])
+    assert np.array_equal(out, np.stack([theirs[0] for theirs in whole]))
+    group.all_to_all_single(out, whole[me])
+    assert np.array_equal(out, np.stack([theirs[me] for theirs in whole]))
+    x = whole[me].copy()
+    group.broadcast(x, size - 1)
+    assert np.array_equal(x, whole[-1])
+    work = group.isend(whole[me], (me + 1) % size)
+    group.recv(out, (me - 1) % size)
+    work.wait()
+    assert np.array_equal(out, whole[me - 1])
+
+
+def sizes(group: ProcessGroup) -> tuple[int, int]:
+    """Exchange arrays just below and just above the sizes from which the kernel is asked."""
+    for limit in (LENDING, ASKED, QUICK_ASKED):
+        for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
+            exchange(group, nbytes)
+    backend: Any = group.backend("cpu")
+    return backend.layout.asked, backend.layout.lending
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("asked", "found"), [("0", (ASKED, LENDING)), ("1", (QUICK_ASKED, NEVER))])
+def test_boards_and_the_kernel_bring_the_same(
+    size: int, asked: str, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
+    with Ranks(size, "processes") as ranks:
+        assert ranks.run(sizes) == [found] * size
+
+
+def small_and_large(group: ProcessGroup) -> None:
+    for nbytes in (24 * group.size, 3_000 * group.size, 200_000, 1_500_000):
+        exchange(group, nbytes)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("slow", "least"), [(True, 1 << 62), (False, 1), (True, 100_000)])
+def test_every_function_brings_the_same(
+    size: int, slow: bool, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "needed", lambda: slow)
+    monkeypatch.setattr(copying, "STREAM_BYTES", least)
+    run_ranks(small_and_large, size, "threads")
