@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+
+from nc10d.kernels.cache import made_once
 
 # Compiles (or loads) kernels in the order given and checks one result of each. Prints, for each,
 # whether it was loaded. All start at once: they wait for the end of their standard input.
@@ -195,3 +198,21 @@ def test_a_kernel_is_compiled_without_a_word(tmp_path):
     worker = start([("SUM", "int32")], tmp_path)
     assert worker.communicate()[1] == ""
     assert worker.returncode == 0
+
+
+def test_threads_that_ask_at_once_share_what_the_first_one_makes():
+    made, makers = {}, []
+
+    def second():
+        assert made_once(made, "kernel", lambda: makers.append("second")) == "a kernel"
+
+    def make():
+        makers.append("first")
+        other.start()
+        other.join(0.2)  # it can only wait for this one
+        return "a kernel"
+
+    other = threading.Thread(target=second)
+    assert made_once(made, "kernel", make) == "a kernel"
+    other.join()
+    assert makers == ["first"]
