@@ -101,7 +101,7 @@ def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() 
     assert got == {(*FETCHED, PAST), (*GOT, PAST)}
     sent = copies(broadcast.broadcast(SHAPE, MUCH, 0), 1)
     assert sent == {(*FILLED, QUICK), (*PUT, QUICK)}
-    folded = copies(all_reduce(SHAPE, MUCH, Reduction(SUM, "float32", 2)), 1)
+    folded = copies(all_reduce(SHAPE, 4 * MUCH, Reduction(SUM, "float32", 2)), 1)
     assert PAST not in {copier for *_, copier in folded}
 
 
