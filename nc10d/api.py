@@ -105,7 +105,11 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
+    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called.
+
+    Of up to 16 bytes on one host, `src` returns at once, up to 16 calls before the others come; a
+    rank that called something else is then an error of a later call, there.
+    """
     usual = process_world.default if group is None is group_src and not own_worlds else None
     if usual is not None and type(src) is int and src in usual.numbers:
         return usual.broadcast(tensor, usual.numbers[src], async_op)

@@ -249,7 +249,8 @@ class Walker:
 
     def _end_round(self, step: Step) -> None:
         self._busy(step)
-        self._free_at[self._round & 1] = self._seq + step.free
+        if step.free:
+            self._free_at[self._round & 1] = self._seq + step.free
         self._seq += step.tick
         self._round += 1
         self._loop(step)

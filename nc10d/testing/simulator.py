@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.program import INLINE_BYTES, At, Kind, Program, Space, Step
-from nc10d.testing import exposing
+from nc10d.testing import exposing, leading
 from nc10d.testing.watched import PAIR, Bytes, Clock, Deadlock, Disagreement, Region, mapped
 
 Handler = Callable[["Rank", Step], bool]
@@ -46,6 +46,7 @@ class Rank:
         self.exposed: dict[tuple[int, int], Region] = {}
         self.lent = 0
         self.lending: Region | None = None
+        self.leading = leading.Leading(rank)
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0
@@ -118,6 +119,7 @@ class Rank:
             for r in self.others:
                 self.reached(r, target)
             self.met = target
+            leading.settle(self)
         return True
 
     def compare(self, peers: Iterable[int]) -> bool:
@@ -201,7 +203,7 @@ def _free(me: Rank, step: Step) -> bool:
 def _enter(me: Rank, step: Step) -> bool:
     half = me.round & 1
     me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
-    me.calls[half] = me.queue[0][0].call.fingerprint()
+    me.calls[half] = me.queue[0][0].call.fingerprint() ^ me.seq
     me.flags[half] = bool(step.tick)
     return True
 
@@ -242,7 +244,8 @@ def _agree(me: Rank, step: Step) -> bool:
 
 def _round(me: Rank, step: Step) -> bool:
     repeat = step.repeat if step.kind is Kind.ROUND else me.agreed
-    me.free_at[me.round & 1] = me.seq + step.free
+    if step.free:
+        me.free_at[me.round & 1] = me.seq + step.free
     me.seq += step.tick
     me.round += 1
     me.segment += 1
@@ -269,6 +272,7 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.LOOP_AGREED: _round,
     Kind.HEADER: _header,
     **exposing.HANDLERS,
+    **leading.HANDLERS,
 }
 
 

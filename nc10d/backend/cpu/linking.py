@@ -219,7 +219,9 @@ def _pack(
     last = kernel_address(step.last) if step.last is not None else 0
     # What a step needs besides operands shares fields: no kind needs both meanings.
     extra = step.peer
-    if step.kind is Kind.ENTER:
+    if step.kind in (Kind.LEAD, Kind.FOLLOW):
+        last = program.call.fingerprint()
+    elif step.kind in (Kind.ENTER, Kind.BEGIN):
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
     elif step.kind in (Kind.DIVERT, Kind.JUMP, Kind.PICK):
         extra = step.skip

@@ -50,6 +50,10 @@ class Kind(enum.IntEnum):
     PICK = 24
     RECALL = 25
     FILL = 26
+    BEGIN = 27
+    LEAD = 28
+    LISTEN = 29
+    FOLLOW = 30
     PAIR = 38
     LOOP = 39
     FLOW = 40

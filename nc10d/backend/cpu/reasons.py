@@ -179,7 +179,8 @@ class Reasons:
 
     def mismatch(self, channel: Channel) -> CollectiveMismatch:
         """A rank called something else than this one."""
-        mate, seq = channel.get(at.C_BLOCKED_ON), channel.get(at.C_OPS)
+        mate = channel.get(at.C_BLOCKED_ON)
+        seq = channel.get(at.C_DISAGREED) or channel.get(at.C_OPS)
         mine = self._areas.record(self._areas.rank, seq)
         told = called(mine or "", self._areas.site(self._areas.rank, seq))
         peer = self.number(mate)

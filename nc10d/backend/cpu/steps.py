@@ -60,9 +60,12 @@ def wait(peer: int, tick: int) -> Step:
     return Step(Kind.WAIT, tick=tick, peer=peer)
 
 
-def wait_all(tick: int) -> Step:
-    """Wait until every peer's counter has reached `tick` of this round."""
-    return Step(Kind.WAITALL, tick=tick)
+def wait_all(tick: int, patience: int = 0) -> Step:
+    """Wait until every peer's counter has reached `tick` of this round.
+
+    If one has not, wait for `patience` ticks more: who is held up by others comes back seldom.
+    """
+    return Step(Kind.WAITALL, tick=tick, arg=patience)
 
 
 def free() -> Step:
@@ -73,6 +76,30 @@ def free() -> Step:
 def enter(flag: bool = False) -> Step:
     """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
     return Step(Kind.ENTER, tick=int(flag))
+
+
+def begin() -> Step:
+    """Begin an operation that shows nothing in its round's half: see `lead`."""
+    return Step(Kind.BEGIN)
+
+
+def lead(src: At, nbytes: int) -> Step:
+    """Show `nbytes`, INLINE_BYTES at most, and my call: for who comes when I have gone on.
+
+    Goes between wait_all(1 - AHEAD) and signal(1). If another rank has led in the same round, that
+    is noticed by a later wait for all.
+    """
+    return Step(Kind.LEAD, nbytes, src=src)
+
+
+def listen(peer: int) -> Step:
+    """Show that I follow a peer, after wait_all(1 - AHEAD); ranks must not follow each other."""
+    return Step(Kind.LISTEN, peer=peer)
+
+
+def follow(dst: At, peer: int, nbytes: int) -> Step:
+    """dst := what a peer has led with, after wait(peer, 1); compares its call with mine."""
+    return Step(Kind.FOLLOW, nbytes, dst=dst, peer=peer)
 
 
 def meet(peer: int) -> Step:
@@ -180,7 +207,10 @@ def agree(send: int, expect: int, slot: int) -> Step:
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
-    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each.
+
+    `free_at` 0: nothing in this round's half was used.
+    """
     return Step(Kind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 

@@ -5,14 +5,31 @@ halves let the root be one round ahead. No rank leaves before all have entered: 
 a disagreement (two roots, say) be found in the very call. Of several rounds, tick 2 says that a
 rank has left one, so the root signals it only after it has compared everyone's fingerprints. If
 there is one round, the next call's meeting says it: who has entered that has left this one.
+
+What fits into a cache line beside its call the root leads with: it goes on at once, up to AHEAD
+calls before the last of the others. Each of them compares calls when it comes.
 """
 
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import INLINE_BYTES, Step, board, inline, user
-from nc10d.backend.cpu.steps import copy, end_round, enter, free, meet_all, signal, wait
+from nc10d.backend.cpu.native.layout import AHEAD
+from nc10d.backend.cpu.program import INLINE_BYTES, Step, board, user
+from nc10d.backend.cpu.steps import (
+    begin,
+    copy,
+    end_round,
+    enter,
+    follow,
+    free,
+    lead,
+    listen,
+    meet_all,
+    signal,
+    wait,
+    wait_all,
+)
 
 
 def barrier(layout: Layout) -> list[Step]:
@@ -24,6 +41,8 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's."""
     if layout.size == 1:
         return [free(), enter(), end_round(2, 2)]
+    if 0 < nbytes <= INLINE_BYTES:
+        return _led(layout, nbytes, root)
     first, rest = min(nbytes, layout.half), max(0, nbytes - layout.half)
     steps = _first(layout, first, root)
     if rest:
@@ -35,9 +54,16 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     return direct.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
 
 
+def _led(layout: Layout, nbytes: int, root: int) -> list[Step]:
+    if layout.rank == root:
+        way = [lead(user(0), nbytes)]
+    else:
+        way = [listen(root), wait(root, 1), follow(user(0), root, nbytes)]
+    return [begin(), wait_all(1 - AHEAD, AHEAD // 4), *way, signal(1), end_round(1, 0)]
+
+
 def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
-    shown = inline(root) if nbytes <= INLINE_BYTES else board(root)
-    put, get = copy(shown, user(0), nbytes), copy(user(0), shown, nbytes)
+    put, get = copy(board(root), user(0), nbytes), copy(user(0), board(root), nbytes)
     before, after = ([put], []) if layout.rank == root else ([], [get])
     if nbytes == 0:
         before, after = [], []

@@ -23,13 +23,20 @@ from nc10d.backend.cpu.native.atomics import (
     store,
 )
 from nc10d.backend.cpu.native.layout import (
+    AHEAD_BYTES,
+    AHEAD_CALL,
+    AHEAD_OPS,
+    AHEAD_PAYLOAD,
+    AHEAD_RING,
+    AREA_AHEAD,
     AREA_RECORDS,
-    BLOCKED,
     C_AGREED,
     C_AREA,
     C_BLOCKED_ON,
+    C_DISAGREED,
     C_FLAGS,
     C_FREE,
+    C_LED,
     C_MESSAGE,
     C_MET,
     C_OPS,
@@ -40,6 +47,7 @@ from nc10d.backend.cpu.native.layout import (
     C_PROCESS,
     C_RANK,
     C_RARE,
+    C_REACH,
     C_ROUND,
     C_SEGMENT,
     C_SELF,
@@ -58,6 +66,8 @@ from nc10d.backend.cpu.native.layout import (
     LINK_TAG,
     MISMATCH,
     P_BELLS,
+    R_ARENAS,
+    R_ROW,
     RECORD_BYTES,
     RECORD_RING,
     RECORD_SITE,
@@ -79,6 +89,7 @@ from nc10d.backend.cpu.native.operands import (
     FLOW,
     KERNEL,
     LAST,
+    NBYTES,
     NO_OPERAND,
     OWN,
     PACK,
@@ -94,7 +105,9 @@ from nc10d.kernels.cache import compiled_callback
 
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
+BEGIN, LEAD, LISTEN, FOLLOW = 27, 28, 29, 30
 PAIR, LOOP = 38, 39
+FAR = (1 << 63) - 1
 
 
 @njit(nogil=True)
@@ -123,24 +136,98 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
 
 
 @njit(nogil=True)
+def nc10d_entry(channel: int, rank: int, number: int) -> int:
+    """Return the line in which a rank leads in round `number`."""
+    area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * rank + 16)
+    return area + AREA_AHEAD + AHEAD_BYTES * (number % AHEAD_RING)
+
+
+@njit(nogil=True)
+def nc10d_lead(channel: int, src: int, nbytes: int, call: int) -> None:
+    """Show what my peers get, for them to take when they come: I need not wait for them."""
+    number = load(channel + C_ROUND)
+    entry = nc10d_entry(channel, load(channel + C_RANK), number)
+    store(entry, load(channel + C_SEQ) + 1)
+    store(entry + AHEAD_CALL, call)
+    store(entry + AHEAD_OPS, load(channel + C_OPS))
+    move(entry + AHEAD_PAYLOAD, src, nbytes)
+    if load(channel + C_LED) == 0:
+        store(channel + C_LED, number + 1)
+
+
+@njit(nogil=True)
+def nc10d_listen(channel: int, peer: int) -> int:
+    """Show that I follow a peer in this round; MISMATCH if that shows that it follows, too.
+
+    Of ranks that follow each other in a circle one shows it last, and sees it.
+    """
+    number, tick = load(channel + C_ROUND), load(channel + C_SEQ) + 1
+    exchange(nc10d_entry(channel, load(channel + C_RANK), number), -tick)
+    if load_acquire(nc10d_entry(channel, peer, number)) == -tick:
+        store(channel + C_BLOCKED_ON, peer)
+        return MISMATCH
+    return DONE
+
+
+@njit(nogil=True)
+def nc10d_follow(channel: int, dst: int, peer: int, nbytes: int, call: int) -> int:
+    """Take what a peer shows; MISMATCH if it doesn't lead in this round, or in another call."""
+    entry = nc10d_entry(channel, peer, load(channel + C_ROUND))
+    if load(entry) != load(channel + C_SEQ) + 1 or load(entry + AHEAD_CALL) != call:
+        store(channel + C_BLOCKED_ON, peer)
+        return MISMATCH
+    move(dst, entry + AHEAD_PAYLOAD, nbytes)
+    return DONE
+
+
+@njit(nogil=True)
+def nc10d_settle(channel: int) -> int:
+    """Look at the rounds I led in and all have left: MISMATCH if a peer has led there, too.
+
+    Whoever followed somebody else, or called anything else, has found that out by itself.
+    """
+    me, met, end = load(channel + C_RANK), load(channel + C_MET), load(channel + C_ROUND)
+    for number in range(load(channel + C_LED) - 1, end):
+        mine = nc10d_entry(channel, me, number)
+        tick = load(mine)
+        if abs(tick) > met:
+            store(channel + C_LED, number + 1)
+            return DONE
+        for peer in range(load(channel + C_SIZE) if tick > 0 else 0):
+            if peer != me and load(nc10d_entry(channel, peer, number)) == tick:
+                store(channel + C_BLOCKED_ON, peer)
+                store(channel + C_DISAGREED, load(mine + AHEAD_OPS))
+                return MISMATCH
+    store(channel + C_LED, 0)
+    return DONE
+
+
+@njit(nogil=True)
 def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
-    """Return DONE when every peer's counter has come to `target`, else note whose has not."""
+    """Return DONE when every peer's counter has come to `target`, else note whose has not.
+
+    MISMATCH if a peer has led where I did: whoever learns that all have left a round looks.
+    """
     if load(channel + C_MET) >= target:
         return DONE
     size = load(channel + C_SIZE)
     me = load(channel + C_RANK)
     flags = load(channel + C_FLAGS)
-    peer = load(channel + C_PEER)
-    while peer < size:
+    first = load(channel + C_PEER)
+    lowest = FAR
+    for peer in range(first, size):
         if peer != me:
             flag = load(flags + 8 * peer)
-            if load_acquire(flag) < target:
+            ticks = load_acquire(flag)
+            if ticks < target:
                 store(channel + C_PEER, peer)
-                return nc10d_block(channel, step, segment, flag, target, peer)
-        peer += 1
+                until = target + load(step + ARG)
+                return nc10d_block(channel, step, segment, flag, until, peer)
+            lowest = min(lowest, ticks)
     store(channel + C_PEER, 0)
-    store(channel + C_MET, target)
-    return DONE
+    # All have come further, maybe: who leads need not look again so soon.
+    store(channel + C_MET, lowest if first == 0 else target)
+    return nc10d_settle(channel) if load(channel + C_LED) != 0 else DONE
 
 
 @njit(nogil=True)
@@ -167,12 +254,17 @@ def nc10d_show_site(channel: int, place: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_enter(channel: int, step: int) -> None:
-    """Show the fingerprint of the operation, and write its record for whoever asks later."""
+def nc10d_show_call(channel: int, step: int) -> None:
+    """Show the fingerprint of the operation: with the tick, so that an old one never passes."""
+    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
+    store(load(channel + C_SELF) + slot, load(step + EXTRA) ^ load(channel + C_SEQ))
+
+
+@njit(nogil=True)
+def nc10d_begin_call(channel: int, step: int) -> None:
+    """Count an operation, and write its record for whoever asks later."""
     ops = load(channel + C_OPS) + 1
     store(channel + C_OPS, ops)
-    slot = LINE_SLOTS + SLOT_BYTES * (load(channel + C_ROUND) & 1)
-    store(load(channel + C_SELF) + slot, load(step + EXTRA))
     record = load(channel + C_AREA) + AREA_RECORDS + RECORD_BYTES * (ops % RECORD_RING)
     now = nc10d_now()
     store(record, ops)
@@ -221,7 +313,8 @@ def nc10d_end_round(channel: int, step: int) -> None:
     """Spend the round's ticks and turn to the other half."""
     number = load(channel + C_ROUND)
     seq = load(channel + C_SEQ)
-    store(channel + C_FREE + 8 * (number & 1), seq + load(step + LAST))
+    if load(step + LAST) != 0:  # else the half was not used
+        store(channel + C_FREE + 8 * (number & 1), seq + load(step + LAST))
     store(channel + C_SEQ, seq + load(step + TICK))
     store(channel + C_ROUND, number + 1)
     odd = (number + 1) & 1
@@ -254,15 +347,17 @@ def advance(channel: int) -> int:
             if kind == MEET and nc10d_compare(channel, peer, peer + 1) != DONE:
                 return MISMATCH
         elif kind in (WAITALL, MEETALL):
-            if nc10d_everyone(channel, step, segment, seq + load(step + TICK)) != DONE:
-                return BLOCKED
+            answer = nc10d_everyone(channel, step, segment, seq + load(step + TICK))
+            if answer != DONE:
+                return answer
             if kind == MEETALL and nc10d_compare(channel, 0, load(channel + C_SIZE)) != DONE:
                 return MISMATCH
         elif kind == FREE:
             half = load(channel + C_ROUND) & 1
             target = load(channel + C_FREE + 8 * half)
-            if nc10d_everyone(channel, step, segment, target) != DONE:
-                return BLOCKED
+            answer = nc10d_everyone(channel, step, segment, target)
+            if answer != DONE:
+                return answer
         elif kind == REDN:
             nc10d_fold(channel, users, step, parity, segment)
         elif kind == MAP:
@@ -270,8 +365,21 @@ def advance(channel: int) -> int:
             src = nc10d_place(channel, users, step + SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
             call_kernel(load(step + KERNEL), dst, src, load(step + ARG), nbytes)
-        elif kind == ENTER:
-            nc10d_enter(channel, step)
+        elif kind in (ENTER, BEGIN):
+            if kind == ENTER:
+                nc10d_show_call(channel, step)
+            nc10d_begin_call(channel, step)
+        elif kind == LEAD:
+            src = nc10d_place(channel, users, step + SRC, parity, segment)
+            nc10d_lead(channel, src, load(step + NBYTES), load(step + LAST))
+        elif kind == LISTEN:
+            if nc10d_listen(channel, load(step + EXTRA)) != DONE:
+                return MISMATCH
+        elif kind == FOLLOW:
+            dst = nc10d_place(channel, users, step + DST, parity, segment)
+            nbytes, call = load(step + NBYTES), load(step + LAST)
+            if nc10d_follow(channel, dst, load(step + EXTRA), nbytes, call) != DONE:
+                return MISMATCH
         elif kind == HEADER:
             half = load(channel + C_ROUND) & 1
             header = load(channel + C_SELF) + LINK_TAG + LINK_HEADER_BYTES * half

@@ -24,14 +24,19 @@ AREA_LOAN = 96
 AREA_LOAN_BYTES = 104
 AREA_WRITER = 112
 AREA_RECORDS = 128
-RECORD_RING = 16
+RECORD_RING = 32
 TEXT_BYTES, SITE_BYTES = 112, 64
 RECORD_TEXT = 16
 RECORD_SITE = RECORD_TEXT + TEXT_BYTES
 RECORD_BYTES = RECORD_SITE + SITE_BYTES  # sequence number, start time in ns, text, call site
 AREA_CAUSE = AREA_RECORDS + RECORD_RING * RECORD_BYTES
 CAUSE_BYTES = 1920
-AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # 4096: one int64 a peer: where my link to it lies
+AREA_AHEAD = AREA_CAUSE + CAUSE_BYTES  # the latest rounds that I led in, a line each
+# The tick that ends it, my call's fingerprint, the payload, and the number of the call.
+AHEAD_CALL, AHEAD_PAYLOAD, AHEAD_OPS, AHEAD_BYTES = 8, 16, 32, 64
+AHEAD = 16  # ticks that a rank may be ahead of others where it leads; records reach further back
+AHEAD_RING = 2 * AHEAD
+AREA_LINKS = AREA_AHEAD + AHEAD_RING * AHEAD_BYTES  # one int64 a peer: where my link to it lies
 
 OPEN, CLOSED = 1, 2
 READS, WRITES = 1, 2  # access to private memory by the kernel; 0: none
@@ -113,8 +118,10 @@ LINK_TICKS = 8
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
     C_RING,  # address of the ring: descriptors of what was submitted, C_HEAD's to C_TAIL's
-) = range(0, 56 * 8, 8)
-C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
+    C_LED,  # 1 + the first round I led in of which I don't know yet that all agreed, 0 for none
+    C_DISAGREED,  # the call in which a peer that I led led, too
+) = range(0, 58 * 8, 8)
+C_OWN_USERS = 58 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
 # Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
 # nowhere in shared memory has a base too, in even and in odd rounds.

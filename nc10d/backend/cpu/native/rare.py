@@ -21,7 +21,6 @@ from nc10d.backend.cpu.native.direct import (
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_post
 from nc10d.backend.cpu.native.layout import (
-    BLOCKED,
     C_AGREED,
     C_AWAITED,
     C_BLOCKED_ON,
@@ -150,8 +149,9 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
 def nc10d_divert(channel: int, step: int, segment: int) -> int:
     """Wait for everyone, compare fingerprints, and go the other way if somebody asks for it."""
     target = load(channel + C_SEQ) + load(step + TICK)
-    if nc10d_everyone(channel, step, segment, target) != DONE:
-        return BLOCKED
+    answer = nc10d_everyone(channel, step, segment, target)
+    if answer != DONE:
+        return answer
     flagged = nc10d_flagged(channel)
     if flagged == MISMATCH:
         return MISMATCH
