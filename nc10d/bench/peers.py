@@ -26,6 +26,8 @@ import numpy as np
 from nc10d.bench.libraries import LIBRARIES, Array, Call, Library
 
 ROUNDS = 5
+WARM_UP = 10
+"""Calls before the first that counts: who loads code when it is first used has done so."""
 WHOLE = {"all_reduce", "broadcast", "ping_pong", "exchange"}
 """Collectives whose arrays all have the whole size; in the others a chunk is 1/size of it."""
 MESSAGES = {"ping_pong", "exchange"}
@@ -133,6 +135,7 @@ def timed(
             return taken
         return max(0.0, taken - slowest(library, _mean(library, before, calls)))
 
+    _mean(library, whole, WARM_UP)
     probe = slowest(library, _mean(library, whole, 3))
     calls = int(min(5000, max(3, budget / max(probe, 1e-7))))
     found = [lasts(calls) for _ in range(ROUNDS)]
