@@ -290,7 +290,8 @@ def barrier(
 
     `timeout` (seconds or timedelta) replaces the group's; `device_ids` is for c10d's callers.
     """
-    return group_or_default(group).barrier(async_op, timeout)
+    usual = process_world.default if group is None and not own_worlds else None
+    return (usual or group_or_default(group)).barrier(async_op, timeout)
 
 
 def send(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.across import SEGMENT
-from nc10d.backend.cpu.algorithms.crossing import flow, give, loop, pair, push, take
+from nc10d.backend.cpu.algorithms.crossing import HEADER_BYTES, flow, give, loop, pair, push, take
 from nc10d.backend.cpu.algorithms.layout import DIRECT, LINE, line_down
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.linking import Linked, link
@@ -213,8 +213,18 @@ def exchange(bench: Bench, nbytes: int) -> list[Step]:
 
 
 def both_ways(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return exchanges, each after one of a few bytes: so hosts meet before each collective."""
-    return [*exchange(bench, 8), *exchange(bench, nbytes)] * count
+    """Return exchanges, each after hosts have met, as before each collective."""
+    return [*met(bench), *exchange(bench, nbytes)] * count
+
+
+def met(bench: Bench) -> list[Step]:
+    """Return an exchange of what hosts show each other when they meet.
+
+    Headers matter: an AMD machine's kernel copies at half its speed to what begins up to 31 bytes
+    further into a page than what it copies. What goes first through a socket begins a page there,
+    and in memory NumPy's arrays begin 16 bytes into one.
+    """
+    return exchange(bench, HEADER_BYTES)
 
 
 def passed_on(bench: Bench, count: int) -> list[Step]:
@@ -229,18 +239,19 @@ def passed_on(bench: Bench, count: int) -> list[Step]:
 
 
 def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return flows from each rank in turn to everyone, and at the end an exchange of a few bytes.
+    """Return flows from each rank in turn to everyone, each after hosts have met.
 
     One that always sent would run ahead: its mates would take what came before.
     """
     steps: list[Step] = []
     for turn in range(count):
         root = turn % (1 + len(bench.others))
+        steps += met(bench)
         if root == bench.rank:
             steps += to_all(bench, nbytes)
         else:
             steps += flow([take(root, user(0), nbytes)])
-    return [*steps, *exchange(bench, 8)]
+    return [*steps, *met(bench)]
 
 
 def to_all(bench: Bench, nbytes: int) -> list[Step]:
@@ -278,6 +289,7 @@ def streams(bench: Bench, reach: int) -> Sample:
     count = len(bench.others)
     each = reach // (1 + count)
     # Ones, since zeros that nobody has written are one page of the kernel's.
+    assert each >= HEADER_BYTES, reach
     x, y = np.ones(each, np.uint8), np.ones(count * each, np.uint8)
 
     def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:

@@ -65,6 +65,11 @@ def needed() -> bool:
     return copies_slowly(cpu_name(), _libc())
 
 
+def kernel_is_slow() -> bool:
+    """Say whether the kernel copies slowly, too: it always does so by `rep movsb`."""
+    return cpu_name() in ZEN
+
+
 def cpu_name() -> str:
     """Return LLVM's name of this machine's CPU."""
     name: str = binding.get_host_cpu_name()

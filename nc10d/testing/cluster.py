@@ -162,7 +162,7 @@ def _way(row: Step) -> tuple[Kind, int]:
 
 def _enter(rank: Rank, step: Step) -> bool:
     cast(FarRank, rank).calls_begun += 1
-    return HANDLERS[Kind.ENTER](rank, step)
+    return HANDLERS[step.kind](rank, step)
 
 
 def _header(me: FarRank) -> Bytes:
@@ -212,6 +212,7 @@ def _loop(me: Rank, step: Step) -> bool:
 FAR_HANDLERS: dict[Kind, Handler] = {
     **HANDLERS,
     Kind.ENTER: _enter,
+    Kind.BEGIN: _enter,
     Kind.FLOW: _flow,
     Kind.SHOW: _show,
     Kind.CHECK: _check,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import select
 import socket
@@ -19,6 +20,7 @@ from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native.sockets import EVENT_BYTES
 from nc10d.backend.cpu.native.streams import FUNCTIONS
 from nc10d.backend.cpu.sites import called
+from nc10d.kernels import copying
 
 Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
@@ -40,6 +42,8 @@ class Streams:
 
     def __init__(self, net: Net, links: Mapping[int, Link], size: int) -> None:
         self.links = links
+        self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        """What arrays come by way of where the kernel copies slowly; see nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
         for rank, link in links.items():
             self._table[rank] = link.address
@@ -55,6 +59,11 @@ class Streams:
             at.S_POLL: plain.address(self._poll),
         }
         fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
+        if copying.kernel_is_slow():
+            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE)
+            self.spare = np.frombuffer(pages, np.uint8)
+            fields[at.S_SPARE] = plain.address(self.spare)
+            fields[at.S_COPY] = copying.quick_copy_address()
         for offset, value in fields.items():
             self._words[offset // 8] = value
 

@@ -86,5 +86,5 @@ def continued(steps: Iterable[Step]) -> list[Step]:
     return [
         replace(step, kind=_LATER.get(step.kind, step.kind))
         for step in steps
-        if step.kind is not Kind.ENTER
+        if step.kind not in (Kind.ENTER, Kind.BEGIN)
     ]

@@ -232,8 +232,11 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_LINGER,  # look after the time between two looks,
     S_SLEEP,  # sleep until a socket is ready,
     S_ARM,  # have the net thread watch
-) = range(0, 18 * 8, 8)
-S_SEEN = 18 * 8  # the header of a rank that called something else
+    S_SPARE,  # address of SPARE_BYTES and a page more, or 0: see nc10d_take
+    S_COPY,  # and how to copy from there
+) = range(0, 20 * 8, 8)
+SPARE_BYTES = 256 * 1024
+S_SEEN = 20 * 8  # the header of a rank that called something else
 HEADER_BYTES = 192  # sequence number, fingerprint, text, site: what ranks of other hosts compare
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

@@ -107,6 +107,7 @@ from nc10d.backend.cpu.native.operands import (
 from nc10d.backend.cpu.native.sockets import (
     nc10d_await_link,
     nc10d_poll,
+    nc10d_take,
     nc10d_transfer,
     nc10d_watch_all,
 )
@@ -195,8 +196,11 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
             nc10d_show_site(channel, address + LINK_HEADER_BYTES)
     else:
         address = nc10d_place(channel, users, row + (DST if kind == TAKE else SRC), parity, segment)
-    progress = L_TAKEN if kind == TAKE else L_SENT
-    moved = nc10d_transfer(link, progress, address, nc10d_length(row, segment))
+    nbytes = nc10d_length(row, segment)
+    if kind == TAKE:
+        moved = nc10d_take(load(channel + C_STREAMS), link, address, nbytes)
+    else:
+        moved = nc10d_transfer(link, L_SENT, address, nbytes)
     return moved if moved >= 0 else nc10d_lost(channel, link, moved)
 
 
