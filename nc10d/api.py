@@ -107,8 +107,8 @@ def broadcast(
 ) -> Work | None:
     """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called.
 
-    Of up to 16 bytes on one host, `src` returns at once, up to 16 calls before the others come; a
-    rank that called something else is then an error of a later call, there.
+    But of up to 16 bytes on one host `src` returns up to 16 calls before the others come, and each
+    of them once `src` has called. A call that does not fit is then an error of a later call there.
     """
     usual = process_world.default if group is None is group_src and not own_worlds else None
     if usual is not None and type(src) is int and src in usual.numbers:

@@ -288,8 +288,8 @@ def streams(bench: Bench, reach: int) -> Sample:
     """
     count = len(bench.others)
     each = reach // (1 + count)
-    # Ones, since zeros that nobody has written are one page of the kernel's.
     assert each >= HEADER_BYTES, reach
+    # Ones, since zeros that nobody has written are one page of the kernel's.
     x, y = np.ones(each, np.uint8), np.ones(count * each, np.uint8)
 
     def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:

@@ -66,7 +66,7 @@ def needed() -> bool:
 
 
 def kernel_is_slow() -> bool:
-    """Say whether the kernel copies slowly, too: it always does so by `rep movsb`."""
+    """Say whether the kernel is slow for such addresses: it copies by `rep movsb` on these CPUs."""
     return cpu_name() in ZEN
 
 

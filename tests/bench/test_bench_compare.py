@@ -103,9 +103,8 @@ def test_ranks_are_dealt_to_hosts_evenly(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 def test_a_plain_copy_moves_what_a_collective_needs() -> None:
-    calls = (
-        peers.WARM_UP + 3 + 3 * peers.ROUNDS
-    )  # to see how long one takes, and then as few as there may be
+    # To warm up, to see how long one takes, and then as few as there may be.
+    calls = peers.WARM_UP + 3 + 3 * peers.ROUNDS
     with network(2) as net:
         jobs = [(name, 1 << 20) for name in ("all_reduce", "all_gather", "broadcast")]
         rows = run_apart(net, 1, [*words_of(net, "tcp"), json.dumps(jobs), "0", "0"], 100.0)

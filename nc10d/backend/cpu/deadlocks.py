@@ -144,9 +144,16 @@ def _link_key(backend: Waits, channel: Channel) -> int:
     return _key(backend.group_name, (backend.rank, peer) if sending else (peer, backend.rank))
 
 
+def _ticks_key(backend: Waits) -> int:
+    return _key(backend.group_name, (-1, -1))
+
+
 def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
     group = _key(backend.group_name)
+    if channel.shared.kind == at.COLLECTIVE and channel.get(at.C_LEADING):
+        yield from _of_one(backend, channel, group)
+        return
     if channel.shared.kind == at.COLLECTIVE:
         areas, number = backend.areas, channel.get(at.C_OPS)
         # Of other hosts nothing is known here: who has entered says so itself.
@@ -160,6 +167,16 @@ def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
     seen = _seen(channel)
     if seen is not None:
         yield Need(_link_key(backend, channel), 0, seen, backend.members[peer], group)
+
+
+def _of_one(backend: Waits, channel: Channel, group: int) -> Iterator[Need]:
+    """Yield what a broadcast needs that its root leads: the root, or who is too far behind me."""
+    mate = channel.get(at.C_BLOCKED_ON)
+    counter = channel.shared.counters[mate]
+    ticks = int(engine.load_word(counter))
+    if channel.get(at.C_BLOCKED_AT) == counter and ticks < channel.get(at.C_BLOCKED_FOR):
+        member = backend.members[backend.areas.numbers[mate]]
+        yield Need(_ticks_key(backend), 0, ticks, member, group)
 
 
 def _seen(channel: Channel) -> int | None:
@@ -187,6 +204,8 @@ def _states(backend: CpuBackend) -> Iterator[State]:
         return
     busy = backend.channel.busy()
     yield State(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
+    ticks = int(engine.load_word(backend.channel.get(at.C_SELF)))
+    yield State(_ticks_key(backend), ticks, busy)
     for link in backend.links.channels():
         busy = link.busy()
         yield State(_link_key(backend, link), _count(link), busy)

@@ -43,7 +43,7 @@ class Streams:
     def __init__(self, net: Net, links: Mapping[int, Link], size: int) -> None:
         self.links = links
         self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        """What arrays come by way of where the kernel copies slowly; see nc10d_take."""
+        """Where bytes land first if the kernel is slow to copy them to their place: nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
         for rank, link in links.items():
             self._table[rank] = link.address
@@ -60,7 +60,8 @@ class Streams:
         }
         fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
         if copying.kernel_is_slow():
-            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE)
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE, private)
             self.spare = np.frombuffer(pages, np.uint8)
             fields[at.S_SPARE] = plain.address(self.spare)
             fields[at.S_COPY] = copying.quick_copy_address()

@@ -108,10 +108,10 @@ class Reasons:
             mine, _ = areas.last_record(areas.rank)
             for mate, rank in enumerate(areas.numbers):
                 seq, what = areas.last_record(mate)
-                # Nobody leaves a collective before all have entered it: it is in there still.
+                # It is in there still, unless it leads.
                 if seq > mine:
                     told.append(
-                        f"rank {rank} of group {group.group_name!r} is in its #{seq} {what}, "
+                        f"rank {rank} of group {group.group_name!r} has come to its #{seq} {what}, "
                         f"which this rank has not called"
                     )
         if not told:

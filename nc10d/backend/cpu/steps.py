@@ -5,6 +5,7 @@ What a round, a tick and a half are is said at the head of `program`.
 
 from __future__ import annotations
 
+from nc10d.backend.cpu.native.layout import MOST_AHEAD
 from nc10d.backend.cpu.program import (
     GATE_BYTES,
     NOWHERE,
@@ -16,6 +17,9 @@ from nc10d.backend.cpu.program import (
     board,
     user,
 )
+
+BEHIND = 1 - MOST_AHEAD
+"""The tick that all have come to before anybody leads, or follows, in a round."""
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
@@ -60,12 +64,9 @@ def wait(peer: int, tick: int) -> Step:
     return Step(Kind.WAIT, tick=tick, peer=peer)
 
 
-def wait_all(tick: int, patience: int = 0) -> Step:
-    """Wait until every peer's counter has reached `tick` of this round.
-
-    If one has not, wait for `patience` ticks more: who is held up by others comes back seldom.
-    """
-    return Step(Kind.WAITALL, tick=tick, arg=patience)
+def wait_all(tick: int) -> Step:
+    """Wait until every peer's counter has reached `tick` of this round."""
+    return Step(Kind.WAITALL, tick=tick)
 
 
 def free() -> Step:
@@ -86,14 +87,14 @@ def begin() -> Step:
 def lead(src: At, nbytes: int) -> Step:
     """Show `nbytes`, INLINE_BYTES at most, and my call: for who comes when I have gone on.
 
-    Goes between wait_all(1 - AHEAD) and signal(1). If another rank has led in the same round, that
+    Goes between wait_all(BEHIND) and signal(1). If another rank has led in the same round, that
     is noticed by a later wait for all.
     """
     return Step(Kind.LEAD, nbytes, src=src)
 
 
 def listen(peer: int) -> Step:
-    """Show that I follow a peer, after wait_all(1 - AHEAD); ranks must not follow each other."""
+    """Show that I follow a peer, after wait_all(BEHIND); a mismatch if it shows that it follows."""
     return Step(Kind.LISTEN, peer=peer)
 
 

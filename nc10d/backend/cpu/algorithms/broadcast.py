@@ -1,22 +1,24 @@
 """broadcast and barrier.
 
-broadcast: the root shows its array half a board at a time, everyone copies it out; the two
-halves let the root be one round ahead. No rank leaves before all have entered: that is what lets
-a disagreement (two roots, say) be found in the very call. Of several rounds, tick 2 says that a
-rank has left one, so the root signals it only after it has compared everyone's fingerprints. If
-there is one round, the next call's meeting says it: who has entered that has left this one.
+broadcast of more than INLINE_BYTES: the root shows its array half a board at a time, everyone
+copies it out; the two halves let the root be one round ahead. No rank leaves before all have
+entered: that is what lets a disagreement (two roots, say) be found in the very call. Of several
+rounds, tick 2 says that a rank has left one, so the root signals it only after it has compared
+everyone's fingerprints. If there is one round, the next call's meeting says it: who has entered
+that has left this one.
 
-What fits into a cache line beside its call the root leads with: it goes on at once, up to AHEAD
-calls before the last of the others. Each of them compares calls when it comes.
+Of no more the root leads: it puts its call and the payload into a cache line, and goes on at once,
+up to MOST_AHEAD ticks before the slowest rank. Each other one compares its own call with that line
+when it comes.
 """
 
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.native.layout import AHEAD
 from nc10d.backend.cpu.program import INLINE_BYTES, Step, board, user
 from nc10d.backend.cpu.steps import (
+    BEHIND,
     begin,
     copy,
     end_round,
@@ -59,7 +61,7 @@ def _led(layout: Layout, nbytes: int, root: int) -> list[Step]:
         way = [lead(user(0), nbytes)]
     else:
         way = [listen(root), wait(root, 1), follow(user(0), root, nbytes)]
-    return [begin(), wait_all(1 - AHEAD, AHEAD // 4), *way, signal(1), end_round(1, 0)]
+    return [begin(), wait_all(BEHIND), *way, signal(1), end_round(1, 0)]
 
 
 def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:

@@ -36,6 +36,7 @@ from nc10d.backend.cpu.native.layout import (
     C_DISAGREED,
     C_FLAGS,
     C_FREE,
+    C_LEADING,
     C_LED,
     C_MESSAGE,
     C_MET,
@@ -107,7 +108,7 @@ END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
 BEGIN, LEAD, LISTEN, FOLLOW = 27, 28, 29, 30
 PAIR, LOOP = 38, 39
-FAR = (1 << 63) - 1
+ENDLESS = (1 << 63) - 1
 
 
 @njit(nogil=True)
@@ -137,7 +138,7 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
 
 @njit(nogil=True)
 def nc10d_entry(channel: int, rank: int, number: int) -> int:
-    """Return the line in which a rank leads in round `number`."""
+    """Return a rank's line for round `number`."""
     area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * rank + 16)
     return area + AREA_AHEAD + AHEAD_BYTES * (number % AHEAD_RING)
 
@@ -184,7 +185,9 @@ def nc10d_follow(channel: int, dst: int, peer: int, nbytes: int, call: int) -> i
 def nc10d_settle(channel: int) -> int:
     """Look at the rounds I led in and all have left: MISMATCH if a peer has led there, too.
 
-    Whoever followed somebody else, or called anything else, has found that out by itself.
+    Whoever followed somebody else, or called anything else, has found that out by itself. Of two
+    that led one did so before it knew that the other had left that round. It has to learn that
+    before it is MOST_AHEAD further, when neither line can have been used again, and then it looks.
     """
     me, met, end = load(channel + C_RANK), load(channel + C_MET), load(channel + C_ROUND)
     for number in range(load(channel + C_LED) - 1, end):
@@ -206,7 +209,7 @@ def nc10d_settle(channel: int) -> int:
 def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
     """Return DONE when every peer's counter has come to `target`, else note whose has not.
 
-    MISMATCH if a peer has led where I did: whoever learns that all have left a round looks.
+    Who has led looks back once all have come: MISMATCH if a peer led in one of these rounds, too.
     """
     if load(channel + C_MET) >= target:
         return DONE
@@ -214,15 +217,14 @@ def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
     me = load(channel + C_RANK)
     flags = load(channel + C_FLAGS)
     first = load(channel + C_PEER)
-    lowest = FAR
+    lowest = ENDLESS
     for peer in range(first, size):
         if peer != me:
             flag = load(flags + 8 * peer)
             ticks = load_acquire(flag)
             if ticks < target:
                 store(channel + C_PEER, peer)
-                until = target + load(step + ARG)
-                return nc10d_block(channel, step, segment, flag, until, peer)
+                return nc10d_block(channel, step, segment, flag, target, peer)
             lowest = min(lowest, ticks)
     store(channel + C_PEER, 0)
     # All have come further, maybe: who leads need not look again so soon.
@@ -368,6 +370,7 @@ def advance(channel: int) -> int:
         elif kind in (ENTER, BEGIN):
             if kind == ENTER:
                 nc10d_show_call(channel, step)
+            store(channel + C_LEADING, 1 if kind == BEGIN else 0)
             nc10d_begin_call(channel, step)
         elif kind == LEAD:
             src = nc10d_place(channel, users, step + SRC, parity, segment)

@@ -55,8 +55,7 @@ CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
 # What one call moves at most, so that no direction starves the other. A call more costs more than
 # bytes that have left the second cache.
 BURST = 1024 * 1024
-# For nc10d_take.
-PAGE, FURTHER, LARGE = 4096, 31, 32 * 1024
+PAGE, SLOW_UP_TO, WORTH_A_COPY = 4096, 31, 32 * 1024
 
 _L, _I = types.int64, types.int32
 _send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
@@ -105,11 +104,12 @@ def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
     """Receive as nc10d_transfer does; where the kernel would copy slowly, by way of a spare place.
 
     On some machines it copies at half its speed to what begins up to 31 bytes further into a page
-    than what it copies. What a rank of this machine, on another host, sends begins a page there if
-    nothing has just gone before it, and a large array of NumPy's 16 bytes into one.
+    than what it copies. What a sender on the same machine (in another container, say) writes first
+    into an idle socket begins a page; a large NumPy array begins 16 bytes into one. Where the
+    sender is, nobody asks: from another machine the second copy is in vain.
     """
     spare, inside = load(streams + S_SPARE), address & (PAGE - 1)
-    if spare == 0 or nbytes < LARGE or inside == 0 or inside > FURTHER:
+    if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
         return nc10d_transfer(link, L_TAKEN, address, nbytes)
     done = load(link + L_TAKEN)
     place = spare + (done & (PAGE - 1))
