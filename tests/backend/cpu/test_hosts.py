@@ -179,8 +179,9 @@ def comes_over(group: Any, count: int, place: int) -> bool:
     return bool(group.backend("cpu").outside.streams.spare.any())
 
 
-@pytest.mark.parametrize("slow", [True, False])
-@pytest.mark.parametrize("place", [0, 1, 16, 31, 32, 4095])
+@pytest.mark.parametrize(
+    ("place", "slow"), [(0, True), (1, True), (31, True), (32, True), (16, False)]
+)
 def test_what_the_kernel_would_copy_slowly_comes_over_a_spare_place(
     place: int, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

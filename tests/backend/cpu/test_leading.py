@@ -126,10 +126,11 @@ def mistaken(group: Any, name: str, odd: int, ahead: int) -> tuple[DistError, An
     raise AssertionError(f"rank {group.rank} noticed nothing")
 
 
-@pytest.mark.parametrize("ahead", [0, 3, 2 * MOST_AHEAD + 1])
-@pytest.mark.parametrize(
-    ("name", "odd"), [(name, odd) for name in MISTAKES for odd in (0, 2) if (name, odd) != USUAL]
-)
+CASES = [(name, odd, 0) for name in MISTAKES for odd in (0, 2) if (name, odd) != USUAL]
+CASES += [(name, 2, 2 * MOST_AHEAD + 1) for name in ("root", "itself", "dtype", "operation")]
+
+
+@pytest.mark.parametrize(("name", "odd", "ahead"), CASES)
 def test_a_call_that_differs_from_a_led_one_is_an_error_on_every_rank(
     name: str, odd: int, ahead: int
 ) -> None:
