@@ -260,14 +260,17 @@ def play(size: int, seed: int, kind: Kind | None, rank: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("kind", "rank"), [(Kind.WAITALL, 0), (Kind.WAIT, 1)])
 def test_led_rounds_are_ordered_and_need_each_wait(size: int, kind: Kind, rank: int) -> None:
-    caught = False
-    for seed in range(1, 40):
+    for seed in range(5):
         play(size, seed, None, 0)
-        try:
-            play(size, seed, kind, rank)
-        except AssertionError:
-            caught = True
-    assert caught
+    assert any(caught(size, seed, kind, rank) for seed in range(40))
+
+
+def caught(size: int, seed: int, kind: Kind, rank: int) -> bool:
+    try:
+        play(size, seed, kind, rank)
+    except AssertionError:  # a race, a disagreement, or a wrong element
+        return True
+    return False
 
 
 @pytest.mark.parametrize("roots", [(0, 1), (1, 2)])
