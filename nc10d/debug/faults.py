@@ -95,8 +95,14 @@ def _disagree(
     library.join(number, rank, stage.size, LIMIT)
     library.call(0, 1)
     library.shorten(TIMEOUT)
-    call = library.calls()[mine if rank == 0 else theirs]
-    return told(library, call, time.monotonic())
+    calls = library.calls()
+
+    def call_and_meet() -> None:
+        # A root that leads goes on, and learns of it in what it calls next.
+        calls[mine if rank == 0 else theirs]()
+        calls["barrier"]()
+
+    return told(library, call_and_meet, time.monotonic())
 
 
 def _judged(codes: Sequence[int], reports: Sequence[Report]) -> str:

@@ -151,10 +151,10 @@ def _ticks_key(backend: Waits) -> int:
 def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
     group = _key(backend.group_name)
-    if channel.shared.kind == at.COLLECTIVE and channel.get(at.C_LEADING):
-        yield from _of_one(backend, channel, group)
-        return
     if channel.shared.kind == at.COLLECTIVE:
+        if channel.get(at.C_LEADING):
+            yield from _of_one(backend, channel, group)
+            return
         areas, number = backend.areas, channel.get(at.C_OPS)
         # Of other hosts nothing is known here: who has entered says so itself.
         entered = {n for m, n in enumerate(areas.numbers) if areas.last_record(m)[0] >= number}

@@ -23,17 +23,10 @@ from nc10d.backend.cpu.native.atomics import (
     store,
 )
 from nc10d.backend.cpu.native.layout import (
-    AHEAD_BYTES,
-    AHEAD_CALL,
-    AHEAD_OPS,
-    AHEAD_PAYLOAD,
-    AHEAD_RING,
-    AREA_AHEAD,
     AREA_RECORDS,
     C_AGREED,
     C_AREA,
     C_BLOCKED_ON,
-    C_DISAGREED,
     C_FLAGS,
     C_FREE,
     C_LEADING,
@@ -48,7 +41,6 @@ from nc10d.backend.cpu.native.layout import (
     C_PROCESS,
     C_RANK,
     C_RARE,
-    C_REACH,
     C_ROUND,
     C_SEGMENT,
     C_SELF,
@@ -67,8 +59,6 @@ from nc10d.backend.cpu.native.layout import (
     LINK_TAG,
     MISMATCH,
     P_BELLS,
-    R_ARENAS,
-    R_ROW,
     RECORD_BYTES,
     RECORD_RING,
     RECORD_SITE,
@@ -77,6 +67,12 @@ from nc10d.backend.cpu.native.layout import (
     SITE_BYTES,
     SLOT_BYTES,
     TEXT_BYTES,
+)
+from nc10d.backend.cpu.native.leading import (
+    nc10d_follow,
+    nc10d_lead,
+    nc10d_listen,
+    nc10d_settle,
 )
 from nc10d.backend.cpu.native.log import nc10d_log_call
 from nc10d.backend.cpu.native.operands import (
@@ -134,75 +130,6 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
     exchange(flag, value)
     if load_acquire(flag + LINE_SLEEPERS) != 0:
         nc10d_ring(load(channel + C_PROCESS), exchange(flag + LINE_SLEEPERS, 0))
-
-
-@njit(nogil=True)
-def nc10d_entry(channel: int, rank: int, number: int) -> int:
-    """Return a rank's line for round `number`."""
-    area = load(load(channel + C_REACH) + R_ARENAS + R_ROW * rank + 16)
-    return area + AREA_AHEAD + AHEAD_BYTES * (number % AHEAD_RING)
-
-
-@njit(nogil=True)
-def nc10d_lead(channel: int, src: int, nbytes: int, call: int) -> None:
-    """Show what my peers get, for them to take when they come: I need not wait for them."""
-    number = load(channel + C_ROUND)
-    entry = nc10d_entry(channel, load(channel + C_RANK), number)
-    store(entry, load(channel + C_SEQ) + 1)
-    store(entry + AHEAD_CALL, call)
-    store(entry + AHEAD_OPS, load(channel + C_OPS))
-    move(entry + AHEAD_PAYLOAD, src, nbytes)
-    if load(channel + C_LED) == 0:
-        store(channel + C_LED, number + 1)
-
-
-@njit(nogil=True)
-def nc10d_listen(channel: int, peer: int) -> int:
-    """Show that I follow a peer in this round; MISMATCH if that shows that it follows, too.
-
-    Of ranks that follow each other in a circle one shows it last, and sees it.
-    """
-    number, tick = load(channel + C_ROUND), load(channel + C_SEQ) + 1
-    exchange(nc10d_entry(channel, load(channel + C_RANK), number), -tick)
-    if load_acquire(nc10d_entry(channel, peer, number)) == -tick:
-        store(channel + C_BLOCKED_ON, peer)
-        return MISMATCH
-    return DONE
-
-
-@njit(nogil=True)
-def nc10d_follow(channel: int, dst: int, peer: int, nbytes: int, call: int) -> int:
-    """Take what a peer shows; MISMATCH if it doesn't lead in this round, or in another call."""
-    entry = nc10d_entry(channel, peer, load(channel + C_ROUND))
-    if load(entry) != load(channel + C_SEQ) + 1 or load(entry + AHEAD_CALL) != call:
-        store(channel + C_BLOCKED_ON, peer)
-        return MISMATCH
-    move(dst, entry + AHEAD_PAYLOAD, nbytes)
-    return DONE
-
-
-@njit(nogil=True)
-def nc10d_settle(channel: int) -> int:
-    """Look at the rounds I led in and all have left: MISMATCH if a peer has led there, too.
-
-    Whoever followed somebody else, or called anything else, has found that out by itself. Of two
-    that led one did so before it knew that the other had left that round. It has to learn that
-    before it is MOST_AHEAD further, when neither line can have been used again, and then it looks.
-    """
-    me, met, end = load(channel + C_RANK), load(channel + C_MET), load(channel + C_ROUND)
-    for number in range(load(channel + C_LED) - 1, end):
-        mine = nc10d_entry(channel, me, number)
-        tick = load(mine)
-        if abs(tick) > met:
-            store(channel + C_LED, number + 1)
-            return DONE
-        for peer in range(load(channel + C_SIZE) if tick > 0 else 0):
-            if peer != me and load(nc10d_entry(channel, peer, number)) == tick:
-                store(channel + C_BLOCKED_ON, peer)
-                store(channel + C_DISAGREED, load(mine + AHEAD_OPS))
-                return MISMATCH
-    store(channel + C_LED, 0)
-    return DONE
 
 
 @njit(nogil=True)
