@@ -75,12 +75,11 @@ class Runner:
         """Launch `op`; `array` is one of its arrays, which tells the device."""
         raise NotImplementedError
 
-    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Array) -> bool:
-        """Run an operation if it is known and nothing stands in its way; see HotBackend.quick."""
-        return False
+    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Any) -> bool:
+        """Run an operation if it is known and nothing stands in its way; see dispatch.Known.
 
-    def _quick_message(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> bool:
-        """Send or receive if the message is known and nothing stands in its way."""
+        `extra` is a key of HotBackend.latest, of its very type; a tag has been looked at.
+        """
         return False
 
     def _quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:

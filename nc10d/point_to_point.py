@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from nc10d.arguments import integer
+from nc10d.arguments import LARGEST_TAG, integer
 from nc10d.collectives import Runner
 from nc10d.deadline import Timeout
 from nc10d.ops import Array, Recv, Send
@@ -71,7 +71,8 @@ class PointToPoint(Runner):
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Do as nc10d.send on this group; `dst` is a rank of it."""
-        if timeout is None and self._quick_message(Send, dst, tensor, tag):
+        quick = timeout is None and type(dst) is int and type(tag) is int
+        if quick and 0 <= tag <= LARGEST_TAG and self._quick(Send, dst, tensor, tag):
             return
         self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
@@ -87,7 +88,8 @@ class PointToPoint(Runner):
 
         Inside a coalescing block nothing has come yet: returns None.
         """
-        if timeout is None and src is not None and self._quick_message(Recv, src, tensor, tag):
+        quick = timeout is None and type(src) is int and type(tag) is int
+        if quick and 0 <= tag <= LARGEST_TAG and self._quick(Recv, src, tensor, tag):
             return src
         op = _recv(tensor, src, tag)
         if self.in_batch():

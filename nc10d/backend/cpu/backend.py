@@ -104,8 +104,8 @@ class CpuBackend(Launching):
         self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)
         self.post = Post(self)
-        self.latest = self.post.lanes.latest
-        self.plans = Plans(self.layout)
+        self.plans = Plans(self.layout, self.channel)
+        self.latest = {**self.plans.latest, **self.post.lanes.latest}
         self.batches = Batches()
         self._address = self.channel.address
         self.council = Council(group_name, members, rank, host.peers.control, _gone_of(self))

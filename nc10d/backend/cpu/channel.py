@@ -158,10 +158,10 @@ class Channel:
         """
         submission = self._blank(2, keep)
         words = submission.words
-        answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
+        answer = plain.submit_known(words, known, deadline_ns, x, y)
         while answer == at.NEW_SITE:
             self._before(submission, sites.learn)
-            answer = plain.submit_known(self.address, words, known, deadline_ns, x, y)
+            answer = plain.submit_known(words, known, deadline_ns, x, y)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission

@@ -15,7 +15,7 @@ import numpy as np
 from nc10d import spans
 from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu import sites
-from nc10d.backend.cpu.channel import Channel, Submission
+from nc10d.backend.cpu.channel import Channel, Submission, Words
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
 from nc10d.backend.cpu.native import arrays as plain
@@ -25,6 +25,7 @@ from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.owned import Owned
 from nc10d.backend.cpu.works import CpuWork, EndedMessage
 from nc10d.deadline import Deadline
+from nc10d.kernels.lazy import EntryPoint
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
@@ -37,27 +38,49 @@ _WORD = 8
 
 @dataclass(slots=True)
 class Lane:
-    """A message's channel, and a descriptor of it (at `address`); `inbox` is None for a send.
+    """A message's channel, and a descriptor of it, `words`; `inbox` is None for a send.
 
     A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
     `short`: it never waits in the middle. One that is neither is `bulky`.
     """
 
+    backend: Waits
     channel: Channel
     model: Submission
     inbox: Inbox | None
+    peer: int
     small: bool
     near: bool
     dtype: Any
     short: bool = field(init=False)
     bulky: bool = field(init=False)
+    words: Words = field(init=False)
     address: int = field(init=False)
+    flying: dict[int, Submission] = field(init=False)
+    run: EntryPoint = field(init=False)
 
     def __post_init__(self) -> None:
         self.model.words[at.D_CHANNEL // _WORD] = self.channel.address
-        self.address = self.model.address
+        self.words, self.address = self.model.words, self.model.address
+        self.flying = self.channel.flying
         self.short = self.small and self.near
         self.bulky = not (self.small or self.near)
+        self.run = self._run_bulky if self.bulky else self._first
+
+    def ops(self, x: Any, tag: Any) -> tuple[Op, ...]:
+        """Return the message with this array and tag, for whoever has to tell of it."""
+        return (Send(x, self.peer, tag) if self.inbox is None else Recv(x, self.peer, tag),)
+
+    def _first(self, words: Words, x: Any, tag: Any) -> int:
+        self.run = messages.run_message  # compiled now if need be
+        return int(self.run(words, x, tag))
+
+    def _run_bulky(self, words: Words, x: Any, tag: Any) -> int:
+        """Let it go its slow way beside others between hosts: one thread moves them all best."""
+        links = self.backend.links.channels()
+        if any(link.shared.streams and not link.idle() for link in links):
+            return at.BUSY
+        return int(messages.run_message(words, x, tag))
 
     def end(self) -> None:
         """Let others receive again, after what run_message had begun here."""

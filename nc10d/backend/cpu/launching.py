@@ -7,14 +7,15 @@ addresses written into a descriptor, and a Work follows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.batches import Batches, Fresh, Known
+from nc10d.backend.cpu.batches import Batches, Fresh
+from nc10d.backend.cpu.batches import Known as KnownBatch
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.fusing import fuse
 from nc10d.backend.cpu.gates import FREE, Gates, find_gates
@@ -25,7 +26,7 @@ from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine, messages
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.plans import Plans
+from nc10d.backend.cpu.plans import Known, Plans
 from nc10d.backend.cpu.post import Late
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.strided import straighten
@@ -37,6 +38,8 @@ from nc10d.outcome import fresh
 from nc10d.validate import validate
 from nc10d.work import Work
 
+Ready = Known | Lane
+
 
 class Launching(Waits):
     """The part of a group's backend that launches operations."""
@@ -46,8 +49,8 @@ class Launching(Waits):
     channel: Channel
     plans: Plans
     batches: Batches
-    latest: dict[type[Any], dict[int, Lane]]
-    """By kind and peer: the message that was found last."""
+    latest: Mapping[type[Any], Mapping[Any, Ready]]
+    """By type of operation and what it has besides arrays: what was found for it last."""
     _address: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
@@ -62,65 +65,37 @@ class Launching(Waits):
             return Joined(self, ops, works, works)
         return self._launch_any(ops, timeout, async_op)
 
-    def quick(self, kind: type[Op], extra: Any, x: Any, y: Any, timeout: float) -> bool:
-        """Run an operation here and now if it is the latest of its kind again; else False.
-
-        `kind`, `extra`, x and y are as in plans.py; the arrays may be any objects.
-        """
-        known = self.plans.latest[kind].get(extra)
-        if known is None:
-            return False
+    def quick(self, known: Ready, x: Any, y: Any, timeout: float) -> bool:
+        """Run a known operation or message here and now; False: nothing has happened."""
         try:
-            answer = plain.run_known(self._address, known.address, x, y)
-            while answer != at.DONE:
-                if answer == at.BUSY:
-                    return False
-                if answer != at.NEW_SITE:
-                    self._go_on(self.channel, answer, known.ops(x, y), timeout)
-                    break
-                sites.learn()
-                answer = plain.run_known(self._address, known.address, x, y)
+            return self.finish(known, known.run(known.words, x, y), x, y, timeout)
         except BaseException:
-            self._let_go(self.channel, known.ops(x, y))
+            self.let_go(known, x, y)
             raise
-        if self.channel.flying:
-            self.channel.forget_ended()
+
+    def finish(self, known: Ready, answer: int, x: Any, y: Any, timeout: float) -> bool:
+        """See to what is left of an operation after `known.run`; see HotBackend."""
+        while answer == at.NEW_SITE:
+            sites.learn()
+            answer = known.run(known.words, x, y)
+        if answer == at.BUSY:
+            return False
+        if answer != at.DONE:
+            try:
+                self._go_on(known.channel, answer, known.ops(x, y), timeout)
+            finally:
+                known.end()
+        if known.flying:
+            known.channel.forget_ended()
         return True
 
-    def quick_message(
-        self, kind: type[Send | Recv], peer: int, x: Any, tag: int, timeout: float
-    ) -> bool:
-        """Send or receive here and now if the message is as the latest one; else False."""
-        lane = self.latest[kind].get(peer)
-        if lane is None or (lane.bulky and self._streaming()):
-            return False
-        try:
-            answer = messages.run_message(lane.address, x, tag)
-            while answer != at.DONE:
-                if answer == at.BUSY:
-                    return False
-                if answer != at.NEW_SITE:
-                    try:
-                        self._go_on(lane.channel, answer, (kind(x, peer, tag),), timeout)
-                    finally:
-                        lane.end()
-                    break
-                sites.learn()
-                answer = messages.run_message(lane.address, x, tag)
-        except BaseException:
-            self._let_go(lane.channel, (kind(x, peer, tag),))
-            raise
-        if lane.channel.flying:
-            lane.channel.forget_ended()
-        return True
-
-    def _streaming(self) -> bool:
-        """Say whether messages between hosts are under way: one thread moves them all best."""
-        return any(link.shared.streams and not link.idle() for link in self.links.channels())
+    def let_go(self, known: Ready, x: Any, y: Any) -> None:
+        """Something (Ctrl-C, say) ended a call in the middle; see HotBackend."""
+        self._let_go(known.channel, known.ops(x, y))
 
     def quick_start(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> Work | None:
         """Send or receive as the latest message if that ends at once; else None, nothing done."""
-        lane = self.latest[kind].get(peer)
+        lane = self.post.lanes.latest[kind].get(peer)
         if lane is None or not lane.short or not self.post.lanes.ends(lane, x, tag):
             return None
         return EndedMessage(kind, peer, x, tag)
@@ -151,16 +126,16 @@ class Launching(Waits):
             self._message_now(op, timeout)
             return None
         found = self.plans.find(op)
-        done = found is not None and self.quick(type(op), *found[1:], timeout)
+        done = found is not None and self.quick(*found, timeout)
         return None if done else self._launch_any((op,), timeout, async_op)
 
     def _message_now(self, op: Send | Recv, timeout: float) -> None:
         """Send or receive, and wait; a known message in its turn if not at once."""
-        known = self.post.lanes.find(op) is not None and op.peer is not None
-        if known and self.quick_message(type(op), op.peer or 0, op.x, op.tag, timeout):
+        lane = self.post.lanes.find(op)
+        if lane is not None and self.quick(lane, op.x, op.tag, timeout):
             return
         try:
-            work = self.post.lanes.start(op, timeout, here=True) if known else None
+            work = self.post.lanes.start(op, timeout, here=True) if lane is not None else None
             work = work or self._launch((op,), timeout)
         except KeyboardInterrupt:  # it may be under way
             self.interrupted((op,))
@@ -193,7 +168,7 @@ class Launching(Waits):
             return None
         _ = plain.submit_known  # compiled now if need be: the deadline is for the peers
         deadline = Deadline.after(timeout)
-        known, _, x, y = found
+        known, x, y = found
         channel, keep = self.channel, (op, known)
         answer, submission = channel.submit_known(known.address, x, y, keep, deadline_ns(deadline))
         if answer == at.BUSY:
@@ -245,7 +220,7 @@ class Launching(Waits):
         return self.enqueue(self.channel, submission)
 
     def _launch_batch(
-        self, ops: Sequence[Op], batch: Known | Fresh, timeout: float, async_op: bool
+        self, ops: Sequence[Op], batch: KnownBatch | Fresh, timeout: float, async_op: bool
     ) -> Work | None:
         """Run all_reduces of plain arrays as one program, here and now if the channel is free."""
         if isinstance(batch, Fresh):

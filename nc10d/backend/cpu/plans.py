@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.channel import Words
+from nc10d.backend.cpu.channel import Channel, Words
 from nc10d.backend.cpu.linking import Linked, Scratch, link
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Kernel
 from nc10d.backend.cpu.requests import Request
 from nc10d.dtypes import DType
+from nc10d.kernels.lazy import EntryPoint
 from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
 from nc10d.ops import (
     AllGather,
@@ -42,14 +43,19 @@ _DTYPES = {dtype.label: dtype for dtype in DType}
 class Known:
     """A program and the arrays that it is for, as words for compiled code at `address`."""
 
-    __slots__ = ("_extra", "_keep", "_kind", "address", "words")
+    __slots__ = ("_extra", "_keep", "_kind", "address", "channel", "flying", "run", "words")
 
-    def __init__(self, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any) -> None:
+    def __init__(
+        self, channel: Channel, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any
+    ) -> None:
+        self.channel, self.flying = channel, channel.flying
+        self.run: EntryPoint = self._first
         self._kind, self._extra = kind, extra
         self._keep = (linked, x.dtype)
         by_rows = kind is AllToAll
         self.words: Words = np.array(
             [
+                channel.address,
                 linked.address,
                 linked.short,
                 id(x.dtype),
@@ -69,20 +75,27 @@ class Known:
         """Return the operation on these arrays, for whoever has to tell of it."""
         return (_PARTS[self._kind][1](self._extra, x, y),)
 
+    def end(self) -> None:
+        """Do nothing: what a collective has begun leaves nothing behind."""
+
+    def _first(self, words: Words, x: Any, y: Any) -> int:
+        self.run = plain.run_known  # compiled now if need be
+        return int(self.run(words, x, y))
+
 
 class Plans:
     """The programs of one group."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, channel: Channel) -> None:
+        self._layout, self._channel = layout, channel
         self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
         self._known: dict[tuple[Any, ...], Known] = {}
         self.latest: dict[type[Any], dict[Any, Known]] = {kind: {} for kind in _PARTS}
         """By type of operation and what it has besides arrays: what was found for it last."""
 
-    def find(self, op: Op) -> tuple[Known, Any, Any, Any] | None:
-        """Return what is known of an operation (then it is the latest), and its parts."""
+    def find(self, op: Op) -> tuple[Known, Any, Any] | None:
+        """Return what is known of an operation (then it is the latest), and its arrays."""
         parts = _parts(op)
         if parts is None:
             return None
@@ -91,7 +104,7 @@ class Plans:
         if found is None:
             return None
         self.latest[type(op)][extra] = found
-        return found, extra, x, y
+        return found, x, y
 
     def remember(self, op: Op, linked: Linked) -> None:
         """Let `find` know a program whose operation has passed all checks."""
@@ -104,7 +117,7 @@ class Plans:
                 self._known.clear()
                 for by_extra in self.latest.values():
                     by_extra.clear()
-            known = Known(linked, type(op), extra, x, y)
+            known = Known(self._channel, linked, type(op), extra, x, y)
             self._known[_key(op, extra, x, y)] = self.latest[type(op)][extra] = known
 
     def linked(self, request: Request) -> Linked:

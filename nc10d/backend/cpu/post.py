@@ -52,12 +52,13 @@ class Post(Owned["CpuBackend"]):
     def _remember(
         self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
     ) -> None:
-        if type(op.x) is np.ndarray and not self.lanes.knows(op):
+        if type(op.x) is np.ndarray and op.peer is not None and not self.lanes.knows(op):
             away = _away(channel)
             linked = self._owner.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
             small = buffer.nbytes <= HALF
-            lane = Lane(channel, model, inbox, small, not away, op.x.dtype)
+            owner, dtype = self._owner, op.x.dtype
+            lane = Lane(owner, channel, model, inbox, op.peer, small, not away, dtype)
             self.lanes.remember(op, lane)
 
     def launch(

@@ -124,7 +124,7 @@ def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane(
         if group.rank == 1:
             group.recv(np.ones(5), 0)
             return True
-        return bool(group.backend("cpu").quick_message(Send, 1, np.ones(5), 0, 10.0))
+        return bool(group._quick(Send, 1, np.ones(5), 0))
 
     assert run_ranks(exchange, 2)[0]
 
@@ -163,12 +163,12 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
         group.recv(x, 1)
         group.recv(x, 1)  # the message with the other tag is kept for later
         inbox = backend.links.inbox(1)
-        found = [backend.quick_message(Recv, 1, x, 0, 10.0)]
+        found = [group._quick(Recv, 1, x, 0)]
         group.recv(x, 1, 1)
         group.barrier()
         with inbox.lock, inbox:
-            found.append(backend.quick_message(Recv, 1, x, 0, 10.0))
-        return [*found, backend.quick_message(Recv, 1, x, 0, 10.0)]
+            found.append(group._quick(Recv, 1, x, 0))
+        return [*found, group._quick(Recv, 1, x, 0)]
 
     assert run_ranks(receive, 2)[0] == [False, False, True]
 
@@ -225,7 +225,7 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
 
         setattr(channel, way, submitted)
         if times:  # as if another thread were at it
-            group.backend("cpu").quick_message = lambda *_: False
+            group.backend("cpu").latest[Send][0].run = lambda *_: layout.BUSY
         with pytest.raises(KeyboardInterrupt):
             group.send(x, 0)
         return ""

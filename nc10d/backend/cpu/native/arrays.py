@@ -17,6 +17,7 @@ from nc10d.backend.cpu.native.layout import (
     D_PROGRAM,
     D_USERS,
     DESCRIPTOR_WORDS,
+    K_CHANNEL,
     K_DTYPE,
     K_ONE,
     K_PROGRAM,
@@ -82,9 +83,9 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_fits(channel: int, known: int, x: int, y: int) -> bool:
+def nc10d_fits(known: int, x: int, y: int) -> bool:
     """Say whether two objects (or one twice) are arrays that a known operation is for."""
-    kind, dtype = load(channel + C_ARRAY_TYPE), load(known + K_DTYPE)
+    kind, dtype = load(load(known + K_CHANNEL) + C_ARRAY_TYPE), load(known + K_DTYPE)
     if not nc10d_is(x, kind, dtype, load(known + K_X_COUNT), load(known + K_X_LENGTH)):
         return False
     if x == y or load(known + K_ONE) != 0:
@@ -95,20 +96,20 @@ def nc10d_fits(channel: int, known: int, x: int, y: int) -> bool:
     return a + load(known + K_X_BYTES) <= b or b + load(known + K_Y_BYTES) <= a
 
 
-@on_demand(types.int64(_WORD, _WORD, any_object, any_object))
-def _run_known(channel: int, known: int, x: object, y: object) -> int:
-    if not nc10d_fits(channel, known, as_int(x), as_int(y)):
+@on_demand(types.int64(any_object, any_object, any_object))
+def _run_known(words: object, x: object, y: object) -> int:
+    known = load(as_int(words) + DATA_OFFSET)
+    if not nc10d_fits(known, as_int(x), as_int(y)):
         return BUSY
     a, b = load(as_int(x) + DATA_OFFSET), load(as_int(y) + DATA_OFFSET)
-    return nc10d_run(channel, load(known + K_PROGRAM), a, b, SLICE_NS)
+    return nc10d_run(load(known + K_CHANNEL), load(known + K_PROGRAM), a, b, SLICE_NS)
 
 
-@on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, any_object))
-def _submit_known(
-    channel: int, words: object, known: int, deadline: int, x: object, y: object
-) -> int:
-    if not nc10d_fits(channel, known, as_int(x), as_int(y)):
+@on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
+def _submit_known(words: object, known: int, deadline: int, x: object, y: object) -> int:
+    if not nc10d_fits(known, as_int(x), as_int(y)):
         return BUSY
+    channel = load(known + K_CHANNEL)
     descriptor = load(as_int(words) + DATA_OFFSET)
     users = descriptor + 8 * DESCRIPTOR_WORDS
     store(descriptor + D_PROGRAM, load(known + K_PROGRAM))
@@ -159,17 +160,17 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
 
 
 run_known: EntryPoint
-"""run_known(channel, known, x, y): run a known operation here and now; x and y are any objects.
+"""run_known(words, x, y): run a known operation here and now; x and y are any objects.
 
-As engine.run; BUSY also where they are not the arrays that it is for (the same one twice, or two
-that share no memory).
+`words` is the array that a known operation is in. As engine.run; BUSY also where x and y are not
+such as it is for (the same one twice, or two that share no memory).
 """
 submit_known: EntryPoint
-"""submit_known(channel, words, known, deadline_ns, x, y): fill in a descriptor and submit it.
+"""submit_known(words, known, deadline_ns, x, y): fill in a descriptor and submit it.
 
-`words` is zeroed and has room for two addresses. A short program is advanced in this thread first.
-DONE; BUSY as above, or if the channel is stopped or its ring full; NEW_SITE as above; or a failure
-of what was advanced.
+`words` is zeroed and has room for two addresses; `known` is where the operation's words lie. A
+short program is advanced in this thread first. DONE; BUSY as above, or if the channel is stopped
+or its ring full; NEW_SITE as above; or a failure of what was advanced.
 """
 address: EntryPoint
 """address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""

@@ -165,6 +165,7 @@ DESCRIPTOR_WORDS = 16
 
 # -- a known operation: its program, and what its arrays must be for it --------------------------
 (
+    K_CHANNEL,  # where it runs
     K_PROGRAM,
     K_SHORT,  # 1 if who launches it should advance it at once
     K_DTYPE,  # address of the dtype object of both
@@ -175,7 +176,7 @@ DESCRIPTOR_WORDS = 16
     K_X_LENGTH,  # of dimension 0, where that matters, else -1
     K_Y_LENGTH,
     K_ONE,  # 1 if it is for one array (x and y are the same), 0 if for two
-) = range(0, 10 * 8, 8)
+) = range(0, 11 * 8, 8)
 
 # -- the process: what all channels of one rank share -------------------------------------------
 (

@@ -202,9 +202,9 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     return answer
 
 
-@on_demand(types.int64(_WORD, any_object, _WORD))
-def _run_message(descriptor: int, x: object, tag: int) -> int:
-    return nc10d_message(descriptor, as_int(x), tag, WAITS)
+@on_demand(types.int64(any_object, any_object, _WORD))
+def _run_message(words: object, x: object, tag: int) -> int:
+    return nc10d_message(load(as_int(words) + DATA_OFFSET), as_int(x), tag, WAITS)
 
 
 @on_demand(types.int64(_WORD, any_object, _WORD, _WORD))
@@ -234,16 +234,16 @@ def _submit_message(
 
 
 run_message: EntryPoint
-"""run_message(descriptor, x, tag): send or receive here and now, and wait for the peer.
+"""run_message(words, x, tag): send or receive here and now, and wait for the peer.
 
-`descriptor` says what message it is, on what channel; x is any object. DONE; BUSY: nothing has
-happened (x is not such an array, the peer is not there yet, another message is at the head, the
-inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as that, with `drive`
-to go on, and C_RECEIVING to be cleared after that.
+`words` is a descriptor that says what message it is, on what channel; x is any object. DONE; BUSY:
+nothing has happened (x is not such an array, the peer is not there yet, another message is at the
+head, the inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as that, with
+`drive` to go on, and C_RECEIVING to be cleared after that.
 """
 try_message: EntryPoint
 """try_message(descriptor, x, tag, how_soon): as run_message for a short message, but either
-AT_ONCE or SOON.
+AT_ONCE or SOON; `descriptor` is where its words lie.
 """
 submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, spins): fill in a descriptor and
