@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -36,7 +38,7 @@ LIMIT = 1024
 _WORD = 8
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Lane:
     """A message's channel, and a descriptor of it, `words`; `inbox` is None for a send.
 
@@ -44,7 +46,6 @@ class Lane:
     `short`: it never waits in the middle. One that is neither is `bulky`.
     """
 
-    backend: Waits
     channel: Channel
     model: Submission
     inbox: Inbox | None
@@ -65,26 +66,24 @@ class Lane:
         self.flying = self.channel.flying
         self.short = self.small and self.near
         self.bulky = not (self.small or self.near)
-        self.run = self._run_bulky if self.bulky else self._first
+        self.run = partial(_first, ref(self))
 
     def ops(self, x: Any, tag: Any) -> tuple[Op, ...]:
         """Return the message with this array and tag, for whoever has to tell of it."""
         return (Send(x, self.peer, tag) if self.inbox is None else Recv(x, self.peer, tag),)
 
-    def _first(self, words: Words, x: Any, tag: Any) -> int:
-        self.run = messages.run_message  # compiled now if need be
-        return int(self.run(words, x, tag))
-
-    def _run_bulky(self, words: Words, x: Any, tag: Any) -> int:
-        """Let it go its slow way beside others between hosts: one thread moves them all best."""
-        links = self.backend.links.channels()
-        if any(link.shared.streams and not link.idle() for link in links):
-            return at.BUSY
-        return int(messages.run_message(words, x, tag))
-
     def end(self) -> None:
         """Let others receive again, after what run_message had begun here."""
         self.channel.words[at.C_RECEIVING // _WORD] = 0
+
+
+def _first(this: ref[Lane], words: Words, x: Any, tag: Any) -> int:
+    lane = this()
+    assert lane is not None, "whoever runs it holds it"
+    lane.run = messages.run_message  # compiled now if need be
+    while (answer := messages.run_message(words, x, tag)) == at.NEW_SITE:
+        sites.learn()
+    return int(answer)
 
 
 class Lanes(Owned["Waits"]):
@@ -94,7 +93,7 @@ class Lanes(Owned["Waits"]):
         super().__init__(backend)
         self._known: dict[tuple[Any, ...], Lane] = {}
         self.latest: dict[type[Any], dict[int, Lane]] = {Send: {}, Recv: {}}
-        """By kind and peer: the message that was found last."""
+        """By kind and peer: the message that was found last, if it is not bulky."""
 
     def knows(self, op: Send | Recv) -> bool:
         """Say whether a message on an ndarray is known, by this very dtype object."""
@@ -113,7 +112,7 @@ class Lanes(Owned["Waits"]):
             self._known[type(op), op.peer, op.x.dtype, op.x.size] = lane
 
     def find(self, op: Send | Recv) -> Lane | None:
-        """Return what is known of a message; then it is the latest of its kind."""
+        """Return what is known of a message; it is the latest of its kind then, unless bulky."""
         x = op.x
         if type(x) is not np.ndarray or op.peer is None:
             return None
@@ -121,7 +120,8 @@ class Lanes(Owned["Waits"]):
         # Whoever has a strange tag is told by validate.
         if lane is None or type(op.tag) is not int or not 0 <= op.tag <= LARGEST_TAG:
             return None
-        self.latest[type(op)][op.peer] = lane
+        if not lane.bulky:
+            self.latest[type(op)][op.peer] = lane
         return lane
 
     def all_known(self, ops: Sequence[Op]) -> list[tuple[Lane, Send | Recv]] | None:

@@ -93,6 +93,10 @@ class Launching(Waits):
         """Something (Ctrl-C, say) ended a call in the middle; see HotBackend."""
         self._let_go(known.channel, known.ops(x, y))
 
+    def _streaming(self) -> bool:
+        """Say whether messages between hosts are under way."""
+        return any(link.shared.streams and not link.idle() for link in self.links.channels())
+
     def quick_start(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> Work | None:
         """Send or receive as the latest message if that ends at once; else None, nothing done."""
         lane = self.post.lanes.latest[kind].get(peer)
@@ -132,7 +136,9 @@ class Launching(Waits):
     def _message_now(self, op: Send | Recv, timeout: float) -> None:
         """Send or receive, and wait; a known message in its turn if not at once."""
         lane = self.post.lanes.find(op)
-        if lane is not None and self.quick(lane, op.x, op.tag, timeout):
+        # Of several long ones between hosts, one thread moves all best.
+        alone = lane is not None and not (lane.bulky and self._streaming())
+        if lane is not None and alone and self.quick(lane, op.x, op.tag, timeout):
             return
         try:
             work = self.post.lanes.start(op, timeout, here=True) if lane is not None else None

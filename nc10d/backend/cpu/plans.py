@@ -8,10 +8,13 @@ depends on the very arrays (type, layout, overlap) compiled code looks at again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.channel import Channel, Words
 from nc10d.backend.cpu.linking import Linked, Scratch, link
@@ -43,13 +46,23 @@ _DTYPES = {dtype.label: dtype for dtype in DType}
 class Known:
     """A program and the arrays that it is for, as words for compiled code at `address`."""
 
-    __slots__ = ("_extra", "_keep", "_kind", "address", "channel", "flying", "run", "words")
+    __slots__ = (
+        "__weakref__",
+        "_extra",
+        "_keep",
+        "_kind",
+        "address",
+        "channel",
+        "flying",
+        "run",
+        "words",
+    )
 
     def __init__(
         self, channel: Channel, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any
     ) -> None:
         self.channel, self.flying = channel, channel.flying
-        self.run: EntryPoint = self._first
+        self.run: EntryPoint = partial(_first, ref(self))
         self._kind, self._extra = kind, extra
         self._keep = (linked, x.dtype)
         by_rows = kind is AllToAll
@@ -78,9 +91,14 @@ class Known:
     def end(self) -> None:
         """Do nothing: what a collective has begun leaves nothing behind."""
 
-    def _first(self, words: Words, x: Any, y: Any) -> int:
-        self.run = plain.run_known  # compiled now if need be
-        return int(self.run(words, x, y))
+
+def _first(this: ref[Known], words: Words, x: Any, y: Any) -> int:
+    known = this()
+    assert known is not None, "whoever runs it holds it"
+    known.run = plain.run_known  # compiled now if need be
+    while (answer := plain.run_known(words, x, y)) == at.NEW_SITE:
+        sites.learn()
+    return int(answer)
 
 
 class Plans:

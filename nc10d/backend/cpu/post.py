@@ -57,8 +57,7 @@ class Post(Owned["CpuBackend"]):
             linked = self._owner.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
             small = buffer.nbytes <= HALF
-            owner, dtype = self._owner, op.x.dtype
-            lane = Lane(owner, channel, model, inbox, op.peer, small, not away, dtype)
+            lane = Lane(channel, model, inbox, op.peer, small, not away, op.x.dtype)
             self.lanes.remember(op, lane)
 
     def launch(
