@@ -74,8 +74,17 @@ def on_small_boards(group: ProcessGroup) -> None:
     reductions(small)
 
 
-@pytest.mark.parametrize("calls", [reductions, copies, on_small_boards])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "calls"),
+    [
+        (2, on_small_boards),
+        (2, copies),
+        (3, reductions),
+        (3, copies),
+        pytest.param(2, reductions, marks=pytest.mark.long),
+        pytest.param(3, on_small_boards, marks=pytest.mark.long),
+    ],
+)
 def test_large_plain_arrays_are_read_where_they_lie(size: int, calls: Any) -> None:
     run_ranks(calls, size, "processes")
 

@@ -161,7 +161,13 @@ def job(names: str, count: int = 1 << 16, timeout: float = 60.0) -> Job:
 
 @pytest.mark.parametrize(
     ("names", "count"),
-    [("ab", 1 << 16), ("aab", 1 << 16), ("abc", 1 << 16), ("aabb", 1 << 16), ("aabb", 1 << 20)],
+    [
+        ("ab", 1 << 16),
+        ("abc", 1 << 16),
+        ("aabb", 1 << 20),
+        pytest.param("aab", 1 << 16, marks=pytest.mark.long),
+        pytest.param("aabb", 1 << 16, marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) -> None:
     with job(names, count) as ranks:

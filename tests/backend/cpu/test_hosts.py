@@ -49,7 +49,10 @@ def test_ranks_on_hosts_of_their_own_do_what_any_backend_must() -> None:
     assert check_backend(functools.partial(on_hosts, "abcde"), (2, 3), seed=5) > 200
 
 
-@pytest.mark.parametrize("names", ["aab", "aabb", "abab", "aaab"])
+SEVERAL = ["aab", "aabb", "abab", pytest.param("aaab", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("names", SEVERAL)
 def test_hosts_with_several_ranks_do_too(names: str) -> None:
     make_on = functools.partial(on_hosts, names)
     assert check_backend(make_on, (len(names),), dtypes=EXACT, seed=6) > 60

@@ -60,7 +60,14 @@ say("right")
 """
 
 
-@pytest.mark.parametrize("names", ["aabb", "abab", "aab", "aaab", "aabbc"])
+NAMES = [
+    "aabb",
+    "aab",
+    *(pytest.param(names, marks=pytest.mark.long) for names in ("abab", "aaab", "aabbc")),
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
 def test_what_mates_read_where_it_lies_is_right(names: str) -> None:
     script = EVERYTHING.format(names=names, direct=DIRECT + 4, asked=ASKED + 4)
     with Job(script, len(names)) as ranks:

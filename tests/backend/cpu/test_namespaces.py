@@ -48,8 +48,19 @@ def everyone(ranks: list, word: str) -> None:
     assert [rank.line() for rank in ranks] == [word] * len(ranks)
 
 
-@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 0, 1, 1, 1], [0, 1, 2], [0, 0, 1, 2]])
-@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize(
+    ("hosts", "family"),
+    [
+        ([0, 1], 4),
+        ([0, 0, 0, 1, 1, 1], 4),
+        ([0, 1, 2], 6),
+        ([0, 0, 1, 2], 4),
+        ([0, 0, 1, 2], 6),
+        pytest.param([0, 1], 6, marks=pytest.mark.long),
+        pytest.param([0, 0, 0, 1, 1, 1], 6, marks=pytest.mark.long),
+        pytest.param([0, 1, 2], 4, marks=pytest.mark.long),
+    ],
+)
 def test_the_bytes_of_an_all_reduce_go_over_the_wire(
     net: Network, hosts: list[int], family: int
 ) -> None:

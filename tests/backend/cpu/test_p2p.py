@@ -158,7 +158,7 @@ def swaps(group: Any, count: int, together: int) -> None:
         assert [work.result() == 1 - group.rank for work in works].count(True) == together
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("count", "together"), [(1, 1), (3, 700), (100_000, 3)])
 def test_a_batch_of_known_messages_keeps_their_order(kind: Any, count: int, together: int) -> None:
     run_ranks(swaps, 2, kind, [count] * 2, [together] * 2)

@@ -56,7 +56,7 @@ def crowd(request: Any) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("waiting", WAITING)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_mixed_traffic_is_right_in_every_element(crowd: Ranks, seed: int, waiting: str) -> None:
     size = crowd.world_size
     crowd.run(campaign, [seed] * size, [150] * size, [waiting] * size)
