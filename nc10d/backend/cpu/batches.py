@@ -27,7 +27,7 @@ _NDARRAY = id(np.ndarray)
 
 
 @dataclass(slots=True)
-class Known:
+class KnownBatch:
     """A batch that may come again: how its arrays were, and its program.
 
     `table` has three columns: addresses, dtypes and element counts.
@@ -55,10 +55,10 @@ class Batches:
     """The batches that a group has launched."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], Known] = {}
+        self._known: dict[tuple[int, ...], KnownBatch] = {}
         self._shapes: dict[tuple[Any, ...], Linked] = {}
 
-    def find(self, ops: Sequence[Op]) -> Known | Fresh | None:
+    def find(self, ops: Sequence[Op]) -> KnownBatch | Fresh | None:
         """Look a batch up; None if it is not all_reduces of plain arrays apart from each other."""
         if set(map(type, ops)) != _ONLY_ALL_REDUCE:
             return None
@@ -70,14 +70,14 @@ class Batches:
         return self._read(key, arrays, ops)
 
     @staticmethod
-    def _unchanged(known: Known, arrays: list[Any], ops: Sequence[Op]) -> bool:
+    def _unchanged(known: KnownBatch, arrays: list[Any], ops: Sequence[Op]) -> bool:
         if not plain.same_arrays(arrays, len(arrays), _NDARRAY, known.address):
             return False
         return known.reductions == [op.op for op in ops]  # type: ignore[union-attr]
 
     def _read(
         self, key: tuple[int, ...], arrays: list[Any], ops: Sequence[Op]
-    ) -> Known | Fresh | None:
+    ) -> KnownBatch | Fresh | None:
         count = len(arrays)
         table: Words = np.empty((3, count), np.int64)
         address: int = plain.address(table)
@@ -94,13 +94,13 @@ class Batches:
         linked = self._shapes.get(fresh.shape)
         return fresh if linked is None else self.remember(fresh, linked)
 
-    def remember(self, fresh: Fresh, linked: Linked) -> Known:
+    def remember(self, fresh: Fresh, linked: Linked) -> KnownBatch:
         """Keep a batch with its program."""
         if len(self._known) >= LIMIT:
             self._known.clear()
         if len(self._shapes) >= LIMIT:
             self._shapes.clear()
         self._shapes[fresh.shape] = linked
-        known = Known(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
+        known = KnownBatch(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
         self._known[fresh.key] = known
         return known

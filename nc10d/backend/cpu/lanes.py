@@ -7,17 +7,14 @@ very array is looked at by compiled code. A short one goes here and now if nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import numpy as np
 
 from nc10d import spans
 from nc10d.arguments import LARGEST_TAG
 from nc10d.backend.cpu import sites
-from nc10d.backend.cpu.channel import Channel, Submission, Words
+from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.host import deadline_ns
 from nc10d.backend.cpu.links import Inbox
 from nc10d.backend.cpu.native import arrays as plain
@@ -25,6 +22,7 @@ from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.native import messages
 from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.owned import Owned
+from nc10d.backend.cpu.ready import Ready
 from nc10d.backend.cpu.works import CpuWork, EndedMessage
 from nc10d.deadline import Deadline
 from nc10d.kernels.lazy import EntryPoint
@@ -38,35 +36,36 @@ LIMIT = 1024
 _WORD = 8
 
 
-@dataclass(slots=True, weakref_slot=True)
-class Lane:
+class Lane(Ready):
     """A message's channel, and a descriptor of it, `words`; `inbox` is None for a send.
 
     A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
     `short`: it never waits in the middle. One that is neither is `bulky`.
     """
 
-    channel: Channel
-    model: Submission
-    inbox: Inbox | None
-    peer: int
-    small: bool
-    near: bool
-    dtype: Any
-    short: bool = field(init=False)
-    bulky: bool = field(init=False)
-    words: Words = field(init=False)
-    address: int = field(init=False)
-    flying: dict[int, Submission] = field(init=False)
-    run: EntryPoint = field(init=False)
+    __slots__ = ("address", "bulky", "dtype", "inbox", "model", "near", "peer", "short", "small")
 
-    def __post_init__(self) -> None:
-        self.model.words[at.D_CHANNEL // _WORD] = self.channel.address
-        self.words, self.address = self.model.words, self.model.address
-        self.flying = self.channel.flying
-        self.short = self.small and self.near
-        self.bulky = not (self.small or self.near)
-        self.run = partial(_first, ref(self))
+    def __init__(
+        self,
+        channel: Channel,
+        model: Submission,
+        inbox: Inbox | None,
+        peer: int,
+        small: bool,
+        near: bool,
+        dtype: Any,
+    ) -> None:
+        super().__init__(channel, model.words)
+        model.words[at.D_CHANNEL // _WORD] = channel.address
+        self.model, self.address = model, model.address
+        self.inbox, self.peer, self.dtype = inbox, peer, dtype
+        self.small, self.near = small, near
+        self.short = small and near
+        self.bulky = not (small or near)
+
+    def entry(self) -> EntryPoint:
+        """Return run_message."""
+        return messages.run_message
 
     def ops(self, x: Any, tag: Any) -> tuple[Op, ...]:
         """Return the message with this array and tag, for whoever has to tell of it."""
@@ -75,15 +74,6 @@ class Lane:
     def end(self) -> None:
         """Let others receive again, after what run_message had begun here."""
         self.channel.words[at.C_RECEIVING // _WORD] = 0
-
-
-def _first(this: ref[Lane], words: Words, x: Any, tag: Any) -> int:
-    lane = this()
-    assert lane is not None, "whoever runs it holds it"
-    lane.run = messages.run_message  # compiled now if need be
-    while (answer := messages.run_message(words, x, tag)) == at.NEW_SITE:
-        sites.learn()
-    return int(answer)
 
 
 class Lanes(Owned["Waits"]):

@@ -14,20 +14,19 @@ import numpy as np
 
 from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.batches import Batches, Fresh
-from nc10d.backend.cpu.batches import Known as KnownBatch
+from nc10d.backend.cpu.batches import Batches, Fresh, KnownBatch
 from nc10d.backend.cpu.channel import Channel, Submission
 from nc10d.backend.cpu.fusing import fuse
 from nc10d.backend.cpu.gates import FREE, Gates, find_gates
 from nc10d.backend.cpu.host import deadline_ns
-from nc10d.backend.cpu.lanes import Lane
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.memory import Resolved, resolve
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import engine, messages
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.plans import Known, Plans
+from nc10d.backend.cpu.plans import Plans
 from nc10d.backend.cpu.post import Late
+from nc10d.backend.cpu.ready import Ready
 from nc10d.backend.cpu.requests import Request, request
 from nc10d.backend.cpu.strided import straighten
 from nc10d.backend.cpu.waits import LOOK, SLICE, Waits
@@ -37,8 +36,6 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.outcome import fresh
 from nc10d.validate import validate
 from nc10d.work import Work
-
-Ready = Known | Lane
 
 
 class Launching(Waits):

@@ -8,19 +8,17 @@ depends on the very arrays (type, layout, overlap) compiled code looks at again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
-from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.channel import Channel, Words
 from nc10d.backend.cpu.linking import Linked, Scratch, link
 from nc10d.backend.cpu.native import arrays as plain
 from nc10d.backend.cpu.native import layout as at
 from nc10d.backend.cpu.program import Kernel
+from nc10d.backend.cpu.ready import Ready
 from nc10d.backend.cpu.requests import Request
 from nc10d.dtypes import DType
 from nc10d.kernels.lazy import EntryPoint
@@ -43,30 +41,18 @@ NOTHING = np.empty(0, np.uint8)
 _DTYPES = {dtype.label: dtype for dtype in DType}
 
 
-class Known:
+class Known(Ready):
     """A program and the arrays that it is for, as words for compiled code at `address`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_extra",
-        "_keep",
-        "_kind",
-        "address",
-        "channel",
-        "flying",
-        "run",
-        "words",
-    )
+    __slots__ = ("_extra", "_keep", "_kind", "address")
 
     def __init__(
         self, channel: Channel, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any
     ) -> None:
-        self.channel, self.flying = channel, channel.flying
-        self.run: EntryPoint = partial(_first, ref(self))
         self._kind, self._extra = kind, extra
         self._keep = (linked, x.dtype)
         by_rows = kind is AllToAll
-        self.words: Words = np.array(
+        words: Words = np.array(
             [
                 channel.address,
                 linked.address,
@@ -82,23 +68,16 @@ class Known:
             ],
             np.int64,
         )
-        self.address: int = plain.address(self.words)
+        super().__init__(channel, words)
+        self.address: int = plain.address(words)
+
+    def entry(self) -> EntryPoint:
+        """Return run_known."""
+        return plain.run_known
 
     def ops(self, x: Any, y: Any) -> tuple[Op, ...]:
         """Return the operation on these arrays, for whoever has to tell of it."""
         return (_PARTS[self._kind][1](self._extra, x, y),)
-
-    def end(self) -> None:
-        """Do nothing: what a collective has begun leaves nothing behind."""
-
-
-def _first(this: ref[Known], words: Words, x: Any, y: Any) -> int:
-    known = this()
-    assert known is not None, "whoever runs it holds it"
-    known.run = plain.run_known  # compiled now if need be
-    while (answer := plain.run_known(words, x, y)) == at.NEW_SITE:
-        sites.learn()
-    return int(answer)
 
 
 class Plans:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nc10d.backend.cpu import sites
 from nc10d.backend.cpu.host import Host
 from nc10d.backend.cpu.native import layout
+from nc10d.backend.cpu.native.engine import load_word
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
@@ -111,6 +113,19 @@ def part_ways(group: Any, x: Any) -> None:
 
 def areas_of(group: Any) -> Any:
     return group.backend("cpu").areas
+
+
+def first_runs(group: Any) -> int:
+    for count in range(1, 100):
+        x = np.zeros(count)
+        for _ in range(3):
+            group.all_reduce(x)
+            group.send(x, 1 - group.rank) if group.rank else group.recv(x, 1 - group.rank)
+    return int(load_word(sites.table() + layout.SITE_FULL))
+
+
+def test_operations_that_run_for_the_first_time_do_not_close_the_table_of_lines() -> None:
+    assert run_ranks(first_runs, 2, "processes") == [0, 0]
 
 
 def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane() -> None:
