@@ -44,7 +44,8 @@ class Machine:
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
     sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
-    (empty: nothing that lasts), folded from two of one's own arrays (empty: as a copy), copied by
+    (empty: nothing that lasts), put on one's own board as well while they are folded (empty: as the
+    quickest copy), folded from two of one's own arrays (empty: as a copy), copied by
     the kernel from a mate's array, copied into one that is lent, and folded and put back into one
     (empty: it does not). What the kernel has brought is folded at the price of a copy. `quick` says
     whether boards pay longer, by which ranks choose (see cores.py).
@@ -62,6 +63,7 @@ class Machine:
     stream: Curve
     one_way: Curve = ()
     shared: Curve = ()
+    also: Curve = ()
     pair: Curve = ()
     kernel: Curve = ()
     fill: Curve = ()
@@ -96,8 +98,7 @@ class Machine:
         if step.kind in (Kind.COPY, Kind.MAP):
             return at_reach(self._copying(step, rank), reach)
         if step.kind is Kind.REDN:
-            # The second destination is written while the result is in the first cache.
-            twice = min(rate for _, rate in self.copy) if step.also.space is not Space.NONE else 0.0
+            twice = self._also(reach) if step.also.space is not Space.NONE else 0.0
             return (size - 1) * at_reach(self.fold, reach) + twice
         if step.kind is Kind.PAIR:
             return at_reach(self.pair or self.copy, reach)
@@ -111,6 +112,10 @@ class Machine:
             lent = step.tick and self.access == WRITES
             return (size - 1) * (at_reach(self.lent, reach) if lent else folded)
         return 0.0
+
+    def _also(self, reach: float) -> float:
+        # The second destination is written while the result is in the first cache.
+        return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
     def _copying(self, step: Step, rank: int) -> Curve:
         if step.src.space in (Space.BOARD, Space.INLINE) and step.src.index != rank:
@@ -138,7 +143,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "shared", "pair", "kernel", "fill", "lent")
+LATER = ("one_way", "shared", "also", "pair", "kernel", "fill", "lent")
 """Curves that may be missing, and are in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 

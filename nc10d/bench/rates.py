@@ -127,10 +127,13 @@ def moves(bench: Bench, reach: int) -> Sample:
     """Time bytes put, got, folded and copied, by two ranks at once that go through `reach` bytes.
 
     Each figure is the difference of two programs that differ in one step, both of which begin by
-    putting and end by reading: so caches are as in a collective.
+    putting and end by reading: so caches are as in a collective. Half a board is read at a time, as
+    collectives do: a line that its owner has just written comes slower than one that has left his
+    own cache.
     """
     third = reach // 3 // LINE * LINE
-    segment = min(bench.backend.layout.half, third)
+    room = line_down(bench.backend.layout.half // 2)
+    segment = min(room, third)
     # A few boards at a time: what takes long is seldom left alone by other programs.
     stride, count = (segment, min(3, third // segment)) if third > segment else (0, MANY)
     window = stride * count
@@ -141,6 +144,7 @@ def moves(bench: Bench, reach: int) -> Sample:
     put, again = copy(mine, first, segment), copy(mine, second, segment)
     get, aside = copy(target, theirs, segment), copy(second, first, segment)
     fold = reduce_ranks(target, board(0), target, segment, HOW)
+    shown = reduce_ranks(target, board(0), target, segment, HOW, also=board(bench.rank, room))
     both = pair(second, first, target, segment, HOW.pair)
     programs = {
         "meet": rounds([], [], count),
@@ -148,6 +152,7 @@ def moves(bench: Bench, reach: int) -> Sample:
         "put": rounds([put, again], [get], count),
         "copy": rounds([put], [get, aside], count),
         "fold": rounds([put], [fold], count),
+        "also": rounds([put], [shown], count),
         "pair": rounds([put], [get, both], count),
     }
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -162,6 +167,7 @@ def moves(bench: Bench, reach: int) -> Sample:
         "get": taken["get"] - put_once,
         "copy": taken["copy"] - taken["get"],
         "fold": taken["fold"] - put_once,
+        "also": taken["also"] - taken["fold"],
         "pair": taken["pair"] - taken["get"],
     }
     return {(name, reach): seconds / (count * segment) for name, seconds in shares.items()}

@@ -68,6 +68,7 @@ def machine_of(sample: Sample) -> Machine:
         stream=curve("stream") or DEVELOPMENT.stream,
         one_way=curve("one_way"),
         shared=curve("shared"),
+        also=curve("also"),
         pair=curve("pair"),
         kernel=curve("kernel"),
         fill=curve("fill"),
