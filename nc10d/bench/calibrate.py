@@ -14,7 +14,7 @@ import numpy as np
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
-from nc10d.backend.cpu.cores import has_quick_boards
+from nc10d.backend.cpu.cores import own_boards
 from nc10d.backend.registry import register_backend
 from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.cases import MAKERS
@@ -46,7 +46,7 @@ def survey_here(cells: Sequence[Cell], rounds: int, *, far: bool) -> list[Round]
         Round(
             medians([one.sample, other.sample]),
             {cell: max(one.times[cell], other.times[cell]) for cell in cells},
-            has_quick_boards(),
+            own_boards(),
         )
         for one, other in zip(*both, strict=True)
     ]

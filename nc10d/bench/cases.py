@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, asking, one_shot_bytes
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Boards, Layout, asking, one_shot_bytes
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Program, Step, user
 from nc10d.ops import SUM
@@ -50,15 +50,15 @@ class Collective:
         return Program(Call(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
 
 
-def layout_of(hosts: Topology, half: int = HALF, *, quick: bool = False) -> Layout:
+def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> Layout:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
-    Every rank has a core of its own. `quick` says whether boards pay longer (see cores.py).
+    Every rank has a core of its own. `boards` says how quick boards are (see cores.py).
     """
     size = hosts.size
     several = hosts if len(hosts.hosts) > 1 else None
     small = one_shot_bytes(size, roomy=several is None)
-    sizes = asking(quick=quick and several is None)
+    sizes = asking(boards if several is None else Boards.NORMAL)
     return Layout(size, 0, half, small, several, DIRECT, **sizes)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from nc10d.backend.cpu.algorithms.layout import Boards
 from nc10d.backend.cpu.native.layout import READS, WRITES
 from nc10d.backend.cpu.program import Kind, Space, Step
 
@@ -47,8 +48,8 @@ class Machine:
     (empty: nothing that lasts), put on one's own board as well while they are folded (empty: as the
     quickest copy), folded from two of one's own arrays (empty: as a copy), copied by
     the kernel from a mate's array, copied into one that is lent, and folded and put back into one
-    (empty: it does not). What the kernel has brought is folded at the price of a copy. `quick` says
-    whether boards pay longer, by which ranks choose (see cores.py).
+    (empty: it does not). What the kernel has brought is folded at the price of a copy. `boards`
+    says how quick boards are, by which ranks choose (see cores.py).
     """
 
     calls: Mapping[str, float]
@@ -68,7 +69,7 @@ class Machine:
     kernel: Curve = ()
     fill: Curve = ()
     lent: Curve = ()
-    quick: bool = False
+    boards: Boards = Boards.NORMAL
 
     @property
     def access(self) -> int:
@@ -134,7 +135,7 @@ def load(path: Path) -> Machine:
         found = json.loads(path.read_text())
         found = {**dict.fromkeys(LATER, ()), **found}
         curves = {name: _curve(found[name]) for name in CURVES}
-        return Machine(**{**found, **curves})
+        return Machine(**{**found, **curves, "boards": Boards(found["boards"])})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold the constants of a machine: {error!r}") from error
 
@@ -158,7 +159,7 @@ def changed(machine: Machine, setting: str) -> Machine:
         value = float(text)
     except ValueError:
         value = -1.0
-    known = [field.name for field in fields(Machine) if field.name not in ("calls", "quick")]
+    known = [field.name for field in fields(Machine) if field.name not in ("calls", "boards")]
     if name not in (*known, "call") or not 0 <= value < math.inf:
         raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(known)}")
     if name == "call":

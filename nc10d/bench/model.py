@@ -39,7 +39,7 @@ def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
     """Return the seconds of one of many calls in a row, on ranks of these hosts."""
     # Who shares something with all must be walked beside all.
     ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
-    return steady(machine, Collective(op, nbytes, layout_of(hosts, quick=machine.quick)), ranks)
+    return steady(machine, Collective(op, nbytes, layout_of(hosts, boards=machine.boards)), ranks)
 
 
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
@@ -71,7 +71,7 @@ def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
 
 def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     """Say which algorithm choose.py takes on a machine."""
-    layout, access = layout_of(hosts, quick=machine.quick), machine.access
+    layout, access = layout_of(hosts, boards=machine.boards), machine.access
     steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
     by_kernel = any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps)

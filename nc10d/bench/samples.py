@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from nc10d.backend.cpu.algorithms.layout import Boards
 from nc10d.bench.cases import MAKERS
 from nc10d.bench.machine import DEVELOPMENT, Curve, Machine
 
@@ -28,12 +29,12 @@ class Cell:
 class Round:
     """What was measured one after another: figures for the constants, and cells, in seconds.
 
-    `quick` says whether boards pay longer on the machine (see cores.py).
+    `boards` says how quick boards are on the machine (see cores.py).
     """
 
     sample: Sample
     times: dict[Cell, float]
-    quick: bool = False
+    boards: Boards = Boards.NORMAL
 
 
 def typical(times: Iterable[float], share: float = SHARE) -> float:
@@ -79,4 +80,4 @@ def machine_of(sample: Sample) -> Machine:
 def constants(rounds: Sequence[Round]) -> Machine:
     """Return a machine's constants: medians over rounds."""
     machine = machine_of(medians([one.sample for one in rounds]))
-    return replace(machine, quick=all(one.quick for one in rounds))
+    return replace(machine, boards=min(one.boards for one in rounds))

@@ -3,9 +3,9 @@
 Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
 byte, or are the same. Nothing needs alignment. `copier` says which function is for which sizes.
 
-From 2 KiB on glibc before 2.40 copies by `rep movsb` where a CPU has it. AMD's from Zen 3 on take
-ten times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when
-what lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page.
+From 2 KiB on glibc before 2.40 copies by `rep movsb` where a CPU has it. AMD's Zen 3 and 4 take ten
+times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when what
+lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page. Zen 5 doesn't.
 
 The C library, too, goes past the cache with what fills it, but only if that comes in one piece, and
 over boards arrays come in many.
@@ -28,8 +28,8 @@ from nc10d.kernels.lanes import I8, I64, STORED, Builder, Value, load, store
 from nc10d.kernels.steps import SIGNATURE
 from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
 
-ZEN = ("znver3", "znver4", "znver5")
-"""AMD's CPUs from Zen 3 on, by LLVM's names."""
+ZEN = ("znver3", "znver4")
+"""AMD's Zen 3 and 4, by LLVM's names."""
 MENDED = (2, 40)
 """The glibc that does without `rep movsb` on those."""
 QUICK = 2048

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from timed_simulator import simulated
 
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
+from nc10d.backend.cpu.algorithms.layout import Boards
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Program, user
 from nc10d.backend.cpu.steps import copy, fetch
@@ -154,12 +155,19 @@ def test_many_hosts_pass_small_pieces_from_hand_to_hand() -> None:
 
 
 def test_where_boards_are_quick_plain_arrays_go_over_them_for_longer() -> None:
-    quick = dataclasses.replace(PLAIN, quick=True)
-    names = [algorithm(m, "all_reduce", 1 << 20, spread(2)) for m in (PLAIN, quick)]
-    assert names == [
+    quick, quickest = (
+        dataclasses.replace(PLAIN, boards=boards) for boards in (Boards.QUICK, Boards.QUICKEST)
+    )
+
+    def way(machine: Machine, nbytes: int) -> str:
+        return algorithm(machine, "all_reduce", nbytes, spread(2))
+
+    kernel, boards = (
         "mates' arrays, by the kernel",
         "boards, a chunk a rank, after asking for arrays",
-    ]
+    )
+    assert [way(m, 1 << 20) for m in (PLAIN, quick, quickest)] == [kernel, boards, boards]
+    assert [way(m, 4 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
     assert seconds(PLAIN, "all_reduce", 1 << 20, spread(2)) != seconds(
         quick, "all_reduce", 1 << 20, spread(2)
     )

@@ -42,6 +42,7 @@ def test_an_array_may_be_copied_to_where_it_lies():
         ("znver3", "glibc 2.40", False),
         ("znver3", "glibc 2.41.1", False),
         ("znver2", "glibc 2.36", False),
+        ("znver5", "glibc 2.36", False),
         ("sapphirerapids", "glibc 2.36", False),
         ("znver3", "", False),
     ],

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Layout, asking, one_shot_bytes
+from nc10d.backend.cpu.algorithms.layout import DIRECT, Boards, Layout, asking, one_shot_bytes
 from nc10d.backend.cpu.area import Areas
 from nc10d.backend.cpu.batches import Batches
 from nc10d.backend.cpu.channel import Channel, Shared
@@ -99,7 +99,7 @@ class CpuBackend(Launching):
         self.size = len(members)
         hosts = None if outside is None else outside.hosts
         small = one_shot_bytes(self.size, roomy=host.roomy and hosts is None)
-        sizes = asking(quick=host.quick_boards and hosts is None)
+        sizes = asking(host.boards if hosts is None else Boards.NORMAL)
         self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT, **sizes)
         self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)

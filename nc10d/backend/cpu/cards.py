@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Card:
     """What a rank tells the others about itself.
 
-    `cores` are those it may run on, `quick` whether boards pay longer on its CPU (see cores.py).
+    `cores` are those it may run on, `boards` how quick boards are on its CPU (see cores.py).
     """
 
     rank: int
@@ -34,7 +34,7 @@ class Card:
     process: str
     cores: list[int]
     quota: float
-    quick: bool
+    boards: int
 
 
 @functools.cache

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nc10d.kernels.copying import ZEN, cpu_name
+from nc10d.backend.cpu.algorithms.layout import Boards
+from nc10d.errors import RendezvousError
+from nc10d.kernels.copying import cpu_name
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.cards import Card
+
+
+QUICK = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
+"""How quick boards are, by LLVM's names of CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +51,25 @@ def roomy(mates: Sequence[Card]) -> bool:
     return len(mates) <= min(float(len(together)), *(card.quota for card in mates))
 
 
-def has_quick_boards() -> bool:
-    """Say whether boards pay longer on this CPU: lines go quickly from one core's cache to another.
+def own_boards() -> Boards:
+    """Say how quick boards are on this CPU; RendezvousError if NC10D_QUICK_BOARDS is wrong.
 
-    So it is on AMD's from Zen 3 on, where the kernel's copies between processes are slower.
-    NC10D_QUICK_BOARDS knows better.
+    Lines go quickly from one core's cache to another on AMD's from Zen 3 on, where those of an L3
+    are together. On Zen 3 and 4 the kernel's copies between processes are slow, too; on Zen 5 they
+    are not, and far better than boards for ranks that share no L3.
     """
     asked = os.environ.get("NC10D_QUICK_BOARDS", "")
-    return asked != "0" if asked else cpu_name() in ZEN
+    if not asked:
+        return QUICK.get(cpu_name(), Boards.NORMAL)
+    known = {str(int(grade)): grade for grade in Boards}
+    if asked not in known:
+        raise RendezvousError(f"NC10D_QUICK_BOARDS={asked!r} is not one of {', '.join(known)}")
+    return known[asked]
 
 
-def quick_boards(mates: Sequence[Card]) -> bool:
-    """Say whether boards pay longer on a host; all look at the same cards, so all agree."""
-    return all(card.quick for card in mates)
+def boards(mates: Sequence[Card]) -> Boards:
+    """Say how quick boards are on a host; all look at the same cards, so all agree."""
+    return Boards(min(card.boards for card in mates))
 
 
 def waiting_policy(has_room: bool) -> Waiting:

@@ -22,7 +22,7 @@ from nc10d.backend.cpu.abroad import Abroad
 from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.arena import Arena
 from nc10d.backend.cpu.channel import Words
-from nc10d.backend.cpu.cores import Waiting, quick_boards, roomy, waiting_policy
+from nc10d.backend.cpu.cores import Waiting, boards, roomy, waiting_policy
 from nc10d.backend.cpu.deadlocks import Deadlocks
 from nc10d.backend.cpu.log import Log
 from nc10d.backend.cpu.native import arrays as plain
@@ -73,7 +73,7 @@ class Host:
         self.near = {mate.number: mate.rank for mate in self.mates}
         self.rank, self.size = self.near[rank], len(self.mates)
         cards = [self.cards[mate.number] for mate in self.mates]
-        self.roomy, self.quick_boards = roomy(cards), quick_boards(cards)
+        self.roomy, self.boards = roomy(cards), boards(cards)
         self.waiting: Waiting = waiting_policy(self.roomy)
         self._access = [access_to(mate) for mate in self.mates]
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)

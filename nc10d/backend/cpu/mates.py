@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from nc10d.auth import job_token
 from nc10d.backend.cpu.arena import Arena, Mapping
 from nc10d.backend.cpu.cards import Card, exchange_cards, host_id, patience, process, version
-from nc10d.backend.cpu.cores import has_quick_boards, quota
+from nc10d.backend.cpu.cores import own_boards, quota
 from nc10d.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
@@ -93,7 +93,7 @@ def gather(
             process(),
             sorted(os.sched_getaffinity(0)),
             quota(),
-            has_quick_boards(),
+            own_boards(),
         )
         cards = exchange_cards(store, "mates", mine, size, deadline)
         _fitting(cards, mine)

@@ -14,19 +14,20 @@ import pytest
 import nc10d as dist
 from nc10d.backend.cpu import cores as cpu_cores
 from nc10d.backend.cpu import host
-from nc10d.backend.cpu.algorithms.layout import one_shot_bytes
+from nc10d.backend.cpu.algorithms.layout import Boards, one_shot_bytes
 from nc10d.backend.cpu.cards import Card
 from nc10d.backend.cpu.cores import (
+    boards,
     cores,
-    has_quick_boards,
-    quick_boards,
+    own_boards,
     quota,
     roomy,
     waiting_policy,
 )
+from nc10d.errors import RendezvousError
 from nc10d.testing.ranks import Ranks
 
-CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf, False)
+CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf, Boards.NORMAL)
 
 
 def cards(*allowed: list[int], most: float = math.inf) -> list[Card]:
@@ -94,21 +95,31 @@ def test_all_ranks_choose_alike_and_sum_alike(
 @pytest.mark.parametrize(
     ("asked", "cpu", "found"),
     [
-        ("", "znver3", True),
-        ("", "sapphirerapids", False),
-        ("0", "znver3", False),
-        ("1", "sapphirerapids", True),
+        ("", "znver3", Boards.QUICKEST),
+        ("", "znver5", Boards.QUICK),
+        ("", "sapphirerapids", Boards.NORMAL),
+        ("0", "znver3", Boards.NORMAL),
+        ("2", "sapphirerapids", Boards.QUICKEST),
     ],
 )
 def test_boards_are_quick_by_the_cpu_unless_told_otherwise(
-    asked: str, cpu: str, found: bool, monkeypatch: pytest.MonkeyPatch
+    asked: str, cpu: str, found: Boards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
     monkeypatch.setattr(cpu_cores, "cpu_name", lambda: cpu)
-    assert has_quick_boards() == found
+    assert own_boards() is found
+
+
+@pytest.mark.parametrize("asked", ["3", "-1", "yes"])
+def test_a_wrong_word_on_boards_is_an_error(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
+    with pytest.raises(RendezvousError, match=f"NC10D_QUICK_BOARDS='{asked}'.*0, 1, 2"):
+        own_boards()
 
 
 def test_one_rank_that_was_told_otherwise_decides_for_its_host() -> None:
-    quick = dataclasses.replace(CARD, quick=True)
-    assert quick_boards([quick, quick])
-    assert not quick_boards([quick, CARD])
+    quickest = dataclasses.replace(CARD, boards=Boards.QUICKEST)
+    quick = dataclasses.replace(CARD, boards=Boards.QUICK)
+    assert boards([quickest, quickest]) is Boards.QUICKEST
+    assert boards([quickest, quick]) is Boards.QUICK
+    assert boards([quickest, CARD]) is Boards.NORMAL

@@ -7,6 +7,7 @@ algorithm without asking.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from nc10d.backend.cpu.algorithms.topology import Topology
 
@@ -29,13 +30,23 @@ LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
-QUICK_ASKED = 8 << 20
-"""Bytes from which the kernel is asked where boards are quick."""
-QUICK_EXCHANGED = 32 << 20
+QUICK_ASKED = 4 << 20
+"""Bytes from which the kernel is asked, for all but an all_gather, where boards are quick."""
+QUICKEST_ASKED = 8 << 20
+"""Bytes from which it is asked to read where boards are quickest."""
+QUICKEST_EXCHANGED = 32 << 20
 """The same for what two ranks swap: from boards it goes past the cache, unlike by the kernel."""
 WINDOW = 2 << 20
 """Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
 when it is fetched."""
+
+
+class Boards(IntEnum):
+    """How quick boards are beside the kernel's copies: so long do plain arrays go over them."""
+
+    NORMAL = 0
+    QUICK = 1
+    QUICKEST = 2
 
 
 def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
@@ -49,16 +60,18 @@ def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
     return 4 * 1024 // ranks if roomy else 16 * 1024
 
 
-def asking(*, quick: bool) -> dict[str, int]:
+def asking(boards: Boards) -> dict[str, int]:
     """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
 
-    Where boards are `quick` (cores.py says on which CPUs) reading pays later or never,
-    writing never.
+    cores.py says how quick boards are on which CPUs. Where they are quickest writing never pays.
     """
-    if not quick:
+    if boards is Boards.NORMAL:
         return {}
-    never = dict.fromkeys(("reduced", "gathered", "lending", "swapped", "shared"), NEVER)
-    return {**never, "asked": QUICK_ASKED, "folding": QUICK_ASKED, "exchanged": QUICK_EXCHANGED}
+    reads, both = ("asked", "folding"), ("reduced", "lending", "swapped", "shared")
+    if boards is Boards.QUICK:
+        return {**dict.fromkeys((*reads, *both, "exchanged"), QUICK_ASKED), "gathered": NEVER}
+    never = dict.fromkeys((*both, "gathered"), NEVER)
+    return {**never, **dict.fromkeys(reads, QUICKEST_ASKED), "exchanged": QUICKEST_EXCHANGED}
 
 
 @dataclass(frozen=True, slots=True)
