@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.algorithms.layout import ASKED, LENDING, NEVER, QUICK_ASKED
+from nc10d.backend.cpu.algorithms.layout import ASKED, LENDING, NEVER, QUICK_ASKED, QUICKEST_ASKED
 from nc10d.group import ProcessGroup
 from nc10d.kernels import copying
 from nc10d.testing import Ranks, reference, run_ranks
@@ -40,7 +40,7 @@ def exchange(group: ProcessGroup, nbytes: int) -> None:
 
 def sizes(group: ProcessGroup) -> tuple[int, int]:
     """Exchange arrays just below and just above the sizes from which the kernel is asked."""
-    for limit in (LENDING, ASKED, QUICK_ASKED):
+    for limit in (LENDING, ASKED, QUICKEST_ASKED):
         for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
             exchange(group, nbytes)
     backend: Any = group.backend("cpu")
@@ -48,7 +48,14 @@ def sizes(group: ProcessGroup) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("asked", "found"), [("0", (ASKED, LENDING)), ("1", (QUICK_ASKED, NEVER))])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("0", (ASKED, LENDING)),
+        ("1", (QUICK_ASKED, QUICK_ASKED)),
+        ("2", (QUICKEST_ASKED, NEVER)),
+    ],
+)
 def test_boards_and_the_kernel_bring_the_same(
     size: int, asked: str, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
