@@ -133,7 +133,7 @@ def load(path: Path) -> Machine:
     """Read constants that `save` has written; ValueError if the file holds something else."""
     try:
         found = json.loads(path.read_text())
-        found = {**dict.fromkeys(LATER, ()), **found}
+        found = {**dict.fromkeys(LATER, ()), "boards": Boards.NORMAL, **found}
         curves = {name: _curve(found[name]) for name in CURVES}
         return Machine(**{**found, **curves, "boards": Boards(found["boards"])})
     except (KeyError, TypeError, ValueError) as error:
