@@ -133,10 +133,11 @@ def load(path: Path) -> Machine:
     """Read constants that `save` has written; ValueError if the file holds something else."""
     try:
         found = json.loads(path.read_text())
-        found = {**dict.fromkeys(LATER, ()), "boards": Boards.NORMAL, **found}
+        boards = Boards.QUICKEST if found.pop("quick", False) else Boards.NORMAL
+        found = {**dict.fromkeys(LATER, ()), "boards": boards, **found}
         curves = {name: _curve(found[name]) for name in CURVES}
         return Machine(**{**found, **curves, "boards": Boards(found["boards"])})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold the constants of a machine: {error!r}") from error
 
 

@@ -127,9 +127,9 @@ def moves(bench: Bench, reach: int) -> Sample:
     """Time bytes put, got, folded and copied, by two ranks at once that go through `reach` bytes.
 
     Each figure is the difference of two programs that differ in one step, both of which begin by
-    putting and end by reading: so caches are as in a collective. Half a board is read at a time, as
-    collectives do: a line that its owner has just written comes slower than one that has left his
-    own cache.
+    putting and end by reading: so caches are as in a collective. Half of what a board takes is read
+    at a time, between a third, as by an all_reduce, and all of it, as by a broadcast: a line that
+    its owner has just written comes slower than one that has left its owner's cache.
     """
     third = reach // 3 // LINE * LINE
     room = line_down(bench.backend.layout.half // 2)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.cards import Card
 
 
-QUICK = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
+BY_CPU = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
 """How quick boards are, by LLVM's names of CPUs."""
 
 
@@ -60,7 +60,7 @@ def own_boards() -> Boards:
     """
     asked = os.environ.get("NC10D_QUICK_BOARDS", "")
     if not asked:
-        return QUICK.get(cpu_name(), Boards.NORMAL)
+        return BY_CPU.get(cpu_name(), Boards.NORMAL)
     known = {str(int(grade)): grade for grade in Boards}
     if asked not in known:
         raise RendezvousError(f"NC10D_QUICK_BOARDS={asked!r} is not one of {', '.join(known)}")

@@ -40,7 +40,7 @@ def exchange(group: ProcessGroup, nbytes: int) -> None:
 
 def sizes(group: ProcessGroup) -> tuple[int, int]:
     """Exchange arrays just below and just above the sizes from which the kernel is asked."""
-    for limit in (LENDING, ASKED, QUICKEST_ASKED):
+    for limit in sorted({LENDING, ASKED, QUICK_ASKED, QUICKEST_ASKED}):
         for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
             exchange(group, nbytes)
     backend: Any = group.backend("cpu")

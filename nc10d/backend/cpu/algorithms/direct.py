@@ -56,6 +56,8 @@ def _either(
 
     `access` is what the kernel must give for a plain array, `lent` how many bytes peers write.
     """
+    # An area has words for one loan of plain memory, so one rank may write there.
+    assert layout.size == 2 or not (access and lent), (access, lent)
     exposed = expose(layout.rank, mine, access, lent=lent)
     return ways([enter(), exposed], direct, boards)
 

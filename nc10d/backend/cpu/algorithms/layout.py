@@ -6,6 +6,7 @@ algorithm without asking.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -31,7 +32,7 @@ LENDING = 1 << 20
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
 QUICK_ASKED = 4 << 20
-"""Bytes from which the kernel is asked, for all but an all_gather, where boards are quick."""
+"""Bytes from which the kernel is asked where boards are quick; by an all_gather of many never."""
 QUICKEST_ASKED = 8 << 20
 """Bytes from which it is asked to read where boards are quickest."""
 QUICKEST_EXCHANGED = 32 << 20
@@ -42,11 +43,26 @@ when it is fetched."""
 
 
 class Boards(IntEnum):
-    """How quick boards are beside the kernel's copies: so long do plain arrays go over them."""
+    """How quick boards are beside the kernel's copies: the larger may arrays be that take them."""
 
     NORMAL = 0
     QUICK = 1
     QUICKEST = 2
+
+
+_BOTH = ("reduced", "lending", "swapped", "shared")
+_ASKING: Mapping[Boards, Mapping[str, int]] = {
+    Boards.NORMAL: {},
+    Boards.QUICK: {
+        **dict.fromkeys((*_BOTH, "asked", "folding", "exchanged"), QUICK_ASKED),
+        "gathered": NEVER,
+    },
+    Boards.QUICKEST: {
+        **dict.fromkeys((*_BOTH, "gathered"), NEVER),
+        **dict.fromkeys(("asked", "folding"), QUICKEST_ASKED),
+        "exchanged": QUICKEST_EXCHANGED,
+    },
+}
 
 
 def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
@@ -63,15 +79,10 @@ def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
 def asking(boards: Boards) -> dict[str, int]:
     """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
 
-    cores.py says how quick boards are on which CPUs. Where they are quickest writing never pays.
+    cores.py says how quick boards are on which CPUs. Where they are quickest, that
+    the kernel writes as well is no reason to ask it sooner.
     """
-    if boards is Boards.NORMAL:
-        return {}
-    reads, both = ("asked", "folding"), ("reduced", "lending", "swapped", "shared")
-    if boards is Boards.QUICK:
-        return {**dict.fromkeys((*reads, *both, "exchanged"), QUICK_ASKED), "gathered": NEVER}
-    never = dict.fromkeys((*both, "gathered"), NEVER)
-    return {**never, **dict.fromkeys(reads, QUICKEST_ASKED), "exchanged": QUICKEST_EXCHANGED}
+    return dict(_ASKING[boards])
 
 
 @dataclass(frozen=True, slots=True)
