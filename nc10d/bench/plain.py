@@ -1,11 +1,12 @@
 """A yardstick: a plain TCP copy of the bytes that a collective across hosts can't do without.
 
-`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET 1 OUT`, as `nc10d.bench.peers`; ADDRESSES is
-a JSON list of the hosts' addresses. Ranks that have the same number on their hosts share what their
-hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four), `sendall` and
-`recv_into`, each direction in a thread of its own. Nothing is reduced and nothing checked; nc10d is
-there only so that ranks meet and begin together. Arrays stay untouched, whatever the 1 is; what is
-received begins a page, as some kernels are twice as quick then (see rates.met).
+`python -m nc10d.bench.plain tcp ADDRESSES JOBS BUDGET UNTOUCHED OUT`, as `nc10d.bench.peers`;
+ADDRESSES is a JSON list of the hosts' addresses. Ranks that have the same number on their hosts
+share what their hosts must give each other of the arrays: a blocking socket a pair (`tcp4`: four),
+`sendall` and `recv_into`, each direction in a thread of its own. Nothing is reduced and nothing
+checked; nc10d is there only so that ranks meet and begin together. As by every library the array
+that is sent is written before each call, unless UNTOUCHED is 1; what is received begins a page, as
+some kernels are twice as quick then (see rates.met).
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import json
 import mmap
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from nc10d.bench.libraries import Call, Nc10d, there_and_back
-from nc10d.bench.peers import barrier_of, timed, write
+from nc10d.bench.peers import barrier_of, nothing, timed, write
 
 PLAIN = "tcp"
 PORT = 29600
 FITS = 32 << 10
 """Bytes that a socket takes before anybody reads: they need no thread to be sent."""
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Gives = Callable[[int, int, int], float]
 GIVES: dict[str, Gives] = {
     "all_reduce": lambda hosts, host, peer: 2 / hosts,
@@ -66,25 +72,36 @@ class Wires:
         for _, wire in wires:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wires = wires
-        self._share = mates * count
+        self._count, self._share = count, mates * count
         self._pool = ThreadPoolExecutor(2 * len(wires))
 
-    def copy(self, collective: str, nbytes: int) -> Call:
-        """Return a call that moves my part of what a collective of arrays of `nbytes` needs."""
+    def copy(self, collective: str, nbytes: int) -> tuple[Call, Call]:
+        """Return a call that moves my part of what a collective of arrays of `nbytes` needs.
+
+        And one that writes what it sends: an array, or my chunk of it, of which each host is sent
+        what it needs; if there are more sockets than one to a host, one such part for each.
+        """
         gives = GIVES[collective]
+        whole = nbytes // self._share // (self.hosts if collective == "all_gather" else 1)
+        parts = [np.ones(whole, np.uint8) for _ in range(self._count)]
+        used: Counter[int] = Counter()
         sends: list[Call] = []
         receives: list[Call] = []
         for peer, wire in self.wires:
             given = int(gives(self.hosts, self.host, peer) * nbytes / self._share)
             taken = int(gives(self.hosts, peer, self.host) * nbytes / self._share)
             if given:
-                sends.append(partial(wire.sendall, bytearray(given)))
+                low = min(peer * whole // self.hosts, whole - given)
+                part = parts[used[peer]][low : low + given]
+                sends.append(partial(wire.sendall, part.data))
+            used[peer] += 1
             if taken:
                 receives.append(partial(receive, wire, mmap.mmap(-1, taken)))
+        rewrite = partial(_write, parts) if sends else nothing
         if collective == "ping_pong":
             send, recv = (partial(self._all, moves, nbytes) for moves in (sends, receives))
-            return there_and_back(send, recv, self.host % 2 == 0)
-        return partial(self._all, [*sends, *receives], nbytes)
+            return there_and_back(send, recv, self.host % 2 == 0), rewrite
+        return partial(self._all, [*sends, *receives], nbytes), rewrite
 
     def _all(self, moves: Sequence[Call], nbytes: int) -> None:
         """Make all moves of an operation of `nbytes`; in turn, if none of them has to wait."""
@@ -96,6 +113,12 @@ class Wires:
             moves[0]()
             for other in others:
                 other.result()
+
+
+def _write(parts: Sequence[Bytes]) -> None:
+    """Write what is in arrays once more."""
+    for part in parts:
+        np.bitwise_or(part, 0, out=part)
 
 
 def receive(wire: socket.socket, into: mmap.mmap) -> None:
@@ -110,13 +133,14 @@ def receive(wire: socket.socket, into: mmap.mmap) -> None:
 
 def main() -> None:
     """Measure the copies on this rank; rank 0 writes what came out."""
-    name, addresses, jobs, budget, _, out = sys.argv[1:7]
+    name, addresses, jobs, budget, untouched, out = sys.argv[1:7]
     library = Nc10d()
     wires = Wires(library, json.loads(addresses), int(name.removeprefix(PLAIN) or 1))
-    rows = [
-        [what, nbytes, timed(library, what, wires.copy(what, nbytes), float(budget)), 0]
-        for what, nbytes in json.loads(jobs)
-    ]
+    rows: list[list[object]] = []
+    for what, nbytes in json.loads(jobs):
+        call, rewrite = wires.copy(what, nbytes)
+        before = None if untouched == "1" else rewrite
+        rows.append([what, nbytes, timed(library, what, call, float(budget), before), 0])
     write(library, rows, out)
 
 
