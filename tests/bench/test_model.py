@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from timed_simulator import simulated
 
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import Boards
+from nc10d.backend.cpu.algorithms.layout import NEVER, Boards
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, board, user
 from nc10d.backend.cpu.steps import copy, fetch, reduce_ranks
@@ -168,7 +168,18 @@ def test_where_boards_are_quick_plain_arrays_go_over_them_for_longer() -> None:
         "boards, a chunk a rank, after asking for arrays",
     )
     assert [way(m, 1 << 20) for m in (PLAIN, quick, quickest)] == [kernel, boards, boards]
-    assert [way(m, 4 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
+    assert [way(m, 8 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
+    for op, ranks, most, least in (
+        ("broadcast", 2, 64 << 20, NEVER),
+        ("broadcast", 4, 64 << 20, NEVER),
+        ("reduce_scatter", 2, 16 << 20, 32 << 20),
+        ("all_gather", 2, 16 << 20, 32 << 20),
+        ("all_to_all", 4, 8 << 20, 16 << 20),
+    ):
+        host = spread(ranks)
+        assert algorithm(PLAIN, op, most, host) == kernel, (op, ranks)
+        assert algorithm(quick, op, most, host) != kernel, (op, ranks)
+        assert least == NEVER or algorithm(quick, op, least, host) == kernel, (op, ranks)
     machines = (PLAIN, quick, quickest)
     apart = {algorithm(m, "all_reduce", 16 << 20, spread(16)) for m in machines}
     assert len(apart) == 1, "hosts must not differ"

@@ -238,7 +238,7 @@ def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) ->
     lent = nbytes // layout.size // layout.page * layout.page
     if layout.rank == root:
         steps = [fill_lent(user(0), lent), *all_have_read(2)]
-        access = access_for(nbytes, layout.asked, layout.shared if layout.size == 2 else NEVER)
+        access = access_for(nbytes, layout.spread, layout.shared if layout.size == 2 else NEVER)
         return _either(layout, user(0), steps, boards, access=access)
     lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]

@@ -31,8 +31,12 @@ LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
-QUICK_ASKED = 4 << 20
-"""Bytes from which the kernel is asked where boards are quick; by an all_gather of many never."""
+QUICK_REDUCED = 8 << 20
+"""Bytes from which two ranks' all_reduce asks the kernel where boards are quick,"""
+QUICK_ASKED = 16 << 20
+"""an all_to_all of more than two,"""
+QUICK_EXCHANGED = 32 << 20
+"""and a reduce_scatter, and what two ranks swap."""
 QUICKEST_ASKED = 8 << 20
 """Bytes from which it is asked to read where boards are quickest."""
 QUICKEST_EXCHANGED = 32 << 20
@@ -50,16 +54,17 @@ class Boards(IntEnum):
     QUICKEST = 2
 
 
-_BOTH = ("reduced", "lending", "swapped", "shared")
 _ASKING: Mapping[Boards, Mapping[str, int]] = {
     Boards.NORMAL: {},
     Boards.QUICK: {
-        **dict.fromkeys((*_BOTH, "asked", "folding", "exchanged"), QUICK_ASKED),
-        "gathered": NEVER,
+        **dict.fromkeys(("reduced", "lending"), QUICK_REDUCED),
+        "asked": QUICK_ASKED,
+        **dict.fromkeys(("folding", "exchanged", "swapped"), QUICK_EXCHANGED),
+        **dict.fromkeys(("gathered", "spread", "shared"), NEVER),
     },
     Boards.QUICKEST: {
-        **dict.fromkeys((*_BOTH, "gathered"), NEVER),
-        **dict.fromkeys(("asked", "folding"), QUICKEST_ASKED),
+        **dict.fromkeys(("reduced", "lending", "swapped", "shared", "gathered"), NEVER),
+        **dict.fromkeys(("asked", "folding", "spread"), QUICKEST_ASKED),
         "exchanged": QUICKEST_EXCHANGED,
     },
 }
@@ -91,10 +96,10 @@ class Layout:
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
     that the kernel can read; for an all_reduce that is from `reduced` bytes on, for an all_gather
-    from `gathered`, for a reduce_scatter from `folding`, for a swap of two ranks (all_gather,
-    all_to_all) from `exchanged`. Of two ranks, if the kernel also writes, an all_reduce begins at
-    `lending` bytes, a swap at `swapped`, a broadcast at `shared`. An all_reduce goes `window` by
-    window. What is lent is whole pages of `page` bytes.
+    from `gathered`, for a broadcast from `spread`, for a reduce_scatter from `folding`, for a swap
+    of two ranks (all_gather, all_to_all) from `exchanged`. Of two ranks, if the kernel also writes,
+    an all_reduce begins at `lending` bytes, a swap at `swapped`, a broadcast at `shared`. An
+    all_reduce goes `window` by window. What is lent is whole pages of `page` bytes.
     `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
     """
 
@@ -107,6 +112,7 @@ class Layout:
     asked: int = ASKED
     reduced: int = ASKED
     gathered: int = ASKED
+    spread: int = ASKED
     exchanged: int = ASKED
     folding: int = FOLDING
     lending: int = LENDING
