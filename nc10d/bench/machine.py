@@ -21,6 +21,8 @@ from nc10d.backend.cpu.program import Kind, Space, Step
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
+SHOWN = (Space.BOARD, Space.INLINE)
+"""Where mates can read."""
 
 
 def at_reach(curve: Curve, reach: float) -> float:
@@ -99,8 +101,9 @@ class Machine:
         if step.kind in (Kind.COPY, Kind.MAP):
             return at_reach(self._copying(step, rank), reach)
         if step.kind is Kind.REDN:
-            twice = self._also(reach) if step.also.space is not Space.NONE else 0.0
-            return (size - 1) * at_reach(self.fold, reach) + twice
+            # What goes on a board is folded in the first cache, and copied like what goes twice.
+            copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
+            return (size - 1) * at_reach(self.fold, reach) + copies * self._also(reach)
         if step.kind is Kind.PAIR:
             return at_reach(self.pair or self.copy, reach)
         if step.kind is Kind.FETCH:
@@ -119,9 +122,9 @@ class Machine:
         return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
     def _copying(self, step: Step, rank: int) -> Curve:
-        if step.src.space in (Space.BOARD, Space.INLINE) and step.src.index != rank:
+        if step.src.space in SHOWN and step.src.index != rank:
             return self.get
-        return self.put if step.dst.space in (Space.BOARD, Space.INLINE) else self.copy
+        return self.put if step.dst.space in SHOWN else self.copy
 
 
 def save(machine: Machine, path: Path) -> None:

@@ -83,7 +83,10 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
         return "mates' arrays, by the kernel"
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"
-    chunks = any(step.kind is Kind.REDN and step.dst.space is Space.BOARD for step in steps)
+    chunks = any(
+        step.kind is Kind.REDN and Space.BOARD in (step.dst.space, step.also.space)
+        for step in steps
+    )
     way = "boards, a chunk a rank" if chunks else "boards"
     return f"{way}, after asking for arrays" if Kind.DIVERT in kinds else way
 

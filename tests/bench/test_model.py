@@ -168,7 +168,7 @@ def test_where_boards_are_quick_plain_arrays_go_over_them_for_longer() -> None:
         "boards, a chunk a rank, after asking for arrays",
     )
     assert [way(m, 1 << 20) for m in (PLAIN, quick, quickest)] == [kernel, boards, boards]
-    assert [way(m, 8 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
+    assert [way(m, 16 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
     for op, ranks, most, least in (
         ("broadcast", 2, 64 << 20, NEVER),
         ("broadcast", 4, 64 << 20, NEVER),
@@ -317,6 +317,10 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     assert more(changed(PLAIN, "also=2e-9")) == pytest.approx(2e-6)
     unknown = dataclasses.replace(changed(PLAIN, "copy=3e-9"), also=())
     assert more(unknown) == pytest.approx(3e-6)
+    on_board = dataclasses.replace(shown, dst=board(1, 1000), also=user(0))
+    dear = changed(PLAIN, "also=2e-9")
+    twice = dear.price(on_board, 1000, 1, 2, 1000) - dear.price(shown, 1000, 1, 2, 1000)
+    assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"put": 3}'])

@@ -382,7 +382,7 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
         """Return the access for the first array that rank 0 exposes."""
-        reading = dict.fromkeys(("asked", "reduced", "gathered", "exchanged"), 2048)
+        reading = dict.fromkeys(("asked", "reduced", "gathered", "spread", "exchanged"), 2048)
         limits = reading | {"folding": 1536, "lending": 1536, "swapped": 1536, "shared": 512}
         world = [replace(one, **limits) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps

@@ -31,12 +31,11 @@ LENDING = 1 << 20
 """Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
-QUICK_REDUCED = 8 << 20
-"""Bytes from which two ranks' all_reduce asks the kernel where boards are quick,"""
 QUICK_ASKED = 16 << 20
-"""an all_to_all of more than two,"""
+"""Bytes from which the kernel is asked where boards are quick, by two ranks' all_reduce and an
+all_to_all of more than two,"""
 QUICK_EXCHANGED = 32 << 20
-"""and a reduce_scatter, and what two ranks swap."""
+"""and by a reduce_scatter and what two ranks swap."""
 QUICKEST_ASKED = 8 << 20
 """Bytes from which it is asked to read where boards are quickest."""
 QUICKEST_EXCHANGED = 32 << 20
@@ -57,8 +56,7 @@ class Boards(IntEnum):
 _ASKING: Mapping[Boards, Mapping[str, int]] = {
     Boards.NORMAL: {},
     Boards.QUICK: {
-        **dict.fromkeys(("reduced", "lending"), QUICK_REDUCED),
-        "asked": QUICK_ASKED,
+        **dict.fromkeys(("asked", "reduced", "lending"), QUICK_ASKED),
         **dict.fromkeys(("folding", "exchanged", "swapped"), QUICK_EXCHANGED),
         **dict.fromkeys(("gathered", "spread", "shared"), NEVER),
     },

@@ -17,6 +17,8 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
 
+from nc10d.backend.cpu.native.layout import FOLD_BLOCK
+
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
 SYS_WRITE = 1 if X86 else 64
@@ -24,6 +26,7 @@ SYS_READ_PROCESS = 310 if X86 else 270
 SYS_WRITE_PROCESS = 311 if X86 else 271
 SYS_THREAD = 186 if X86 else 178
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
+LINE = 64
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
@@ -167,6 +170,19 @@ def scratch(typingctx: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         slot = cgutils.alloca_once(builder, ir.ArrayType(I64, 2), zfill=True)
+        return builder.ptrtoint(slot, I64)
+
+    return types.int64(), generate
+
+
+@intrinsic
+def block_on_stack(typingctx: Any) -> Any:
+    """Return the address of FOLD_BLOCK bytes on the stack, which begin a cache line."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
+            slot = builder.alloca(ir.ArrayType(I8, FOLD_BLOCK))
+        slot.align = LINE
         return builder.ptrtoint(slot, I64)
 
     return types.int64(), generate

@@ -12,6 +12,7 @@ from numba import njit
 
 from nc10d.backend.cpu.native.atomics import (
     add_32,
+    block_on_stack,
     call_engine,
     call_kernel,
     exchange,
@@ -205,7 +206,11 @@ def nc10d_begin_call(channel: int, step: int) -> None:
 
 @njit(nogil=True)
 def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """dst = contributions of all ranks folded in rank order, a block at a time."""
+    """dst = contributions of all ranks folded in rank order, a block at a time.
+
+    What goes on a board is folded in the first cache and copied there: a kernel writes a vector at
+    a time, and would wait for each line that a mate on a core far away has read last.
+    """
     dst = nc10d_place(channel, users, step + DST, parity, segment)
     own = nc10d_place(channel, users, step + OWN, parity, segment)
     selector = load(step + SRC)
@@ -220,20 +225,25 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
     size = load(channel + C_SIZE)
     me = load(channel + C_RANK)
     table = channel - selector + parity  # selector of rank 0; the others follow
-    block = nbytes if size == 2 and not twice and last == 0 else FOLD_BLOCK
+    shown = load(step + DST) < 0
+    room = block_on_stack()
+    block = nbytes if size == 2 and not twice and not shown and last == 0 else FOLD_BLOCK
     done = 0
     while done < nbytes:
         count = min(block, nbytes - done)
+        into = room if shown else dst + done
         a = own if me == 0 else load(table) + within
         b = own if me == 1 else load(table + 8) + within
-        call_kernel(kernel, dst + done, a + done, b + done, count)
+        call_kernel(kernel, into, a + done, b + done, count)
         for rank in range(2, size):
             part = own if me == rank else load(table + 8 * rank) + within
-            call_kernel(kernel, dst + done, dst + done, part + done, count)
+            call_kernel(kernel, into, into, part + done, count)
         if last != 0:
-            call_kernel(last, dst + done, dst + done, arg, count)
+            call_kernel(last, into, into, arg, count)
+        if shown:
+            nc10d_copy(copy, dst + done, into, count)
         if twice:
-            nc10d_copy(copy, also + done, dst + done, count)
+            nc10d_copy(copy, also + done, into, count)
         done += count
 
 
