@@ -20,9 +20,12 @@ What collectives cost on this machine, in nccl-tests' columns. Under a launcher 
 measures that job; otherwise it starts processes of its own. "wrong" counts, over all ranks, the
 elements that differ from what NumPy computes; if there are any, the exit code is 1.
 """
-EPILOG = (
-    "With --compare gloo,mpich (--compare gloo --help tells how) it is a comparison of libraries."
-)
+EPILOG = """
+Other tables, each with a --help of its own: --compare gloo,mpich (libraries side by side),
+--coalescing (64 small calls), --ddp (a step of torch), --flatten (packing), --kernels (element
+types), --model (predicted times), --check-model (the model held against this machine), --draw OP
+(a program as a picture): python -m nc10d.bench --model --help.
+"""
 DTYPES = {dtype.label: dtype for dtype in DType}
 LIMIT = 300.0
 """Seconds for one call of a rank: far more than any row takes."""

@@ -17,12 +17,10 @@ from typing import Any
 
 from nc10d.backend.cpu.algorithms.layout import Boards
 from nc10d.backend.cpu.native.layout import READS, WRITES
-from nc10d.backend.cpu.program import Kind, Space, Step
+from nc10d.backend.cpu.program import SHOWN, Kind, Space, Step
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
-SHOWN = (Space.BOARD, Space.INLINE)
-"""Where mates can read."""
 
 
 def at_reach(curve: Curve, reach: float) -> float:
@@ -118,7 +116,7 @@ class Machine:
         return 0.0
 
     def _also(self, reach: float) -> float:
-        # The second destination is written while the result is in the first cache.
+        # What is copied from a fold lies in the first cache.
         return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
     def _copying(self, step: Step, rank: int) -> Curve:

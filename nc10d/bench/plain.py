@@ -18,10 +18,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.bench.libraries import Call, Nc10d, there_and_back
 from nc10d.bench.peers import barrier_of, nothing, timed, write
@@ -30,7 +31,7 @@ PLAIN = "tcp"
 PORT = 29600
 FITS = 32 << 10
 """Bytes that a socket takes before anybody reads: they need no thread to be sent."""
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = npt.NDArray[np.uint8]
 Gives = Callable[[int, int, int], float]
 GIVES: dict[str, Gives] = {
     "all_reduce": lambda hosts, host, peer: 2 / hosts,
@@ -49,6 +50,22 @@ def is_plain(name: str) -> bool:
     """Say whether a name is a plain copy's: tcp, or tcp4."""
     count = name.removeprefix(PLAIN)
     return name.startswith(PLAIN) and (not count or (count.isdecimal() and int(count) > 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a host gives another one: `given` bytes from `low` on, of an array of `whole`."""
+
+    low: int
+    given: int
+    whole: int
+
+
+def cut(collective: str, hosts: int, host: int, peer: int, nbytes: int) -> Cut:
+    """Return what `host` gives `peer` of an array of `nbytes`, or of its chunk in an all_gather."""
+    whole = nbytes // hosts if collective == "all_gather" else nbytes
+    given = min(whole, int(GIVES[collective](hosts, host, peer) * nbytes))
+    return Cut(min(peer * whole // hosts, whole - given), given, whole)
 
 
 class Wires:
@@ -72,32 +89,30 @@ class Wires:
         for _, wire in wires:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.wires = wires
-        self._count, self._share = count, mates * count
+        self._share = mates * count
         self._pool = ThreadPoolExecutor(2 * len(wires))
 
     def copy(self, collective: str, nbytes: int) -> tuple[Call, Call]:
         """Return a call that moves my part of what a collective of arrays of `nbytes` needs.
 
-        And one that writes what it sends: an array, or my chunk of it, of which each host is sent
-        what it needs; if there are more sockets than one to a host, one such part for each.
+        And one that writes what it sends: each further socket to a host has an array of its own.
         """
-        gives = GIVES[collective]
-        whole = nbytes // self._share // (self.hosts if collective == "all_gather" else 1)
-        parts = [np.ones(whole, np.uint8) for _ in range(self._count)]
-        used: Counter[int] = Counter()
+        arrays: list[Bytes] = []
+        sockets: Counter[int] = Counter()
         sends: list[Call] = []
         receives: list[Call] = []
         for peer, wire in self.wires:
-            given = int(gives(self.hosts, self.host, peer) * nbytes / self._share)
-            taken = int(gives(self.hosts, peer, self.host) * nbytes / self._share)
-            if given:
-                low = min(peer * whole // self.hosts, whole - given)
-                part = parts[used[peer]][low : low + given]
+            number, sockets[peer] = sockets[peer], sockets[peer] + 1
+            mine = cut(collective, self.hosts, self.host, peer, nbytes // self._share)
+            theirs = cut(collective, self.hosts, peer, self.host, nbytes // self._share)
+            if mine.given:
+                if number == len(arrays):
+                    arrays.append(np.ones(mine.whole, np.uint8))
+                part = arrays[number][mine.low : mine.low + mine.given]
                 sends.append(partial(wire.sendall, part.data))
-            used[peer] += 1
-            if taken:
-                receives.append(partial(receive, wire, mmap.mmap(-1, taken)))
-        rewrite = partial(_write, parts) if sends else nothing
+            if theirs.given:
+                receives.append(partial(receive, wire, mmap.mmap(-1, theirs.given)))
+        rewrite = partial(_write, arrays) if arrays else nothing
         if collective == "ping_pong":
             send, recv = (partial(self._all, moves, nbytes) for moves in (sends, receives))
             return there_and_back(send, recv, self.host % 2 == 0), rewrite

@@ -139,7 +139,19 @@ def _machine(options: argparse.Namespace) -> Machine:
     return machine
 
 
+def _whose(options: argparse.Namespace) -> str:
+    """Say which machine's constants are used."""
+    if options.measure:
+        whose = "this machine, measured just now"
+    elif options.machine:
+        whose = str(options.machine)
+    else:
+        whose = "the machine nc10d is developed on (--measure takes this one's)"
+    return ", with ".join([whose, *options.settings])
+
+
 def _model(options: argparse.Namespace, machine: Machine) -> int:
+    print(f"# by the constants of {_whose(options)}")
     lines = []
     for op in options.ops or ["all_reduce"]:
         for world in worlds(options):

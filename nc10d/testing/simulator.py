@@ -164,7 +164,7 @@ def _reduce_ranks(me: Rank, step: Step) -> bool:
         part = me.view(step.own if mine else step.src, nbytes, write=False, rank=rank)
         values = part.copy().view(step.kernel.dtype)
         # The engine folds pairwise into dst: a contribution that lies there is gone after the
-        # first pair. Showing that here keeps builders honest.
+        # first pair, unless dst is on a board. Showing that here keeps builders honest.
         if total is None:
             total = values
         else:

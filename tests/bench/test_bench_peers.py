@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nc10d.bench import batches, peers
 from nc10d.bench.compare import COLLECTIVES
 from nc10d.bench.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
-from nc10d.bench.plain import GIVES
+from nc10d.bench.plain import GIVES, cut
 from nc10d.testing import run_local
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,6 +45,18 @@ class OnGroup:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+@given(st.sampled_from(sorted(GIVES)), st.integers(2, 5), st.integers(0, 1 << 27), st.data())
+def test_what_a_plain_copy_gives_lies_in_its_array(
+    name: str, hosts: int, nbytes: int, data: st.DataObject
+) -> None:
+    host, peer = data.draw(st.permutations(range(hosts)))[:2]
+    one = cut(name, hosts, host, peer, nbytes)
+    assert 0 <= one.low <= one.low + one.given <= one.whole <= nbytes
+    assert one.given == min(one.whole, int(GIVES[name](hosts, host, peer) * nbytes))
+    if name in ("reduce_scatter", "all_to_all") and nbytes % hosts == 0:
+        assert (one.low, one.given) == (peer * nbytes // hosts, nbytes // hosts)
 
 
 @pytest.mark.parametrize("size", [2, 3])

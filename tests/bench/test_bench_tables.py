@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.native.layout import TRACE_BLOCKED, TRACE_DONE, TRACE_START
-from nc10d.bench import first_use, kernels, overlap, registered, timeline
+from nc10d.bench import cli, first_use, kernels, overlap, registered, timeline
 from nc10d.bench.__main__ import TABLES
 from nc10d.dtypes import DType
 from nc10d.ops import RedOp
@@ -31,6 +31,10 @@ def test_every_option_has_its_table(option: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert option in done.stdout
+
+
+def test_the_help_names_every_table() -> None:
+    assert not [option for option in TABLES if option not in cli.EPILOG]
 
 
 def test_the_kernel_that_is_timed_adds() -> None:

@@ -56,7 +56,7 @@ def own_boards() -> Boards:
 
     Lines go quickly from one core's cache to another on AMD's from Zen 3 on, where those of an L3
     are together. On Zen 3 and 4 the kernel's copies between processes are slow, too; on Zen 5 they
-    are not, and far better than boards for an all_reduce of two ranks that share no L3.
+    are not, and better than boards for a large all_reduce of two ranks that share no L3.
     """
     asked = os.environ.get("NC10D_QUICK_BOARDS", "")
     if not asked:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.native import rare
 from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
-from nc10d.backend.cpu.program import At, Call, Kernel, Kind, Program, Space, Step
+from nc10d.backend.cpu.program import SHOWN, At, Call, Kernel, Kind, Program, Space, Step
 from nc10d.kernels import copying
 
 Bytes = npt.NDArray[np.uint8]
@@ -164,7 +164,7 @@ def _copier(step: Step, in_all: int) -> int:
     """Return the function by which a step copies, if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is Kind.REDN:  # its second destination gets what lies in the first cache
+    if step.kind is Kind.REDN:  # what it copies lies in the first cache
         in_all = 0
     elif step.kind is Kind.FILL:
         in_all = step.nbytes
@@ -235,7 +235,7 @@ def _pack(
         row[2], extra = step.peer, program.call.fingerprint()
     both = kernel_address(step.both) if step.both is not None else 0
     if step.kind is Kind.REDN:
-        both = copier
+        both, extra = copier, int(step.dst.space in SHOWN)
     elif step.kind in COPIES:
         kernel = copier
     return [*row, kernel, last, int(step.arg), step.total, extra, both]

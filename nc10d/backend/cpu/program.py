@@ -77,6 +77,8 @@ class Space(enum.IntEnum):
     SCRATCH = 4
 
 
+SHOWN = (Space.BOARD, Space.INLINE)
+"""Where mates can read."""
 INLINE_BYTES = 16
 """Payload that travels in the cache line of the counter itself."""
 GATE_BYTES = 16

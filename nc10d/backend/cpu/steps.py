@@ -38,7 +38,8 @@ def reduce_ranks(
     """dst = contributions of all ranks folded in rank order.
 
     `src` says where in everyone's board (or inline slot) a contribution lies, `own` where mine
-    does; `also` is a second destination, written while the result is hot.
+    does; `also` is a second destination, written while the result is hot. What goes on a board is
+    written there when it is folded: until then `dst` is as it was.
     """
     return Step(
         Kind.REDN,

@@ -40,11 +40,12 @@ def exchange(group: ProcessGroup, nbytes: int) -> None:
 
 def sizes(group: ProcessGroup) -> tuple[int, int]:
     """Exchange arrays just below and just above the sizes from which the kernel is asked."""
-    for limit in sorted({LENDING, ASKED, QUICK_ASKED, QUICKEST_ASKED}):
+    backend: Any = group.backend("cpu")
+    layout = backend.layout
+    for limit in sorted({LENDING, ASKED, QUICK_ASKED, QUICKEST_ASKED, layout.folding}):
         for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
             exchange(group, nbytes)
-    backend: Any = group.backend("cpu")
-    return backend.layout.asked, backend.layout.lending
+    return layout.asked, layout.lending
 
 
 @pytest.mark.parametrize("size", [2, 3])

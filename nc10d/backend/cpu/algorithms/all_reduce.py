@@ -157,11 +157,11 @@ def _round(
         steps.append(reduction.show(own, mine, length))
     steps += [signal(1), meet_all() if opening else wait_all(1)]
     if length:
-        shown, wanted = board(me, result), mine if root in (-1, me) else NOWHERE
-        if layout.size == 2 and wanted != NOWHERE:
-            # With one pair to fold it can go where it is wanted at once: see nc10d_fold.
-            shown, wanted = wanted, shown
-        steps.append(reduce_ranks(shown, board(0, low), own, length, reduction.how, wanted))
+        first, second = board(me, result), mine if root in (-1, me) else NOWHERE
+        if layout.size == 2 and second != NOWHERE:
+            # One pair can be folded straight to where it is wanted; its copy goes on the board.
+            first, second = second, first
+        steps.append(reduce_ranks(first, board(0, low), own, length, reduction.how, second))
     steps.append(signal(2))
     if root in (-1, me):
         for peer in layout.others:

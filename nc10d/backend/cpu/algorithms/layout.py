@@ -32,10 +32,10 @@ LENDING = 1 << 20
 SWAPPED = 512 * 1024
 """Bytes of both together from which two ranks that swap arrays have the kernel write them."""
 QUICK_ASKED = 16 << 20
-"""Bytes from which the kernel is asked where boards are quick, by two ranks' all_reduce and an
-all_to_all of more than two,"""
+"""Bytes from which two ranks' all_reduce and an all_to_all of more than two ask the kernel where
+boards are quick."""
 QUICK_EXCHANGED = 32 << 20
-"""and by a reduce_scatter and what two ranks swap."""
+"""The same for a reduce_scatter, and for what two ranks swap."""
 QUICKEST_ASKED = 8 << 20
 """Bytes from which it is asked to read where boards are quickest."""
 QUICKEST_EXCHANGED = 32 << 20
@@ -82,8 +82,8 @@ def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
 def asking(boards: Boards) -> dict[str, int]:
     """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
 
-    cores.py says how quick boards are on which CPUs. Where they are quickest, that
-    the kernel writes as well is no reason to ask it sooner.
+    cores.py says how quick boards are on which CPUs. Where they are quick or quickest, that the
+    kernel writes as well is no reason to ask it sooner.
     """
     return dict(_ASKING[boards])
 

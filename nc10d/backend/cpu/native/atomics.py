@@ -26,7 +26,6 @@ SYS_READ_PROCESS = 310 if X86 else 270
 SYS_WRITE_PROCESS = 311 if X86 else 271
 SYS_THREAD = 186 if X86 else 178
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
-LINE = 64
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
@@ -177,12 +176,12 @@ def scratch(typingctx: Any) -> Any:
 
 @intrinsic
 def block_on_stack(typingctx: Any) -> Any:
-    """Return the address of FOLD_BLOCK bytes on the stack, which begin a cache line."""
+    """Return the address of FOLD_BLOCK bytes on the stack, that begin a cache line."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
             slot = builder.alloca(ir.ArrayType(I8, FOLD_BLOCK))
-        slot.align = LINE
+        slot.align = 64
         return builder.ptrtoint(slot, I64)
 
     return types.int64(), generate

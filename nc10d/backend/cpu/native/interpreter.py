@@ -225,7 +225,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
     size = load(channel + C_SIZE)
     me = load(channel + C_RANK)
     table = channel - selector + parity  # selector of rank 0; the others follow
-    shown = load(step + DST) < 0
+    shown = load(step + EXTRA) != 0
     room = block_on_stack()
     block = nbytes if size == 2 and not twice and not shown and last == 0 else FOLD_BLOCK
     done = 0
