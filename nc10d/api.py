@@ -311,8 +311,9 @@ def send(
     if usual is not None and type(dst) is int and type(tag) is int:
         # As usual.send does: its frame would cost a short message a tenth of its time.
         number = usual.numbers.get(dst, -1)
-        quick = number >= 0 and 0 <= tag <= LARGEST_TAG
-        if quick and usual._quick(Send, number, tensor, tag):
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            if not usual._quick(Send, number, tensor, tag):
+                usual._run(Send(tensor, number, tag), tensor, False, None)
             return
     found = group_or_default(group)
     found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
@@ -349,9 +350,11 @@ def recv(
     usual = process_world.default if group is None is group_src and not own_worlds else None
     if usual is not None and type(src) is int and type(tag) is int:
         number = usual.numbers.get(src, -1)
-        quick = number >= 0 and 0 <= tag <= LARGEST_TAG
-        if quick and usual._quick(Recv, number, tensor, tag):
-            return src
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            if usual._quick(Recv, number, tensor, tag):
+                return src
+            usual._run(Recv(tensor, number, tag), tensor, False, None)
+            return -1 if usual.in_batch() else src
     found = group_or_default(group)
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):

@@ -21,9 +21,9 @@ from nc10d.errors import (
     GroupClosed,
 )
 from nc10d.store import HashStore
-from nc10d.testing import reference
+from nc10d.testing import Ranks, reference
 from nc10d.testing.local import Hub, run_local
-from nc10d.world import NonMember, current_world, own_world
+from nc10d.world import NonMember, current_world, own_world, own_worlds
 
 SIZES = [1, 2, 3, 5]
 _SAME_SIGNATURE = """all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter
@@ -613,3 +613,34 @@ def test_what_is_no_group_is_refused(group: Any) -> None:
             with pytest.raises(TypeError, match="group must be a ProcessGroup or None"):
                 call()
         dist.destroy_process_group()
+
+
+def messages_of_the_usual_group(group: dist.ProcessGroup) -> None:
+    """Header and payload in turns, so that neither is the latest; and a recv inside a block."""
+    assert not own_worlds, "threads find their group another way"
+    me, peer = group.rank, 1 - group.rank
+    for turn in range(20):
+        for size in (2, 300):
+            x, got = np.full(size, 10 * turn + me, np.float32), np.empty(size, np.float32)
+            if me == 0:
+                dist.send(x, peer, tag=turn)
+            assert me == 0 or dist.recv(got, peer, tag=turn) == peer
+            if me == 1:
+                dist.send(x, peer, tag=turn)
+            assert me == 1 or dist.recv(got, peer, tag=turn) == peer
+            assert (got == 10 * turn + peer).all()
+    got = np.zeros(2, np.float32)
+    with dist.coalescing_manager():
+        dist.send(np.full(2, 5, np.float32), peer)
+        assert dist.recv(got, peer) == -1, "nothing has come yet"
+    assert (got == 5).all()
+    for call in (dist.send, dist.recv):
+        with pytest.raises(ValueError, match="tag"):
+            call(got, peer, tag=-1)
+        with pytest.raises(ValueError, match="7"):
+            call(got, 7)
+
+
+def test_messages_of_the_usual_group_go_and_come_whatever_is_known() -> None:
+    with Ranks(2, "processes") as ranks:
+        ranks.run(messages_of_the_usual_group)
