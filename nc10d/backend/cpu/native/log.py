@@ -77,6 +77,7 @@ def nc10d_log_call(channel: int, now: int, text: int) -> None:
 def nc10d_end_message(channel: int, now: int) -> None:
     """Count a message that is over, and log it."""
     store(channel + C_OPS, load(channel + C_OPS) + 1)
-    entry = nc10d_take_entry(channel, load(channel + C_BEGUN), now)
+    begun = load(channel + C_BEGUN)
+    entry = nc10d_take_entry(channel, begun if begun != 0 else now, now)
     move(entry + E_TEXT, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
     store_release(entry + E_STAMP, load(channel + C_STAMP))
