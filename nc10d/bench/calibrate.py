@@ -25,9 +25,9 @@ from nc10d.group import ProcessGroup
 from nc10d.subgroups import new_group
 from nc10d.testing.ranks import Ranks
 
-REACHES = tuple(1 << power for power in (9, 11, 13, 15, 17, 19, 20, 21, 23, 24, 25))
-"""Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB. At 1 and 2 MiB, for
-between them a core's own cache ends."""
+REACHES = tuple(1 << power for power in (9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25))
+"""Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB. Closer from 128 KiB
+on, where caches end, and copies begin to go past them."""
 STREAMED = REACHES[2:]
 """Those at which bytes between hosts are measured: fewer are lost in what a transfer costs."""
 APART = "bench-apart"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Step
-from nc10d.bench.machine import Machine, at_reach
+from nc10d.bench.machine import Machine, at_reach, puts
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ class Walker:
         self.ends: list[float] = []
         self._host = host
         self._me = host.ranks.index(rank)
+        self._puts = puts(program.steps)
         self._signals: list[tuple[int, float]] = [(0, 0.0)]
         self._free_at = [0, 0]
         self._seq = self._round = self._pc = self._segment = 0
@@ -177,8 +178,9 @@ class Walker:
 
     def _busy(self, step: Step) -> None:
         begin, nbytes = self.now, self._length(step)
-        size = len(self._host.ranks)
-        self.now += self.walk.machine.price(step, nbytes, self._me, size, self.walk.arrays)
+        size, arrays = len(self._host.ranks), self.walk.arrays
+        price = self.walk.machine.price
+        self.now += price(step, nbytes, self._me, size, arrays, puts=self._puts)
         self._hold_up(begin, self.now - begin)
         self._note(step, begin, self.now, nbytes)
 

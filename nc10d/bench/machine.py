@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,12 @@ class Machine:
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
     sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
-    (empty: nothing that lasts), put on one's own board as well while they are folded (empty: as the
-    quickest copy), folded from two of one's own arrays (empty: as a copy), copied by
-    the kernel from a mate's array, copied into one that is lent, and folded and put back into one
-    (empty: it does not). What the kernel has brought is folded at the price of a copy. `boards`
-    says how quick boards are, by which ranks choose (see cores.py).
+    (empty: nothing that lasts), got by who puts nothing (empty: as got), put on one's own board as
+    well while they are folded (empty: as the quickest copy), folded from a mate's and one's own to
+    a third array (empty: as to one's own), folded from two of one's own arrays (empty: as a copy),
+    copied by the kernel from a mate's array, copied into one that is lent, and folded and put back
+    into one (empty: it does not). What the kernel has brought is folded at the price of a copy.
+    `boards` says how quick boards are, by which ranks choose (see cores.py).
     """
 
     calls: Mapping[str, float]
@@ -64,7 +65,9 @@ class Machine:
     stream: Curve
     one_way: Curve = ()
     shared: Curve = ()
+    rooted: Curve = ()
     also: Curve = ()
+    apart: Curve = ()
     pair: Curve = ()
     kernel: Curve = ()
     fill: Curve = ()
@@ -85,11 +88,16 @@ class Machine:
         curve = self.stream if both_ways or not self.one_way else self.one_way
         return nbytes * at_reach(curve, reach)
 
-    def price(self, step: Step, nbytes: int, rank: int, size: int, reach: float) -> float:
+    def price(
+        self, step: Step, nbytes: int, rank: int, size: int, reach: float, *, puts: bool = True
+    ) -> float:
         """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
 
-        Waits and transfers between hosts cost nothing by themselves: see clocks.py.
+        `puts` says whether that rank shows any bytes in its program. Waits and transfers between
+        hosts cost nothing by themselves: see clocks.py.
         """
+        if self.rooted and not puts and step.kind is Kind.COPY and _fetched(step, rank):
+            return self.step + nbytes * at_reach(self.rooted, max(reach, nbytes))
         # A long step is quicker by the byte than a short one. Rates are of steps over a third of
         # their reach, those of arrays read where they lie over a half.
         parts = 2 if step.kind in (Kind.FETCH, Kind.FOLD) else 3
@@ -100,8 +108,13 @@ class Machine:
             return at_reach(self._copying(step, rank), reach)
         if step.kind is Kind.REDN:
             # What goes on a board is folded in the first cache, and copied like what goes twice.
-            copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
-            return (size - 1) * at_reach(self.fold, reach) + copies * self._also(reach)
+            shown = step.dst.space in SHOWN
+            copies = shown + (step.also.space is not Space.NONE)
+            fold = at_reach(self.fold, reach)
+            last = (
+                fold if shown or step.dst == step.own else at_reach(self.apart or self.fold, reach)
+            )
+            return (size - 2) * fold + last + copies * self._also(reach)
         if step.kind is Kind.PAIR:
             return at_reach(self.pair or self.copy, reach)
         if step.kind is Kind.FETCH:
@@ -120,9 +133,23 @@ class Machine:
         return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
     def _copying(self, step: Step, rank: int) -> Curve:
-        if step.src.space in SHOWN and step.src.index != rank:
+        if _fetched(step, rank):
             return self.get
         return self.put if step.dst.space in SHOWN else self.copy
+
+
+def puts(steps: Iterable[Step]) -> bool:
+    """Say whether a rank shows any bytes by a program of these steps."""
+    kinds = Kind.COPY, Kind.MAP, Kind.REDN
+    shown = (
+        at.space in SHOWN for step in steps if step.kind in kinds for at in (step.dst, step.also)
+    )
+    return any(shown)
+
+
+def _fetched(step: Step, rank: int) -> bool:
+    """Say whether a step reads what a mate has put on its board."""
+    return step.src.space in SHOWN and step.src.index != rank
 
 
 def save(machine: Machine, path: Path) -> None:
@@ -146,7 +173,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "shared", "also", "pair", "kernel", "fill", "lent")
+LATER = ("one_way", "shared", "rooted", "also", "apart", "pair", "kernel", "fill", "lent")
 """Curves that may be missing, and are in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 

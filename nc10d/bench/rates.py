@@ -8,8 +8,9 @@ programs that differ in one step tell what that step costs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ from nc10d.ops import RedOp
 
 BY_KERNEL = DIRECT // 2
 """The least reach at which the kernel's copies are timed: a broadcast's halves are so long."""
+LARGE = 4 << 20
 STEPS, MANY = 64, 8
+FEW = 3
+"""Boards that a program goes through: what takes long is seldom left alone by other programs."""
 HOW = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
 LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
@@ -127,50 +131,102 @@ def moves(bench: Bench, reach: int) -> Sample:
     """Time bytes put, got, folded and copied, by two ranks at once that go through `reach` bytes.
 
     Each figure is the difference of two programs that differ in one step, both of which begin by
-    putting and end by reading: so caches are as in a collective. Half of what a board takes is read
-    at a time, between a third, as by an all_reduce, and all of it, as by a broadcast: a line that
-    its owner has just written comes slower than one that has left its owner's cache.
+    putting and end by reading: so caches are as in a collective. Three arrays take part; where a
+    last cache may end, what is got or folded in place goes through two, as in an all_reduce.
     """
-    third = reach // 3 // LINE * LINE
+    third = differences(bench, reach // 3, ("get", "put", "copy", "fold", "apart", "also", "pair"))
+    half = differences(bench, reach // 2, ("get", "fold")) if reach >= LARGE else third
+    put = min(max(third["put"] - third["get"], 0.0), third["get"], half["get"], half["fold"])
+    return {
+        ("put", reach): put,
+        ("get", reach): half["get"] - put,
+        ("fold", reach): half["fold"] - put,
+        ("apart", reach): third["apart"] - put,
+        ("copy", reach): third["copy"] - third["get"],
+        ("also", reach): third["also"] - third["fold"],
+        ("pair", reach): third["pair"] - third["get"],
+    }
+
+
+def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, float]:
+    """Time programs that differ in a step, on arrays of `part` bytes; return each's seconds a byte.
+
+    Half of what a board takes is read at a time, between a third, as by an all_reduce, and all of
+    it, as by a broadcast: a line that its owner has just written comes slower than one that has
+    left its owner's cache.
+    """
+    part = line_down(part)
     room = line_down(bench.backend.layout.half // 2)
-    segment = min(room, third)
-    # A few boards at a time: what takes long is seldom left alone by other programs.
-    stride, count = (segment, min(3, third // segment)) if third > segment else (0, MANY)
-    window = stride * count
-    starts = range(0, third - window + 1, window) if window else [0]
-    x, y = np.ones(third, np.uint8), np.ones(2 * third, np.uint8)
+    cut = Cut.of(part, room)
+    segment, stride = cut.segment, cut.stride
+    x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
     mine, theirs = board(bench.rank), board(bench.others[0])
-    first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, third, stride)
-    put, again = copy(mine, first, segment), copy(mine, second, segment)
-    get, aside = copy(target, theirs, segment), copy(second, first, segment)
-    fold = reduce_ranks(target, board(0), target, segment, HOW)
-    shown = reduce_ranks(target, board(0), target, segment, HOW, also=board(bench.rank, room))
-    both = pair(second, first, target, segment, HOW.pair)
-    programs = {
-        "meet": rounds([], [], count),
-        "get": rounds([put], [get], count),
-        "put": rounds([put, again], [get], count),
-        "copy": rounds([put], [get, aside], count),
-        "fold": rounds([put], [fold], count),
-        "also": rounds([put], [shown], count),
-        "pair": rounds([put], [get, both], count),
+    first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, part, stride)
+    put, get = copy(mine, first, segment), copy(target, theirs, segment)
+    folded = partial(reduce_ranks, target, board(0), nbytes=segment, how=HOW)
+    steps = {
+        "get": ([put], [get]),
+        "put": ([put, copy(mine, second, segment)], [get]),
+        "copy": ([put], [get, copy(second, first, segment)]),
+        "fold": ([put], [folded(own=target)]),
+        "apart": ([put], [folded(own=second)]),
+        "also": ([put], [folded(own=target, also=board(bench.rank, room))]),
+        "pair": ([put], [get, pair(second, first, target, segment, HOW.pair)]),
     }
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(max(2, often(count * segment) // len(starts))):
-        for name, program in programs.items():
-            times[name] += [bench.run(program, x[at:], y[at:]) for at in starts]
-    found = {name: typical(taken) for name, taken in times.items()}
-    taken = {name: found[name] - found["meet"] for name in programs}
-    put_once = min(max(taken["put"] - taken["get"], 0.0), taken["get"], taken["fold"])
-    shares = {
-        "put": put_once,
-        "get": taken["get"] - put_once,
-        "copy": taken["copy"] - taken["get"],
-        "fold": taken["fold"] - put_once,
-        "also": taken["also"] - taken["fold"],
-        "pair": taken["pair"] - taken["get"],
-    }
-    return {(name, reach): seconds / (count * segment) for name, seconds in shares.items()}
+    return cut.times(bench, {name: [rounds(*steps[name], cut.count)] for name in names}, x, y)
+
+
+def rooted(bench: Bench, reach: int) -> Sample:
+    """Time bytes that one rank puts and the other gets, as in a broadcast, each in turn the root.
+
+    Where cores share no cache, lines that go only one way come quicker. An array is gone through by
+    one program: a large one goes past the cache then, as in a broadcast.
+    """
+    cut = Cut.of(line_down(reach), bench.backend.layout.half, reach)
+    x, place = np.ones(reach, np.uint8), user(0, 0, cut.stride)
+    put = copy(board(bench.rank), place, cut.segment)
+    get = copy(place, board(bench.others[0]), cut.segment)
+    programs = [rounds([put], [], cut.count), rounds([], [get], cut.count)]
+    turns = programs if bench.rank < bench.others[0] else programs[::-1]
+    return {("rooted", reach): cut.times(bench, {"rooted": turns}, x, x)["rooted"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How programs go through arrays: `count` segments from each of `starts` on, `stride` apart."""
+
+    segment: int
+    stride: int
+    count: int
+    starts: range
+
+    @classmethod
+    def of(cls, part: int, room: int, most: int = FEW) -> Cut:
+        """Cut `part` bytes into segments of `room`, `most` a program; a short one is one, often."""
+        if part <= room:
+            return cls(part, 0, MANY, range(1))
+        count = min(most, part // room)
+        return cls(room, room, count, range(0, part - room * count + 1, room * count))
+
+    def times(
+        self, bench: Bench, programs: Mapping[str, Sequence[list[Step]]], x: Bytes, y: Bytes
+    ) -> dict[str, float]:
+        """Return the seconds a byte of programs, run in turns all through two arrays.
+
+        What meeting takes is left out. One name's programs are run one after another, and count as
+        one.
+        """
+        turns = len(next(iter(programs.values())))
+        named = {**programs, "meet": [rounds([], [], self.count)] * turns}
+        times: dict[str, list[float]] = {name: [] for name in named}
+        for _ in range(often(max(x.nbytes, self.segment * self.count))):
+            for name, ones in named.items():
+                # All of the arrays count: where a cache ends, part of them is quick.
+                runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in self.starts]
+                times[name].append(sum(runs))
+        found = {name: typical(taken) for name, taken in times.items()}
+        nbytes = turns * len(self.starts) * self.count * self.segment
+        return {name: (found[name] - found["meet"]) / nbytes for name in programs}
 
 
 def fetches(bench: Bench, reach: int) -> Sample:
@@ -308,7 +364,8 @@ def streams(bench: Bench, reach: int) -> Sample:
 
 def rates(bench: Bench, reach: int) -> Sample:
     """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    found, access = moves(bench, reach), bench.backend.areas.access()
+    found = {**moves(bench, reach), **rooted(bench, reach)}
+    access = bench.backend.areas.access()
     if reach >= BY_KERNEL:
         found |= fetches(bench, reach) if access >= codes.READS else {}
         if access >= codes.WRITES:
