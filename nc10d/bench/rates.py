@@ -55,6 +55,8 @@ HOW = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
 LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
 Bytes = npt.NDArray[np.uint8]
+Way = tuple[Sequence[Step], Sequence[Step]]
+"""What a rank does before ranks meet, and after."""
 
 
 class Bench:
@@ -121,10 +123,18 @@ def handshakes(bench: Bench) -> Sample:
     }
 
 
-def rounds(show: Sequence[Step], read: Sequence[Step], count: int) -> list[Step]:
-    """Return a program of `count` rounds: show something, meet, read what the mate shows."""
+def rounds(
+    show: Sequence[Step], read: Sequence[Step], count: int, *, single: bool = False
+) -> list[Step]:
+    """Return a program of `count` rounds: show something, meet, read what the mate shows.
+
+    `single`: nobody begins the next before all have read, as where a call is one round.
+    """
     body = [*show, signal(1), wait_all(1), *read]
-    return [free(), *body, end_round(1, 2, count, len(body))]
+    if not single:
+        return [free(), *body, end_round(1, 2, count, len(body))]
+    body += [signal(2), wait_all(2)]
+    return [free(), *body, end_round(2, 3, count, len(body))]
 
 
 def moves(bench: Bench, reach: int) -> Sample:
@@ -140,6 +150,7 @@ def moves(bench: Bench, reach: int) -> Sample:
     return {
         ("put", reach): put,
         ("get", reach): half["get"] - put,
+        ("rooted", reach): rooted(bench, reach, put),
         ("fold", reach): half["fold"] - put,
         ("apart", reach): third["apart"] - put,
         ("copy", reach): third["copy"] - third["get"],
@@ -173,22 +184,24 @@ def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, floa
         "also": ([put], [folded(own=target, also=board(bench.rank, room))]),
         "pair": ([put], [get, pair(second, first, target, segment, HOW.pair)]),
     }
-    return cut.times(bench, {name: [rounds(*steps[name], cut.count)] for name in names}, x, y)
+    return cut.times(bench, {name: [steps[name]] for name in names}, x, y)
 
 
-def rooted(bench: Bench, reach: int) -> Sample:
-    """Time bytes that one rank puts and the other gets, as in a broadcast, each in turn the root.
+def rooted(bench: Bench, reach: int, put: float) -> float:
+    """Time a byte that one rank puts and the other gets, as in a broadcast, each in turn the root.
 
-    Where cores share no cache, lines that go only one way come quicker. An array is gone through by
-    one program: a large one goes past the cache then, as in a broadcast.
+    Where cores share no cache, lines that go only one way come quicker. What fits on a board is got
+    when it has been put, at the rate `put`; of more a board is got while the next is put, all by
+    one program: a large array goes past the cache then.
     """
-    cut = Cut.of(line_down(reach), bench.backend.layout.half, reach)
+    room = bench.backend.layout.half
+    cut, single = Cut.of(line_down(reach), room, reach), reach <= room
     x, place = np.ones(reach, np.uint8), user(0, 0, cut.stride)
-    put = copy(board(bench.rank), place, cut.segment)
-    get = copy(place, board(bench.others[0]), cut.segment)
-    programs = [rounds([put], [], cut.count), rounds([], [get], cut.count)]
-    turns = programs if bench.rank < bench.others[0] else programs[::-1]
-    return {("rooted", reach): cut.times(bench, {"rooted": turns}, x, x)["rooted"]}
+    root: Way = [copy(board(bench.rank), place, cut.segment)], []
+    mate: Way = [], [copy(place, board(bench.others[0]), cut.segment)]
+    turns = [root, mate] if bench.rank < bench.others[0] else [mate, root]
+    taken = cut.times(bench, {"rooted": turns}, x, x, single=single)["rooted"]
+    return max(0.0, taken - put) if single else taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +222,32 @@ class Cut:
         return cls(room, room, count, range(0, part - room * count + 1, room * count))
 
     def times(
-        self, bench: Bench, programs: Mapping[str, Sequence[list[Step]]], x: Bytes, y: Bytes
+        self,
+        bench: Bench,
+        ways: Mapping[str, Sequence[Way]],
+        x: Bytes,
+        y: Bytes,
+        *,
+        single: bool = False,
     ) -> dict[str, float]:
-        """Return the seconds a byte of programs, run in turns all through two arrays.
+        """Return the seconds a byte of what is shown and read in rounds, all through two arrays.
 
-        What meeting takes is left out. One name's programs are run one after another, and count as
+        What meeting takes is left out. One name's ways are gone one after another, and count as
         one.
         """
-        turns = len(next(iter(programs.values())))
-        named = {**programs, "meet": [rounds([], [], self.count)] * turns}
-        times: dict[str, list[float]] = {name: [] for name in named}
+        turns = len(next(iter(ways.values())))
+        named = {**ways, "meet": [((), ())] * turns}
+        make = partial(rounds, count=self.count, single=single)
+        programs = {name: [make(*way) for way in found] for name, found in named.items()}
+        times: dict[str, list[float]] = {name: [] for name in programs}
         for _ in range(often(max(x.nbytes, self.segment * self.count))):
-            for name, ones in named.items():
+            for name, ones in programs.items():
                 # All of the arrays count: where a cache ends, part of them is quick.
                 runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in self.starts]
                 times[name].append(sum(runs))
         found = {name: typical(taken) for name, taken in times.items()}
         nbytes = turns * len(self.starts) * self.count * self.segment
-        return {name: (found[name] - found["meet"]) / nbytes for name in programs}
+        return {name: (found[name] - found["meet"]) / nbytes for name in ways}
 
 
 def fetches(bench: Bench, reach: int) -> Sample:
@@ -364,8 +385,7 @@ def streams(bench: Bench, reach: int) -> Sample:
 
 def rates(bench: Bench, reach: int) -> Sample:
     """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    found = {**moves(bench, reach), **rooted(bench, reach)}
-    access = bench.backend.areas.access()
+    found, access = moves(bench, reach), bench.backend.areas.access()
     if reach >= BY_KERNEL:
         found |= fetches(bench, reach) if access >= codes.READS else {}
         if access >= codes.WRITES:

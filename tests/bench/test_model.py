@@ -16,8 +16,9 @@ from timed_simulator import simulated
 from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
 from nc10d.backend.cpu.algorithms.layout import NEVER, Boards
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, board, user
-from nc10d.backend.cpu.steps import copy, fetch, reduce_ranks
+from nc10d.backend.cpu.native.layout import READS
+from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, Step, board, user
+from nc10d.backend.cpu.steps import copy, expose, fetch, reduce_ranks
 from nc10d.bench import machine as machines
 from nc10d.bench import predict
 from nc10d.bench.calibrate import by_reach
@@ -30,6 +31,7 @@ from nc10d.testing.networks import why_not
 
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
+RICH = changed(changed(PLAIN, "rooted=2e-10"), "apart=3e-10")
 SMALL_HALF = 4096
 
 
@@ -62,8 +64,8 @@ def test_clocks_and_the_simulator_tell_the_same_time(
 ) -> None:
     hosts = grouped(names)
     collective = Collective(op, nbytes // 4 * 4, layout_of(hosts, SMALL_HALF))
-    walked = walk_all(PLAIN, op, nbytes // 4 * 4, hosts, SMALL_HALF)
-    assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
+    walked = walk_all(RICH, op, nbytes // 4 * 4, hosts, SMALL_HALF)
+    assert walked == pytest.approx(simulated(RICH, collective), rel=1e-9)
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "broadcast", "reduce_scatter"])
@@ -306,7 +308,7 @@ def test_files_of_older_versions_are_read(
     path = tmp_path / "machine.json"
     machines.save(DEVELOPMENT, path)
     fields = json.loads(path.read_text())
-    del fields["boards"], fields["also"]
+    del fields["boards"], fields["also"], fields["apart"], fields["rooted"]
     path.write_text(json.dumps({**fields, **older}))
     assert machines.load(path) == dataclasses.replace(DEVELOPMENT, boards=boards)
 
@@ -325,6 +327,44 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     dear = changed(PLAIN, "also=2e-9")
     twice = dear.price(on_board, 1000, 1, 2, 1000) - dear.price(shown, 1000, 1, 2, 1000)
     assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
+
+
+def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
+    fold = reduce_ranks(user(0), board(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
+    third = dataclasses.replace(fold, dst=user(1))
+    shown = dataclasses.replace(fold, dst=board(1, 1000))
+    dear = changed(changed(PLAIN, "fold=1e-9"), "apart=4e-9")
+
+    def more(machine: Machine, step: Step, size: int) -> float:
+        return machine.price(step, 1000, 0, size, 1000) - machine.price(fold, 1000, 0, size, 1000)
+
+    # Of several folds of a step only the last goes there.
+    assert [more(dear, third, size) for size in (2, 4)] == pytest.approx([3e-6, 3e-6])
+    assert more(dataclasses.replace(dear, apart=()), third, 2) == 0
+    no_copies = changed(dear, "also=0")
+    assert more(no_copies, shown, 2) == 0, "what goes on a board is folded elsewhere first"
+
+
+def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
+    get, put = copy(user(0), board(1), 1000), copy(board(0), user(0), 1000)
+    machine = changed(changed(PLAIN, "get=3e-9"), "rooted=1e-9")
+
+    def price(machine: Machine, *, puts: bool) -> float:
+        return machine.price(get, 1000, 0, 2, 1000, puts=puts) - machine.step
+
+    assert price(machine, puts=True) == pytest.approx(3e-6)
+    assert price(machine, puts=False) == pytest.approx(1e-6)
+    assert price(dataclasses.replace(machine, rooted=()), puts=False) == pytest.approx(3e-6)
+    assert not machines.puts([get, expose(0, user(0), READS)])
+    assert machines.puts([get, put])
+    assert machines.puts([dataclasses.replace(get, also=board(0))])
+    # A broadcast's mates are such, an all_reduce's ranks are not.
+    for op, quicker in (("broadcast", True), ("all_reduce", False)):
+        times = [
+            seconds(m, op, 1 << 20, spread(2, 2))
+            for m in (machine, changed(machine, "rooted=3e-9"))
+        ]
+        assert (times[0] < times[1]) is quicker, op
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"put": 3}'])
