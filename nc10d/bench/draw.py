@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.program import Kind, Space, Step
+from nc10d.backend.cpu.program import SHOWN, Kind, Step
 from nc10d.bench.cases import Collective
 from nc10d.bench.clocks import Event, Walk
 from nc10d.bench.machine import Machine
@@ -73,10 +73,9 @@ def look(step: Step, mate: int) -> Look | None:
     """Return how a step of a rank, number `mate` on its host, looks; None if it is no box."""
     if step.kind not in (Kind.COPY, Kind.MAP):
         return BY_KIND.get(step.kind)
-    shared = (Space.BOARD, Space.INLINE)
-    if step.src.space in shared and step.src.index != mate:
+    if step.src.space in SHOWN and step.src.index != mate:
         return GET
-    return PUT if step.dst.space in shared else COPY
+    return PUT if step.dst.space in SHOWN else COPY
 
 
 def walked(collective: Collective) -> Walk:

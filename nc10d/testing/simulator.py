@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.program import INLINE_BYTES, At, Kind, Program, Space, Step
+from nc10d.backend.cpu.program import INLINE_BYTES, SHOWN, At, Kind, Program, Space, Step
 from nc10d.testing import exposing, leading
 from nc10d.testing.watched import PAIR, Bytes, Clock, Deadlock, Disagreement, Region, mapped
 
@@ -75,11 +75,11 @@ class Rank:
 
     def region(self, at: At, rank: int | None = None) -> Region | None:
         """Return the shared region of an operand (of another rank's, if given), or None."""
-        if at.space not in (Space.BOARD, Space.INLINE):
+        if at.space not in SHOWN:
             return None
         owner = self.world.ranks[at.index if rank is None else rank]
-        halves = owner.boards if at.space is Space.BOARD else owner.inlines
-        return halves[self.round & 1]
+        halves = owner.inlines if at.space is Space.INLINE else owner.boards
+        return halves[(self.round + (at.space is Space.EARLIER)) & 1]
 
     def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
         """Return an operand's bytes, recording the access if they are shared."""

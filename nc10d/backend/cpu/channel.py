@@ -88,9 +88,9 @@ class Channel:
             at.C_SIZE: shared.size,
             at.C_RANK: shared.rank,
             at.C_AREA: shared.area,
-            at.C_FLAGS: self.address + at.C_TABLES + 4 * shared.size * 8,
+            at.C_FLAGS: self.address + at.C_TABLES + at.TABLE_COUNTERS * shared.size * 8,
             at.C_SELF: shared.counters[shared.rank],
-            at.C_PARITY_STEP: 2 * shared.size * 8,
+            at.C_PARITY_STEP: at.TABLE_OTHER * shared.size * 8,
             at.C_BELL_BIT: bell_bit,
             at.C_PROCESS: process,
             at.C_ADVANCE: interpreter.advance_address(),
@@ -109,12 +109,14 @@ class Channel:
         for offset, value in fields.items():
             self.words[offset // 8] = value
         first = at.C_TABLES // 8
-        tables = self.words[first : first + 5 * shared.size].reshape(5, shared.size)
+        tables = self.words[first : first + at.TABLE_ROWS * shared.size].reshape(-1, shared.size)
         for half in (0, 1):
-            tables[2 * half] = shared.boards[half]
+            row = at.TABLE_OTHER * half
+            tables[row] = shared.boards[half]
             payload = at.LINE_SLOTS + half * at.SLOT_BYTES + at.SLOT_PAYLOAD
-            tables[2 * half + 1] = [counter + payload for counter in shared.counters]
-        tables[4] = shared.counters
+            tables[row + at.TABLE_INLINE] = [counter + payload for counter in shared.counters]
+        tables[at.TABLE_AGAIN] = shared.boards[0]
+        tables[at.TABLE_COUNTERS] = shared.counters
 
     def get(self, field: int) -> int:
         """Return a word of the block."""

@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms.layout import LINE
 from nc10d.backend.cpu.native import rare
-from nc10d.backend.cpu.native.layout import FLAG_BIT, TEXT_BYTES
+from nc10d.backend.cpu.native.layout import (
+    FLAG_BIT,
+    TABLE_INLINE,
+    TABLE_OTHER,
+    TABLE_ZEROS,
+    TEXT_BYTES,
+)
 from nc10d.backend.cpu.program import SHOWN, At, Call, Kernel, Kind, Program, Space, Step
 from nc10d.kernels import copying
 
@@ -193,14 +199,15 @@ NO_OPERAND = 1 << 40
 
 def _selector(at: At, size: int, table: int) -> int:
     # Users' arrays are found from the front of their table; shared places by negative numbers,
-    # from the channel's own, where boards come first and inline slots after them.
+    # from the channel's own: boards, inline slots, and what is the other half's in this round.
     if at.space is Space.NONE:
         return NO_OPERAND
     if at.space is Space.USER:
         return 8 * at.index
     if at.space is Space.SCRATCH:
-        return -(table + 8 * 5 * size)  # a word that is 0: its offset is an address
-    return -(table + 8 * (at.index + (size if at.space is Space.INLINE else 0)))
+        return -(table + TABLE_ZEROS * 8 * size)  # a word that is 0: its offset is an address
+    row = {Space.INLINE: TABLE_INLINE, Space.EARLIER: TABLE_OTHER}.get(at.space, 0)
+    return -(table + 8 * (row * size + at.index))
 
 
 def _pack(

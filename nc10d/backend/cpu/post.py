@@ -31,6 +31,8 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
 
+# Where a link's words have the address of its sender's counter: of two ranks, the sender is 0.
+_SENT = at.C_TABLES // 8 + at.TABLE_COUNTERS * 2
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
@@ -230,7 +232,7 @@ def _next_message(channel: Channel) -> tuple[int, int]:
     """Return the word that will tell of a link's next message, and the value that it takes."""
     if _away(channel) and not _arrived(channel):
         return channel.get(at.C_BLOCKED_AT), channel.get(at.C_BLOCKED_FOR)
-    return int(channel.words[at.C_TABLES // 8 + 8]), channel.get(at.C_SEQ) + 1
+    return int(channel.words[_SENT]), channel.get(at.C_SEQ) + 1
 
 
 def _arrived(channel: Channel) -> bool:
@@ -238,12 +240,12 @@ def _arrived(channel: Channel) -> bool:
         from nc10d.backend.cpu.native import net  # compiles what a single host does without
 
         net.peek(channel.address)
-    sent = int(channel.words[at.C_TABLES // 8 + 8])
+    sent = int(channel.words[_SENT])
     return bool(engine.load_word(sent) >= channel.get(at.C_SEQ) + 1)
 
 
 def _head(channel: Channel) -> tuple[int, int, int]:
-    sent = int(channel.words[at.C_TABLES // 8 + 8])
+    sent = int(channel.words[_SENT])
     half = channel.get(at.C_ROUND) & 1
     first = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half
     tag, nbytes, dtype = (int(engine.load_word(first + 8 * i)) for i in range(3))

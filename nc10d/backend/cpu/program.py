@@ -75,9 +75,10 @@ class Space(enum.IntEnum):
     BOARD = 2
     INLINE = 3
     SCRATCH = 4
+    EARLIER = 5
 
 
-SHOWN = (Space.BOARD, Space.INLINE)
+SHOWN = (Space.BOARD, Space.INLINE, Space.EARLIER)
 """Where mates can read."""
 INLINE_BYTES = 16
 """Payload that travels in the cache line of the counter itself."""
@@ -114,6 +115,11 @@ def user(index: int, offset: int = 0, stride: int = 0) -> At:
 def board(rank: int, offset: int = 0, stride: int = 0) -> At:
     """Point into the current half of a rank's board."""
     return At(Space.BOARD, rank, offset, stride)
+
+
+def earlier(rank: int, offset: int = 0, stride: int = 0) -> At:
+    """Point into the half of a rank's board that the round before this one used."""
+    return At(Space.EARLIER, rank, offset, stride)
 
 
 def inline(rank: int) -> At:

@@ -73,7 +73,7 @@ def test_rooted_calls_with_changing_roots_keep_out_of_each_others_way(size: int,
     world = layouts(size, 1024, 256)
     rng = random.Random(seed)
     makers = [broadcast, MAKERS["reduce"], all_gather]
-    cases = [rng.choice(makers)(world, rng.choice([1, 2, 20, 300]), i) for i in range(12)]
+    cases = [rng.choice(makers)(world, rng.choice([1, 2, 20, 150, 300]), i) for i in range(12)]
     play(cases, size, 1024, seed)
 
 

@@ -1,19 +1,20 @@
 """all_reduce and reduce: one shot for small arrays, reduce-scatter and copy-out for large ones.
 
 One shot: everybody shows its array, everybody folds all of them in rank order. Staged: the array
-is cut into one chunk a rank; each rank folds its own chunk and shows the result, which the others
-copy out (`reduce`: only the root does). Both fold in rank order, so their bits are equal.
+is cut into windows, and these into one chunk a rank; each rank folds its own chunk and shows the
+result, which the others copy out (`reduce`: only the root does) while the next window is on the
+boards. Both fold in rank order, so their bits are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import direct
 from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
-from nc10d.backend.cpu.program import INLINE_BYTES, NOWHERE, At, Step, board, inline, user
+from nc10d.backend.cpu.program import INLINE_BYTES, NOWHERE, At, Step, board, earlier, inline, user
 from nc10d.backend.cpu.steps import (
     copy,
     end_round,
@@ -107,66 +108,89 @@ def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> lis
     # A half holds one contribution to every rank's chunk, and behind them one result chunk.
     chunk = line_down(layout.half // (layout.size + 1))
     whole = chunk * layout.size
-    rounds, rest = divmod(nbytes, whole)
-    steps: list[Step] = []
-    if rounds:
-        first = _round(layout, reduction, chunk, whole, 0, whole, root, opening=True)
-        steps += [*first, end_round(2, 3)]
-    if rounds > 1:
-        body = _round(layout, reduction, chunk, whole, whole, whole, root, opening=False)
-        steps += [*body, end_round(2, 3, rounds - 1, len(body))]
-    if rest:
-        # The last piece is cut again into equal chunks: nobody idles while one rank has it all.
-        last = line_up(-(-rest // layout.size))
-        opening = rounds == 0
-        steps += _round(layout, reduction, last, rest, rounds * whole, 0, root, opening=opening)
-        steps.append(end_round(2, 3))
+    before = max(0, -(-nbytes // whole) - 1)
+    rest = nbytes - before * whole
+
+    def window(base: int, stride: int = 0) -> _Window:
+        return _Window(layout, reduction, root, chunk, whole, base, stride)
+
+    # The last piece is cut again into equal chunks: nobody idles while one rank has it all.
+    small = line_up(-(-rest // layout.size))
+    last = _Window(layout, reduction, root, small, rest, before * whole)
+    steps: list[Step] = [free(), enter()]
+    meet = meet_all()
+    if before:
+        first = window(0)
+        steps += [*first.shown(), signal(1), meet, *first.folded(), end_round(1, 3)]
+        meet = wait_all(1)
+    if before > 1:
+        # That all show the next window says that all have folded this one: a round meets once.
+        later = window(whole, whole)
+        body = [*later.shown(), signal(1), meet, *window(0, whole).results(earlier)]
+        body += later.folded()
+        steps += [*body, end_round(1, 3, before - 1, len(body))]
+    steps += [*last.shown(), signal(1), meet]
+    if before:
+        steps += window((before - 1) * whole).results(earlier)
+    steps += [*last.folded(), signal(2), *last.results(board, wait), end_round(2, 3)]
     return steps
 
 
-def _round(
-    layout: Layout,
-    reduction: Reduction,
-    chunk: int,
-    count: int,
-    base: int,
-    stride: int,
-    root: int,
-    *,
-    opening: bool,
-) -> list[Step]:
-    """Fold `count` bytes from `base` on, a chunk a rank."""
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """`count` bytes from `base` on, a chunk a rank; each segment begins `stride` bytes later."""
 
-    def cut(rank: int) -> tuple[int, int]:
-        low = min(count, rank * chunk)
-        return low, min(count, low + chunk) - low
+    layout: Layout
+    reduction: Reduction
+    root: int
+    chunk: int
+    count: int
+    base: int
+    stride: int = 0
 
-    me = layout.rank
-    result = layout.size * chunk
-    # Every round waits for everyone: that frees the half of the round before.
-    steps: list[Step] = [free(), enter()] if opening else []
-    for peer in layout.others:
-        low, length = cut(peer)
-        if length:
-            steps.append(reduction.show(board(me, low), user(0, base + low, stride), length))
-    low, length = cut(me)
-    mine = user(0, base + low, stride)
-    own = mine
-    if length and reduction.scaled:
-        own = board(me, low)
-        steps.append(reduction.show(own, mine, length))
-    steps += [signal(1), meet_all() if opening else wait_all(1)]
-    if length:
-        first, second = board(me, result), mine if root in (-1, me) else NOWHERE
-        if layout.size == 2 and second != NOWHERE:
+    def shown(self) -> list[Step]:
+        """Put my part of every chunk on my board."""
+        layout = self.layout
+        mine = [layout.rank] if self.reduction.scaled else []
+        steps: list[Step] = []
+        for rank in [*layout.others, *mine]:
+            at, length = self._cut(rank)
+            if length:
+                steps.append(self.reduction.show(board(layout.rank, rank * self.chunk), at, length))
+        return steps
+
+    def folded(self) -> list[Step]:
+        """Fold all parts of my chunk, and show the result."""
+        size, me = self.layout.size, self.layout.rank
+        at, length = self._cut(me)
+        if not length:
+            return []
+        low = me * self.chunk
+        own = board(me, low) if self.reduction.scaled else at
+        first, second = board(me, self._result), at if self.root in (-1, me) else NOWHERE
+        if size == 2 and second != NOWHERE:
             # One pair can be folded straight to where it is wanted; its copy goes on the board.
             first, second = second, first
-        steps.append(reduce_ranks(first, board(0, low), own, length, reduction.how, second))
-    steps.append(signal(2))
-    if root in (-1, me):
-        for peer in layout.others:
-            low, length = cut(peer)
+        return [reduce_ranks(first, board(0, low), own, length, self.reduction.how, second)]
+
+    def results(
+        self, place: Callable[[int, int], At], ready: Callable[[int, int], Step] | None = None
+    ) -> list[Step]:
+        """Copy the others' results from their boards; `ready` waits until a rank shows one."""
+        steps: list[Step] = []
+        for peer in self.layout.others if self.root in (-1, self.layout.rank) else ():
+            at, length = self._cut(peer)
             if length:
-                out = user(0, base + low, stride)
-                steps += [wait(peer, 2), copy(out, board(peer, result), length)]
-    return steps
+                steps += [ready(peer, 2)] if ready else []
+                steps.append(copy(at, place(peer, self._result), length))
+        return steps
+
+    @property
+    def _result(self) -> int:
+        return self.layout.size * self.chunk
+
+    def _cut(self, rank: int) -> tuple[At, int]:
+        """Return where a rank's chunk lies in the user's array, and its length."""
+        low = min(self.count, rank * self.chunk)
+        length = min(self.count, low + self.chunk) - low
+        return user(0, self.base + low, self.stride), length

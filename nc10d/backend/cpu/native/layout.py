@@ -124,9 +124,12 @@ LINK_TICKS = 8
 ) = range(0, 59 * 8, 8)
 C_OWN_USERS = 59 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
-# Boards, inline slots (even); the same (odd); counters; and words that stay 0, so that what lies
-# nowhere in shared memory has a base too, in even and in odd rounds.
 C_TABLES = C_OWN_USERS + 4 * 8
+# Rows of as many words as the group has ranks: boards, inline slots (of even rounds); the same (of
+# odd ones); boards of even rounds again, so that the other half's are two rows on in either round;
+# counters; and words that stay 0, so that what lies nowhere in shared memory has a base too.
+TABLE_INLINE, TABLE_OTHER, TABLE_AGAIN, TABLE_COUNTERS, TABLE_ZEROS = 1, 2, 4, 5, 6
+TABLE_ROWS = TABLE_ZEROS + TABLE_OTHER
 
 COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
 BROKEN, FAILING = 1, 2
@@ -134,7 +137,7 @@ BROKEN, FAILING = 1, 2
 
 def channel_bytes(size: int) -> int:
     """Return the size of a channel's block for a group of `size`."""
-    return C_TABLES + (7 * size + 1) * 8
+    return C_TABLES + (TABLE_ROWS * size + 1) * 8
 
 
 # -- reach: how a channel's ranks read each other's memory ----------------------------------------
