@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Step
-from nc10d.bench.machine import Machine, at_reach, puts
+from nc10d.bench.machine import Machine, Uses, at_reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Walker:
         self.ends: list[float] = []
         self._host = host
         self._me = host.ranks.index(rank)
-        self._puts = puts(program.steps)
+        self._uses = Uses.of(program.steps)
         self._signals: list[tuple[int, float]] = [(0, 0.0)]
         self._free_at = [0, 0]
         self._seq = self._round = self._pc = self._segment = 0
@@ -180,7 +180,7 @@ class Walker:
         begin, nbytes = self.now, self._length(step)
         size, arrays = len(self._host.ranks), self.walk.arrays
         price = self.walk.machine.price
-        self.now += price(step, nbytes, self._me, size, arrays, puts=self._puts)
+        self.now += price(step, nbytes, self._me, size, arrays, self._uses)
         self._hold_up(begin, self.now - begin)
         self._note(step, begin, self.now, nbytes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Machine:
     shared: Curve = ()
     rooted: Curve = ()
     also: Curve = ()
-    apart: Curve = ()
+    third: Curve = ()
     pair: Curve = ()
     kernel: Curve = ()
     fill: Curve = ()
@@ -89,32 +89,30 @@ class Machine:
         return nbytes * at_reach(curve, reach)
 
     def price(
-        self, step: Step, nbytes: int, rank: int, size: int, reach: float, *, puts: bool = True
+        self, step: Step, nbytes: int, rank: int, size: int, reach: float, uses: Uses
     ) -> float:
         """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
 
-        `puts` says whether that rank shows any bytes in its program. Waits and transfers between
-        hosts cost nothing by themselves: see clocks.py.
+        `uses` is of the program that the step is in. Waits and transfers between hosts cost nothing
+        by themselves: see clocks.py.
         """
-        if self.rooted and not puts and step.kind is Kind.COPY and _fetched(step, rank):
+        if self.rooted and not uses.puts and step.kind is Kind.COPY and _fetched(step, rank):
             return self.step + nbytes * at_reach(self.rooted, max(reach, nbytes))
-        # A long step is quicker by the byte than a short one. Rates are of steps over a third of
-        # their reach, those of arrays read where they lie over a half.
+        # A long step is quicker by the byte than a short one. Rates of what fits on a board are of
+        # steps over a third of their reach, those of arrays read where they lie over a half.
         parts = 2 if step.kind in (Kind.FETCH, Kind.FOLD) else 3
-        return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes))
+        return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes), uses)
 
-    def _rate(self, step: Step, rank: int, size: int, reach: float) -> float:
+    def _rate(self, step: Step, rank: int, size: int, reach: float, uses: Uses) -> float:
         if step.kind in (Kind.COPY, Kind.MAP):
             return at_reach(self._copying(step, rank), reach)
         if step.kind is Kind.REDN:
             # What goes on a board is folded in the first cache, and copied like what goes twice.
-            shown = step.dst.space in SHOWN
-            copies = shown + (step.also.space is not Space.NONE)
-            fold = at_reach(self.fold, reach)
-            last = (
-                fold if shown or step.dst == step.own else at_reach(self.apart or self.fold, reach)
-            )
-            return (size - 2) * fold + last + copies * self._also(reach)
+            copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
+            fold, first = at_reach(self.fold, reach), self.fold
+            if self.third and step.dst.space is Space.USER and step.dst.index not in uses.read:
+                first = self.third
+            return at_reach(first, reach) + (size - 2) * fold + copies * self._also(reach)
         if step.kind is Kind.PAIR:
             return at_reach(self.pair or self.copy, reach)
         if step.kind is Kind.FETCH:
@@ -138,13 +136,24 @@ class Machine:
         return self.put if step.dst.space in SHOWN else self.copy
 
 
-def puts(steps: Iterable[Step]) -> bool:
-    """Say whether a rank shows any bytes by a program of these steps."""
-    kinds = Kind.COPY, Kind.MAP, Kind.REDN
-    shown = (
-        at.space in SHOWN for step in steps if step.kind in kinds for at in (step.dst, step.also)
-    )
-    return any(shown)
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a rank's program does that prices depend on: the user arrays that it reads, by number,
+    and whether it puts anything on a board."""
+
+    read: frozenset[int]
+    puts: bool
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Uses:
+        """Look through a program's steps."""
+        moving = [step for step in steps if step.kind in (Kind.COPY, Kind.MAP, Kind.REDN)]
+        sources = (at for step in moving for at in (step.src, step.own))
+        places = (at for step in moving for at in (step.dst, step.also))
+        return cls(
+            frozenset(at.index for at in sources if at.space is Space.USER),
+            any(at.space in SHOWN for at in places),
+        )
 
 
 def _fetched(step: Step, rank: int) -> bool:
@@ -173,7 +182,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "shared", "rooted", "also", "apart", "pair", "kernel", "fill", "lent")
+LATER = ("one_way", "shared", "rooted", "also", "third", "pair", "kernel", "fill", "lent")
 """Curves that may be missing, and are in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 

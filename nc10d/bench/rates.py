@@ -47,10 +47,11 @@ from nc10d.ops import RedOp
 
 BY_KERNEL = DIRECT // 2
 """The least reach at which the kernel's copies are timed: a broadcast's halves are so long."""
-LARGE = 4 << 20
+HUGE = 4 << 20
+"""The least reach at which arrays of two ranks may fill a last cache."""
 STEPS, MANY = 64, 8
 FEW = 3
-"""Boards that a program goes through: what takes long is seldom left alone by other programs."""
+"""Segments that a program goes through: what takes long is seldom left alone by other programs."""
 HOW = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
 LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
@@ -128,34 +129,36 @@ def rounds(
 ) -> list[Step]:
     """Return a program of `count` rounds: show something, meet, read what the mate shows.
 
-    `single`: nobody begins the next before all have read, as where a call is one round.
+    `single`: nobody begins the next before all have read, as where a call is one round. After the
+    last all meet once more, so that nobody leaves earlier than the others.
     """
     body = [*show, signal(1), wait_all(1), *read]
-    if not single:
-        return [free(), *body, end_round(1, 2, count, len(body))]
-    body += [signal(2), wait_all(2)]
-    return [free(), *body, end_round(2, 3, count, len(body))]
+    if single:
+        body += [signal(2), wait_all(2)]
+    ticks = 2 if single else 1
+    last = [signal(1), wait_all(1), end_round(1, 0)]
+    return [free(), *body, end_round(ticks, ticks + 1, count, len(body)), *last]
 
 
 def moves(bench: Bench, reach: int) -> Sample:
-    """Time bytes put, got, folded and copied, by two ranks at once that go through `reach` bytes.
+    """Time bytes put, got, folded and copied, by ranks that go through `reach` bytes.
 
     Each figure is the difference of two programs that differ in one step, both of which begin by
     putting and end by reading: so caches are as in a collective. Three arrays take part; where a
     last cache may end, what is got or folded in place goes through two, as in an all_reduce.
     """
-    third = differences(bench, reach // 3, ("get", "put", "copy", "fold", "apart", "also", "pair"))
-    half = differences(bench, reach // 2, ("get", "fold")) if reach >= LARGE else third
-    put = min(max(third["put"] - third["get"], 0.0), third["get"], half["get"], half["fold"])
+    thirds = differences(bench, reach // 3, ("get", "put", "copy", "fold", "third", "also", "pair"))
+    halves = differences(bench, reach // 2, ("get", "fold")) if reach >= HUGE else thirds
+    put = min(max(thirds["put"] - thirds["get"], 0.0), thirds["get"], halves["get"], halves["fold"])
     return {
         ("put", reach): put,
-        ("get", reach): half["get"] - put,
+        ("get", reach): halves["get"] - put,
         ("rooted", reach): rooted(bench, reach, put),
-        ("fold", reach): half["fold"] - put,
-        ("apart", reach): third["apart"] - put,
-        ("copy", reach): third["copy"] - third["get"],
-        ("also", reach): third["also"] - third["fold"],
-        ("pair", reach): third["pair"] - third["get"],
+        ("fold", reach): halves["fold"] - put,
+        ("third", reach): thirds["third"] - put,
+        ("copy", reach): thirds["copy"] - thirds["get"],
+        ("also", reach): thirds["also"] - thirds["fold"],
+        ("pair", reach): thirds["pair"] - thirds["get"],
     }
 
 
@@ -168,23 +171,23 @@ def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, floa
     """
     part = line_down(part)
     room = line_down(bench.backend.layout.half // 2)
-    cut = Cut.of(part, room)
+    cut = Cut.of(part, room, FEW)
     segment, stride = cut.segment, cut.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
     mine, theirs = board(bench.rank), board(bench.others[0])
     first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, part, stride)
     put, get = copy(mine, first, segment), copy(target, theirs, segment)
     folded = partial(reduce_ranks, target, board(0), nbytes=segment, how=HOW)
-    steps = {
+    ways: dict[str, Way] = {
         "get": ([put], [get]),
         "put": ([put, copy(mine, second, segment)], [get]),
         "copy": ([put], [get, copy(second, first, segment)]),
         "fold": ([put], [folded(own=target)]),
-        "apart": ([put], [folded(own=second)]),
+        "third": ([put], [folded(own=second)]),
         "also": ([put], [folded(own=target, also=board(bench.rank, room))]),
         "pair": ([put], [get, pair(second, first, target, segment, HOW.pair)]),
     }
-    return cut.times(bench, {name: [steps[name]] for name in names}, x, y)
+    return seconds_a_byte(bench, cut, {name: [ways[name]] for name in names}, x, y)
 
 
 def rooted(bench: Bench, reach: int, put: float) -> float:
@@ -194,14 +197,15 @@ def rooted(bench: Bench, reach: int, put: float) -> float:
     when it has been put, at the rate `put`; of more a board is got while the next is put, all by
     one program: a large array goes past the cache then.
     """
-    room = bench.backend.layout.half
-    cut, single = Cut.of(line_down(reach), room, reach), reach <= room
-    x, place = np.ones(reach, np.uint8), user(0, 0, cut.stride)
+    part = line_down(reach)
+    cut = Cut.of(part, bench.backend.layout.half)
+    x, place = np.ones(part, np.uint8), user(0, 0, cut.stride)
     root: Way = [copy(board(bench.rank), place, cut.segment)], []
     mate: Way = [], [copy(place, board(bench.others[0]), cut.segment)]
     turns = [root, mate] if bench.rank < bench.others[0] else [mate, root]
-    taken = cut.times(bench, {"rooted": turns}, x, x, single=single)["rooted"]
-    return max(0.0, taken - put) if single else taken
+    alone = 1 if cut.single else cut.count  # of so many puts one keeps the mate waiting
+    taken = seconds_a_byte(bench, cut, {"rooted": turns}, x, x, single=cut.single)["rooted"]
+    return taken - put / alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,43 +215,55 @@ class Cut:
     segment: int
     stride: int
     count: int
-    starts: range
+    starts: tuple[int, ...]
 
     @classmethod
-    def of(cls, part: int, room: int, most: int = FEW) -> Cut:
-        """Cut `part` bytes into segments of `room`, `most` a program; a short one is one, often."""
-        if part <= room:
-            return cls(part, 0, MANY, range(1))
-        count = min(most, part // room)
-        return cls(room, room, count, range(0, part - room * count + 1, room * count))
+    def of(cls, part: int, room: int, most: int | None = None) -> Cut:
+        """Cut `part` bytes into segments of `room`, at most `most` a program, all if that is None.
 
-    def times(
-        self,
-        bench: Bench,
-        ways: Mapping[str, Sequence[Way]],
-        x: Bytes,
-        y: Bytes,
-        *,
-        single: bool = False,
-    ) -> dict[str, float]:
-        """Return the seconds a byte of what is shown and read in rounds, all through two arrays.
-
-        What meeting takes is left out. One name's ways are gone one after another, and count as
-        one.
+        What fits in `room` is one segment, which a program goes through MANY times. The last
+        program begins earlier, where that is needed to end with the array.
         """
-        turns = len(next(iter(ways.values())))
-        named = {**ways, "meet": [((), ())] * turns}
-        make = partial(rounds, count=self.count, single=single)
-        programs = {name: [make(*way) for way in found] for name, found in named.items()}
-        times: dict[str, list[float]] = {name: [] for name in programs}
-        for _ in range(often(max(x.nbytes, self.segment * self.count))):
-            for name, ones in programs.items():
-                # All of the arrays count: where a cache ends, part of them is quick.
-                runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in self.starts]
-                times[name].append(sum(runs))
-        found = {name: typical(taken) for name, taken in times.items()}
-        nbytes = turns * len(self.starts) * self.count * self.segment
-        return {name: (found[name] - found["meet"]) / nbytes for name in ways}
+        if part <= room:
+            return cls(part, 0, MANY, (0,))
+        count = min(most or part, part // room)
+        window = room * count
+        starts = [*range(0, part - window + 1, window)]
+        rest = [part - window] if starts[-1] + window < part else []
+        return cls(room, room, count, (*starts, *rest))
+
+    @property
+    def single(self) -> bool:
+        """Whether what a call moves goes on a board at once."""
+        return self.stride == 0
+
+
+def seconds_a_byte(
+    bench: Bench,
+    cut: Cut,
+    ways: Mapping[str, Sequence[Way]],
+    x: Bytes,
+    y: Bytes,
+    *,
+    single: bool = False,
+) -> dict[str, float]:
+    """Time what is shown and read in rounds, all through two arrays, in turns; less the meetings.
+
+    A name's ways run one after another, and their times and bytes are added. All of the arrays
+    count: where a cache ends, a part of them is quick. `single` as for rounds.
+    """
+    turns = len(next(iter(ways.values())))
+    named = {**ways, "meet": [((), ())] * turns}
+    make = partial(rounds, count=cut.count, single=single)
+    programs = {name: [make(*way) for way in found] for name, found in named.items()}
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(often(max(x.nbytes, cut.segment * cut.count))):
+        for name, ones in programs.items():
+            runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in cut.starts]
+            times[name].append(sum(runs))
+    found = {name: typical(taken) for name, taken in times.items()}
+    nbytes = turns * len(cut.starts) * cut.count * cut.segment
+    return {name: (found[name] - found["meet"]) / nbytes for name in ways}
 
 
 def fetches(bench: Bench, reach: int) -> Sample:

@@ -71,7 +71,7 @@ def machine_of(sample: Sample) -> Machine:
         shared=curve("shared"),
         rooted=curve("rooted"),
         also=curve("also"),
-        apart=curve("apart"),
+        third=curve("third"),
         pair=curve("pair"),
         kernel=curve("kernel"),
         fill=curve("fill"),

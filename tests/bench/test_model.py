@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,16 @@ from nc10d.bench import predict
 from nc10d.bench.calibrate import by_reach
 from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
 from nc10d.bench.clocks import Walk
-from nc10d.bench.machine import DEVELOPMENT, Machine, at_reach, changed
+from nc10d.bench.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
 from nc10d.bench.model import algorithm, seconds, standing_for, switches
+from nc10d.bench.rates import Cut
 from nc10d.bench.samples import Cell, Round, constants, typical
 from nc10d.testing.networks import why_not
 
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
-RICH = changed(changed(PLAIN, "rooted=2e-10"), "apart=3e-10")
+RICH = changed(changed(PLAIN, "rooted=2e-10"), "third=3e-10")
+ANY = Uses(frozenset(), puts=True)
 SMALL_HALF = 4096
 
 
@@ -271,8 +274,10 @@ def test_a_long_step_goes_at_the_rate_of_a_long_reach() -> None:
     steep = dataclasses.replace(PLAIN, kernel=((1 << 14, 4e-6), (1 << 16, 1e-6)))
     step = fetch(user(0), 0, 0, 1 << 15)
     for reach in (0, 1 << 20):
-        assert steep.price(step, 1 << 15, 0, 2, reach) == long.price(step, 1 << 15, 0, 2, reach)
-    assert steep.price(step, 1 << 13, 0, 2, 0) == short.price(step, 1 << 13, 0, 2, 0)
+        assert steep.price(step, 1 << 15, 0, 2, reach, ANY) == long.price(
+            step, 1 << 15, 0, 2, reach, ANY
+        )
+    assert steep.price(step, 1 << 13, 0, 2, 0, ANY) == short.price(step, 1 << 13, 0, 2, 0, ANY)
 
 
 @given(st.floats(1, 1e9), st.integers(1, 30), st.integers(0, 2**31))
@@ -308,7 +313,7 @@ def test_files_of_older_versions_are_read(
     path = tmp_path / "machine.json"
     machines.save(DEVELOPMENT, path)
     fields = json.loads(path.read_text())
-    del fields["boards"], fields["also"], fields["apart"], fields["rooted"]
+    del fields["boards"], fields["also"], fields["third"], fields["rooted"]
     path.write_text(json.dumps({**fields, **older}))
     assert machines.load(path) == dataclasses.replace(DEVELOPMENT, boards=boards)
 
@@ -318,14 +323,16 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     shown = dataclasses.replace(fold, also=board(1))
 
     def more(machine: Machine) -> float:
-        return machine.price(shown, 1000, 1, 2, 1000) - machine.price(fold, 1000, 1, 2, 1000)
+        return machine.price(shown, 1000, 1, 2, 1000, ANY) - machine.price(
+            fold, 1000, 1, 2, 1000, ANY
+        )
 
     assert more(changed(PLAIN, "also=2e-9")) == pytest.approx(2e-6)
     unknown = dataclasses.replace(changed(PLAIN, "copy=3e-9"), also=())
     assert more(unknown) == pytest.approx(3e-6)
     on_board = dataclasses.replace(shown, dst=board(1, 1000), also=user(0))
     dear = changed(PLAIN, "also=2e-9")
-    twice = dear.price(on_board, 1000, 1, 2, 1000) - dear.price(shown, 1000, 1, 2, 1000)
+    twice = dear.price(on_board, 1000, 1, 2, 1000, ANY) - dear.price(shown, 1000, 1, 2, 1000, ANY)
     assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
 
 
@@ -333,14 +340,16 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
     fold = reduce_ranks(user(0), board(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
     third = dataclasses.replace(fold, dst=user(1))
     shown = dataclasses.replace(fold, dst=board(1, 1000))
-    dear = changed(changed(PLAIN, "fold=1e-9"), "apart=4e-9")
+    dear = changed(changed(PLAIN, "fold=1e-9"), "third=4e-9")
+    uses = Uses.of([fold])
 
     def more(machine: Machine, step: Step, size: int) -> float:
-        return machine.price(step, 1000, 0, size, 1000) - machine.price(fold, 1000, 0, size, 1000)
+        price = partial(machine.price, nbytes=1000, rank=0, size=size, reach=1000, uses=uses)
+        return price(step) - price(fold)
 
-    # Of several folds of a step only the last goes there.
+    # Of several folds of a step only the first goes there; the others find it in the first cache.
     assert [more(dear, third, size) for size in (2, 4)] == pytest.approx([3e-6, 3e-6])
-    assert more(dataclasses.replace(dear, apart=()), third, 2) == 0
+    assert more(dataclasses.replace(dear, third=()), third, 2) == 0
     no_copies = changed(dear, "also=0")
     assert more(no_copies, shown, 2) == 0, "what goes on a board is folded elsewhere first"
 
@@ -350,14 +359,15 @@ def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
     machine = changed(changed(PLAIN, "get=3e-9"), "rooted=1e-9")
 
     def price(machine: Machine, *, puts: bool) -> float:
-        return machine.price(get, 1000, 0, 2, 1000, puts=puts) - machine.step
+        uses = Uses(read=frozenset(), puts=puts)
+        return machine.price(get, 1000, 0, 2, 1000, uses) - machine.step
 
     assert price(machine, puts=True) == pytest.approx(3e-6)
     assert price(machine, puts=False) == pytest.approx(1e-6)
     assert price(dataclasses.replace(machine, rooted=()), puts=False) == pytest.approx(3e-6)
-    assert not machines.puts([get, expose(0, user(0), READS)])
-    assert machines.puts([get, put])
-    assert machines.puts([dataclasses.replace(get, also=board(0))])
+    assert Uses.of([get, expose(0, user(0), READS)]) == Uses(frozenset(), puts=False)
+    assert Uses.of([get, put]) == Uses(frozenset([0]), puts=True)
+    assert Uses.of([dataclasses.replace(get, also=board(0))]).puts
     # A broadcast's mates are such, an all_reduce's ranks are not.
     dear = changed(machine, "rooted=3e-9")
     for op, quicker in (("broadcast", True), ("all_reduce", False)):
@@ -421,6 +431,25 @@ def test_every_cell_is_measured_beside_one_reach() -> None:
         cells[2:4],
         cells[4:],
     ]
+
+
+@given(lines=st.integers(1, 3000), room=st.integers(1, 300), most=st.none() | st.integers(1, 5))
+def test_cuts_cover_an_array_and_stay_in_it(lines: int, room: int, most: int | None) -> None:
+    part, room = 64 * lines, 64 * room
+    cut = Cut.of(part, room, most)
+    pieces = [
+        (start + cut.stride * i, start + cut.stride * i + cut.segment)
+        for start in cut.starts
+        for i in range(1 if cut.single else cut.count)
+    ]
+    end = 0
+    for first, behind in sorted(pieces):
+        assert first <= end, "nothing is left out"
+        end = max(end, behind)
+    assert end == part
+    assert cut.segment <= room
+    assert cut.single == (part <= room)
+    assert cut.single or most is None or cut.count <= most
 
 
 def test_worlds_are_read_from_ranks_and_hosts() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.layout import WRITES
 from nc10d.backend.cpu.program import Kind, Program, Space, Step
 from nc10d.bench.cases import Collective
-from nc10d.bench.machine import Machine, at_reach, puts
+from nc10d.bench.machine import Machine, Uses, at_reach
 from nc10d.testing.cluster import Cluster, FarRank, HostWorld, Pipes
 from nc10d.testing.watched import Bytes
 
@@ -82,8 +81,8 @@ class TimedRank(FarRank):
                 mates = (mate for mate in self.world.ranks if mate is not self)
                 moved = sum(min(moved, mate.lent) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
-            price = partial(self.machine.price, puts=puts(steps))
-            busy = price(step, moved, self.rank, size, arrays)
+            uses = Uses.of(steps)
+            busy = self.machine.price(step, moved, self.rank, size, arrays, uses)
             for peer, gone in self.pushed.items():
                 if gone > self.now:  # who folds does not send
                     flights = self.world.flights[self.number, peer]

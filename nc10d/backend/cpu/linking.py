@@ -119,6 +119,7 @@ def link(
 
 def check(program: Program, size: int) -> None:
     """Assert that no step points outside its tables: a wrong one would crash the process."""
+    later = False  # a program's first round knows nothing of the one before
     for index, step in enumerate(program.steps):
         assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
         assert step.nbytes >= 0, (program.call, index, step)
@@ -131,6 +132,10 @@ def check(program: Program, size: int) -> None:
             limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
             assert 0 <= at.index < limit, (program.call, index, step)
             assert at.offset >= 0, (program.call, index, step)
+            assert at.space is not Space.EARLIER or later, (program.call, index, step)
+        for at in (step.dst, step.also):
+            assert at.space is not Space.EARLIER, (program.call, index, step)
+        later = later or step.kind is Kind.ROUND
 
 
 def scratch_bytes(program: Program) -> int:
@@ -195,6 +200,13 @@ def _times(steps: Sequence[Step]) -> list[int]:
 
 
 NO_OPERAND = 1 << 40
+ROWS = {
+    Space.BOARD: 0,
+    Space.INLINE: TABLE_INLINE,
+    Space.EARLIER: TABLE_OTHER,
+    Space.SCRATCH: TABLE_ZEROS,  # a word that is 0: the offset is an address
+}
+"""Which row of the channel's tables a place is in."""
 
 
 def _selector(at: At, size: int, table: int) -> int:
@@ -204,10 +216,7 @@ def _selector(at: At, size: int, table: int) -> int:
         return NO_OPERAND
     if at.space is Space.USER:
         return 8 * at.index
-    if at.space is Space.SCRATCH:
-        return -(table + TABLE_ZEROS * 8 * size)  # a word that is 0: its offset is an address
-    row = {Space.INLINE: TABLE_INLINE, Space.EARLIER: TABLE_OTHER}.get(at.space, 0)
-    return -(table + 8 * (row * size + at.index))
+    return -(table + 8 * (ROWS[at.space] * size + at.index))
 
 
 def _pack(

@@ -10,7 +10,8 @@ freely and need no protocol of their own. `signal(t)` sets my counter to (ticks 
 `wait(peer, t)` waits until the peer's counter has come there. Boards and inline slots exist twice
 and alternate from round to round; a round's `free` is the first tick (counted from its start) at
 which a peer has surely left it, and `free()` waits for that before the same half is used again.
-A `free` of 0 says that the round has not used its half.
+A `free` of 0 says that the round has not used its half. Who reads what the round before has shown
+(`earlier`) has left that one when this one's reads are done.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from nc10d.backend.cpu.algorithms.layout import Layout
 from nc10d.backend.cpu.linking import link
 from nc10d.backend.cpu.native import interpreter, operands
 from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Call, Kind, Program, Space, Step, board, user
-from nc10d.backend.cpu.steps import copy, signal
+from nc10d.backend.cpu.program import Call, Kind, Program, Space, Step, board, earlier, user
+from nc10d.backend.cpu.steps import copy, end_round, signal
 from nc10d.kernels import copying
 from nc10d.ops import SUM
 
@@ -42,11 +42,20 @@ def no_kernel(_: object) -> int:
         copy(user(0), user(0, -8), 8),
         Step(Kind.WAIT, peer=2),  # of two ranks
         Step(Kind.ROUND, back=3),  # before the program's start
+        copy(user(0), earlier(1), 8),  # the half of another program's round
     ],
 )
 def test_a_program_that_points_outside_is_refused(step: Step) -> None:
     with pytest.raises(AssertionError):
         link(Program(Call("x"), (signal(1), step), 1), 2, at.C_TABLES, no_kernel)
+
+
+def test_the_half_of_the_round_before_is_only_read() -> None:
+    rounds = [signal(1), end_round(1, 2)]
+    link(Program(Call("x"), (*rounds, copy(user(0), earlier(1), 8)), 1), 2, at.C_TABLES, no_kernel)
+    wrong = Program(Call("x"), (*rounds, copy(earlier(0), user(0), 8)), 1)
+    with pytest.raises(AssertionError):
+        link(wrong, 2, at.C_TABLES, no_kernel)
 
 
 def test_calls_that_differ_anywhere_have_different_fingerprints() -> None:

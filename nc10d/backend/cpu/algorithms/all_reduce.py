@@ -105,7 +105,10 @@ def _one_shot_to(layout: Layout, part: Part, root: int) -> list[Step]:
 
 
 def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
-    # A half holds one contribution to every rank's chunk, and behind them one result chunk.
+    # A half holds one contribution to every rank's chunk, and behind them one result chunk. That
+    # all show a window says that all have folded the one before, whose results are copied out then.
+    # So contributions are shown while a peer may still read the result in the same half: it lies
+    # behind the largest of them, and is written only when all have met once more.
     chunk = line_down(layout.half // (layout.size + 1))
     whole = chunk * layout.size
     before = max(0, -(-nbytes // whole) - 1)
@@ -118,13 +121,12 @@ def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> lis
     small = line_up(-(-rest // layout.size))
     last = _Window(layout, reduction, root, small, rest, before * whole)
     steps: list[Step] = [free(), enter()]
-    meet = meet_all()
+    meet = meet_all()  # where calls are compared
     if before:
         first = window(0)
         steps += [*first.shown(), signal(1), meet, *first.folded(), end_round(1, 3)]
         meet = wait_all(1)
     if before > 1:
-        # That all show the next window says that all have folded this one: a round meets once.
         later = window(whole, whole)
         body = [*later.shown(), signal(1), meet, *window(0, whole).results(earlier)]
         body += later.folded()
@@ -138,13 +140,13 @@ def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """`count` bytes from `base` on, a chunk a rank; each segment begins `stride` bytes later."""
+    """`nbytes` from `base` on, a chunk a rank; each segment begins `stride` bytes later."""
 
     layout: Layout
     reduction: Reduction
     root: int
     chunk: int
-    count: int
+    nbytes: int
     base: int
     stride: int = 0
 
@@ -191,6 +193,6 @@ class _Window:
 
     def _cut(self, rank: int) -> tuple[At, int]:
         """Return where a rank's chunk lies in the user's array, and its length."""
-        low = min(self.count, rank * self.chunk)
-        length = min(self.count, low + self.chunk) - low
+        low = min(self.nbytes, rank * self.chunk)
+        length = min(self.nbytes, low + self.chunk) - low
         return user(0, self.base + low, self.stride), length

@@ -112,7 +112,7 @@ LINK_TICKS = 8
     C_LABEL,  # whose entries these are in the log
     C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
     C_STAMP,
-    C_BEGUN,  # when the running message began; 0: it is short, and has not waited
+    C_BEGUN,  # when the running message began; 0: it is little (messages.py), and has not waited
     C_LENT,  # where in my arena (-1: of my private memory) peers write results just now, and how
     C_LENT_BYTES,  # many bytes from there on
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
@@ -137,7 +137,7 @@ BROKEN, FAILING = 1, 2
 
 def channel_bytes(size: int) -> int:
     """Return the size of a channel's block for a group of `size`."""
-    return C_TABLES + (TABLE_ROWS * size + 1) * 8
+    return C_TABLES + (TABLE_ROWS * size + 1) * 8  # the last word is the odd rounds' zero
 
 
 # -- reach: how a channel's ranks read each other's memory ----------------------------------------
