@@ -24,8 +24,7 @@ from nc10d.run.quiet import quietly
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
-    f"{NATIVE}.{name}"
-    for name in ("interpreter", "engine", "ring", "arrays", "messages", "streams", "net")
+    f"{NATIVE}.{name}" for name in ("engine", "ring", "arrays", "messages", "streams", "net")
 )
 """What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.native"
@@ -160,9 +159,10 @@ def _tasks() -> list[Task]:
 
 
 def _warm_engine() -> None:
-    from nc10d.backend.cpu.native import rare
+    from nc10d.backend.cpu.native import interpreter, rare
     from nc10d.kernels import lazy
 
+    interpreter.advance_address()
     for name in ENGINE:
         importlib.import_module(name)
         for _, make in lazy.every(name):

@@ -27,7 +27,8 @@ import platform
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -47,12 +48,14 @@ from nc10d.kernels.folder import (
     code_folder,
     exclusive,
     take_for_life,
+    taken,
 )
 
 Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
 FORMAT = 1
 _TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code knows where its objects keep things
 _names: set[str] = set()
+_waits: ContextVar[bool] = ContextVar("waits for other processes' compilers", default=True)
 compiling = threading.RLock()
 """Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
 os.register_at_fork(
@@ -111,6 +114,29 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
     return found
 
 
+class Elsewhere(Exception):
+    """Another process compiles this function just now, and the caller does not want to wait."""
+
+
+def make_all(makes: Iterable[Callable[[], object]]) -> None:
+    """Make functions, last those that other processes compile just now; block until all are there.
+
+    So processes that need the same ones at the same time share the work.
+    """
+    left: list[Callable[[], object]] = []
+    token = _waits.set(False)
+    try:
+        for make in makes:
+            try:
+                make()
+            except Elsewhere:
+                left.append(make)
+    finally:
+        _waits.reset(token)
+    for make in left:
+        make()
+
+
 def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
     """Run a compilation: by one thread here, and one process on this machine, at a time."""
     if config.DISABLE_JIT:
@@ -130,7 +156,10 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         with _undisturbed():
             run()
         return
-    with exclusive(cache.path.with_suffix(".lock")):
+    lock = cache.path.with_suffix(".lock")
+    if not _waits.get() and taken(lock):
+        raise Elsewhere(cache.name)
+    with exclusive(lock):
         if not (cache.path.exists() or cache.quick):
             _tell(cache.path.parent)
         run()

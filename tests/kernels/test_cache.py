@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
+from nc10d.backend.cpu.native import engine
 from nc10d.kernels.cache import made_once
 
 # Compiles (or loads) kernels in the order given and checks one result of each. Prints, for each,
@@ -67,6 +69,37 @@ def test_racing_processes_compile_each_kernel_once_and_right(tmp_path):
         assert sum(not each[name] for each in loaded) == 1, f"{name} was compiled again"
     later = finish(start(PAIRS, tmp_path))
     assert all(later.values())
+
+
+TOGETHER = """
+import sys
+from nc10d.backend.cpu.native import engine
+from nc10d.kernels import cache
+save = cache._OneFile.save_overload
+made = []
+cache._OneFile.save_overload = lambda file, *rest: (made.append(file.name), save(file, *rest))
+print("ready", flush=True)
+sys.stdin.read()
+engine.prepare()
+print(*made)
+"""
+
+
+def test_ranks_that_begin_together_share_the_compiling(tmp_path):
+    env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path)}
+    run = partial(subprocess.Popen, [sys.executable, "-c", TOGETHER], env=env, text=True)
+    workers = [run(stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.close()
+        worker.stdin = None
+    shares = [set(worker.communicate()[0].split()) for worker in workers]
+    assert all(shares)
+    assert not shares[0] & shares[1]
+    names = {name.rpartition(".")[2] for name in shares[0] | shares[1]}
+    assert names == {"_advance", *(f"_{name}" for name in (*engine.FIRST, *engine.ESSENTIAL))}
+    assert all(worker.returncode == 0 for worker in workers)
 
 
 def test_damaged_files_are_compiled_again(tmp_path):

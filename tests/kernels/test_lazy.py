@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nc10d.kernels import cache, lazy
+from nc10d.kernels import cache, folder, lazy
 
 
 @lazy.on_demand("int64(int64)")
@@ -67,9 +69,52 @@ def test_ctrl_c_waits_until_what_is_loaded_is_whole(monkeypatch: pytest.MonkeyPa
     assert HERE.two_more(4) == 6
 
 
+@lazy.on_demand("int64(int64)")
+def _three(number: int) -> int:
+    return number + 3
+
+
+@lazy.on_demand("int64(int64)")
+def _four(number: int) -> int:
+    return number + 4
+
+
+three: lazy.EntryPoint
+four: lazy.EntryPoint
+
+
+def test_what_another_process_compiles_is_made_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_folder", lambda _: tmp_path)
+    lock = cache._OneFile(_three, "int64(int64)").path.with_suffix(".lock")
+    made: list[str] = []
+    got_on = threading.Event()
+
+    def make(name: str) -> None:
+        getattr(HERE, name)
+        made.append(name)
+        got_on.set()
+
+    everything = [partial(make, name) for name in ("three", "four")]
+    thread = threading.Thread(target=cache.make_all, args=(everything,))
+    with folder.exclusive(lock) as held:
+        assert held
+        thread.start()
+        assert got_on.wait(60)
+        assert made == ["four"], "nobody waits for one while there is another to make"
+    thread.join(60)
+    assert made == ["four", "three"]
+    assert HERE.three(4) + HERE.four(4) == 15
+    with folder.exclusive(lock):
+        assert folder.taken(lock)
+    assert not folder.taken(lock)
+    assert not folder.taken(tmp_path / "none.lock")
+
+
 def test_what_is_not_declared_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'three_more'"):
-        _ = HERE.three_more
+    with pytest.raises(AttributeError, match="has no attribute 'five'"):
+        _ = HERE.five
 
 
 def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:

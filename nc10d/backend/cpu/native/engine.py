@@ -7,8 +7,11 @@ worker. No entry blocks for longer than the slice it was given.
 
 from __future__ import annotations
 
+from functools import partial
+
 from numba import njit
 
+from nc10d.backend.cpu.native import interpreter
 from nc10d.backend.cpu.native.atomics import (
     add,
     exchange,
@@ -66,6 +69,7 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_unlock,
     nc10d_wake_own,
 )
+from nc10d.kernels.cache import make_all
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 SLICE_NS = 50_000_000
@@ -290,10 +294,14 @@ wait_any: EntryPoint
 __getattr__ = entry_points(__name__)
 
 
-ESSENTIAL = ("drive", "break_channel", "unlock", "ring", "load_word", "compare_and_swap")
+FIRST = ("run", "drive", "read_process", "write_process")
+ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 
 
 def prepare() -> None:
-    """Compile what failures and ends need: they must not wait for a compiler."""
-    for name in ESSENTIAL:
-        __getattr__(name)
+    """Compile what a first collective runs, together with the ranks that begin here as well.
+
+    And what failures and ends need: they must not wait for a compiler.
+    """
+    named = (partial(__getattr__, name) for name in (*FIRST, *ESSENTIAL))
+    make_all([interpreter.advance_address, *named])

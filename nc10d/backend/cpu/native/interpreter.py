@@ -1,6 +1,6 @@
 """The interpreter: carries out a channel's program until it has to wait, and never blocks.
 
-`advance` is compiled once and called by address, so that each entry point stays small. A packed
+`_advance` is compiled once and called by address, so that each entry point stays small. A packed
 step is FIELDS integers (see program.py); operands are selector, offset, stride.
 """
 
@@ -99,13 +99,14 @@ from nc10d.backend.cpu.native.operands import (
     nc10d_length,
     nc10d_place,
 )
-from nc10d.kernels.cache import compiled_callback
+from nc10d.kernels.cache import compiled_callback, made_once
 
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
 ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
 BEGIN, LEAD, LISTEN, FOLLOW = 27, 28, 29, 30
 PAIR, LOOP = 38, 39
 ENDLESS = (1 << 63) - 1
+_made: dict[str, Any] = {}
 
 
 @njit(nogil=True)
@@ -260,8 +261,7 @@ def nc10d_end_round(channel: int, step: int) -> None:
     store(channel + C_PARITY, load(channel + C_PARITY_STEP) if odd else 0)
 
 
-@compiled_callback("int64(int64)")
-def advance(channel: int) -> int:
+def _advance(channel: int) -> int:
     """Run the channel's program as far as it goes: DONE, BLOCKED, MISMATCH or SIZES."""
     step = load(channel + C_PC)
     segment = load(channel + C_SEGMENT)
@@ -367,6 +367,6 @@ def advance(channel: int) -> int:
 
 
 def advance_address() -> int:
-    """Return the address that a channel's C_ADVANCE holds."""
-    address: Any = advance.address
-    return int(address)
+    """Return the address of `_advance`, which C_ADVANCE holds; may block to compile it."""
+    made = made_once(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))
+    return int(made.address)
