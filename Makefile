@@ -32,8 +32,10 @@ lint: .venv/test.stamp
 typecheck: .venv/test.stamp
 	$(BIN)/mypy
 
-# Kernels are compiled once and kept; timed apart, so that the suite's time is the suite's.
+# Kernels are compiled once and kept; timed apart, so that the suite's time is the suite's. So is
+# Python's byte code, also where PYTHONDONTWRITEBYTECODE is set: tests start thousands of processes.
 warm: .venv/test.stamp
+	@$(BIN)/python -m compileall -q nc10d tests
 	@echo "warming the kernel cache"
 	@time $(BIN)/python -m nc10d.warmup
 

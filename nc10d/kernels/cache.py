@@ -40,6 +40,7 @@ from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from nc10d.kernels.folder import (
@@ -215,12 +216,16 @@ class _OneFile:
         self.cache_path = str(folder)  # what Numba's statistics show
 
     def load_overload(self, _signature: object, target: Any) -> Any:
-        """Return the compiled function, or None if it is not there (or damaged)."""
-        target.refresh()
+        """Return the compiled function, or None if it is not there (or damaged).
+
+        Numba's own caches have the target learn all that it can compile first (`refresh`), which
+        takes longer than all the rest; what is loaded needs no more than Numba's memory functions.
+        """
         try:
             blob = self.path.read_bytes()
         except FileNotFoundError:
             return None
+        rtsys.initialize(target)
         checksum, data = blob[:32], blob[32:]
         if hashlib.sha256(data).digest() != checksum:
             return None
