@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     started = time.perf_counter()
     with _helpers(options.jobs) as (helpers, words), _progress() as show:
-        count = _follow(words, show)
+        count = _follow(words, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
     if not failed:
         print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
@@ -87,15 +87,20 @@ def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterabl
             helper.wait()
 
 
-def _follow(words: Iterable[str], show: Show) -> int:
-    """Show how many functions are ready of how many, as helpers say so; return how many."""
-    ready = total = 0
+def _follow(words: Iterable[str], jobs: int, show: Show) -> int:
+    """Show how many functions are ready of how many, as helpers say so; return how many.
+
+    Nothing is shown before each of the `jobs` helpers has said how many it has.
+    """
+    ready = total = told = 0
     for word in words:
         if word.startswith("+"):
             total += int(word)
+            told += 1
         else:
             ready += 1
-        show(ready, total)
+        if told == jobs:
+            show(ready, total)
     return ready
 
 
