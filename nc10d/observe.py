@@ -40,8 +40,8 @@ class Entry:
     """One collective call, or one message that has passed: its number in the group, or on its link.
 
     `begun` and `ended` are in ns of the system's monotonic clock, 0 if that is not known or has not
-    come; a message of up to 4 KiB that did not wait began when it ended. `site` is the line of the
-    program, as "train.py:41", "" if it is not known.
+    come; a message of up to 4 KiB inside a host that did not wait began when it ended. `site` is
+    the line of the program, as "train.py:41", "" if it is not known.
     """
 
     seq: int

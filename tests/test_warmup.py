@@ -93,6 +93,29 @@ def test_what_a_program_does_not_do_it_does_not_compile():
     assert "_advance_rare" not in names
 
 
+LOADED = """
+import sys
+import numba, numpy as np, nc10d as dist
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(np.ones(2))
+print("numba.np.linalg" in sys.modules)
+
+@numba.njit
+def of_the_user(x):
+    found = [hash(i) for i in range(3)]
+    return np.sort(x)[0] + len(found)
+
+print(of_the_user(np.array([4.0, 1.0])))
+"""
+
+
+def test_what_is_loaded_does_not_wait_for_all_that_numba_can_compile():
+    run = [sys.executable, "-c", LOADED]
+    for _ in range(2):  # the first may have to compile
+        done = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == ["False", "4.0"]
+
+
 def test_every_kernel_has_a_task_of_its_own():
     names = [name for name, _ in reduce.every_kernel()]
     assert len(names) == len(set(names)) > 50

@@ -136,7 +136,8 @@ def table(samples: Samples) -> list[str]:
             behind.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
         if too_near(collective, nbytes, verdict.ratio):
             near.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
-    return [*rows, "", _listed("Behind", behind), _listed(f"Less than {LEAD} ahead", near)]
+    leading = f"Of all_reduce and reduce_scatter from 1 MiB on, less than {LEAD} times ahead"
+    return [*rows, "", _listed("Behind", behind), _listed(leading, near)]
 
 
 def _quickest(found: Mapping[str, Estimate]) -> float:
@@ -163,7 +164,9 @@ def heading(
         f"{ranks} ranks on {cores} cores of {platform.machine()}, {len(loads)} rounds of "
         f"{', '.join(samples)}; arrays {arrays}. "
         f"Median (interval that covers it with at least {surely:.0f} %). "
-        f"Cores used by others in each round: {load}."
+        f"Cores used by others in each round: {load}. "
+        "Tied: up to 1.05 times the best peer's median, or intervals that overlap; "
+        "below 1 KiB up to 1 µs more or 1.25 times."
     )
 
 

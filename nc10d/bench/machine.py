@@ -23,6 +23,9 @@ Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
 
 
+PUTTING = Kind.COPY, Kind.MAP, Kind.REDN
+
+
 def at_reach(curve: Curve, reach: float) -> float:
     """Return a rate for calls that go through `reach` bytes a rank."""
     if len(curve) == 1 or reach <= curve[0][0]:
@@ -109,10 +112,10 @@ class Machine:
         if step.kind is Kind.REDN:
             # What goes on a board is folded in the first cache, and copied like what goes twice.
             copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
-            fold, first = at_reach(self.fold, reach), self.fold
-            if self.third and step.dst.space is Space.USER and step.dst.index not in uses.read:
-                first = self.third
-            return at_reach(first, reach) + (size - 2) * fold + copies * self._also(reach)
+            apart = step.dst.space is Space.USER and step.dst.index not in uses.read
+            first = at_reach(self.third if self.third and apart else self.fold, reach)
+            rest = (size - 2) * at_reach(self.fold, reach)
+            return first + rest + copies * self._also(reach)
         if step.kind is Kind.PAIR:
             return at_reach(self.pair or self.copy, reach)
         if step.kind is Kind.FETCH:
@@ -138,8 +141,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a rank's program does that prices depend on: the user arrays that it reads, by number,
-    and whether it puts anything on a board."""
+    """What prices depend on beside a step: the numbers of the user arrays that its program reads,
+    and whether it puts anything on a board.
+    """
 
     read: frozenset[int]
     puts: bool
@@ -147,9 +151,8 @@ class Uses:
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Uses:
         """Look through a program's steps."""
-        moving = [step for step in steps if step.kind in (Kind.COPY, Kind.MAP, Kind.REDN)]
-        sources = (at for step in moving for at in (step.src, step.own))
-        places = (at for step in moving for at in (step.dst, step.also))
+        sources = [at for one in steps if one.kind is not Kind.EXPOSE for at in (one.src, one.own)]
+        places = [at for one in steps if one.kind in PUTTING for at in (one.dst, one.also)]
         return cls(
             frozenset(at.index for at in sources if at.space is Space.USER),
             any(at.space in SHOWN for at in places),

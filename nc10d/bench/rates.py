@@ -117,10 +117,12 @@ def handshakes(bench: Bench) -> Sample:
     x = np.zeros(64, np.uint8)
     empty = repeated(lambda: bench.run([], x), 100)
     steps = repeated(lambda: bench.run([copy(user(0), user(1), 0)] * STEPS, x), 20)
-    waits = repeated(lambda: bench.run(rounds([], [], 2 * MANY), x), 50)
+    few, many = (rounds([], [], count) for count in (MANY, 3 * MANY))
+    short = repeated(lambda: bench.run(few, x), 50)
+    waits = repeated(lambda: bench.run(many, x), 50) - short
     return {
         ("step", 0): (steps - empty) / STEPS,
-        ("wait", 0): (waits - empty) / (2 * MANY),
+        ("wait", 0): waits / (2 * MANY),
     }
 
 
@@ -222,11 +224,12 @@ class Cut:
         """Cut `part` bytes into segments of `room`, at most `most` a program, all if that is None.
 
         What fits in `room` is one segment, which a program goes through MANY times. The last
-        program begins earlier, where that is needed to end with the array.
+        program begins earlier, where that is needed to end with the array: its first bytes are met
+        twice.
         """
         if part <= room:
             return cls(part, 0, MANY, (0,))
-        count = min(most or part, part // room)
+        count = part // room if most is None else min(most, part // room)
         window = room * count
         starts = [*range(0, part - window + 1, window)]
         rest = [part - window] if starts[-1] + window < part else []

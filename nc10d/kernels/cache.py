@@ -45,11 +45,11 @@ from numba.core.serialize import dumps
 
 from nc10d.kernels.folder import (
     KERNEL_SOURCES,
+    LOCK_SECONDS,
     SOURCES,
     code_folder,
     exclusive,
     take_for_life,
-    taken,
 )
 
 Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
@@ -70,7 +70,8 @@ def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     `signature` is a Numba signature, or the text of one.
     Returns a Numba dispatcher; Python calls `entry_point(dispatcher)`, other compiled functions
-    the dispatcher itself. Blocks while another process compiles the same function.
+    the dispatcher itself. Blocks while another process compiles the same function; inside
+    `make_all` it raises Elsewhere then.
     """
 
     def decorate(function: Any) -> Any:
@@ -157,11 +158,15 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         with _undisturbed():
             run()
         return
-    lock = cache.path.with_suffix(".lock")
-    if not _waits.get() and taken(lock):
-        raise Elsewhere(cache.name)
-    with exclusive(lock):
-        if not (cache.path.exists() or cache.quick):
+    with contextlib.ExitStack() as held:
+        try:
+            limit = LOCK_SECONDS if _waits.get() else 0.0
+            held.enter_context(exclusive(cache.path.with_suffix(".lock"), limit))
+        except BlockingIOError as error:
+            raise Elsewhere(cache.name) from error
+        if cache.path.exists():  # another process has made it meanwhile
+            held.enter_context(_undisturbed())
+        elif not cache.quick:
             _tell(cache.path.parent)
         run()
 

@@ -105,7 +105,8 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
 
     Blocks until the holder lets go, which the kernel does for it if it dies. Yields False, not
     holding the lock, if that takes longer than `limit` seconds or the file system has no locks:
-    the lock saves work, it guards nothing (files are replaced whole).
+    the lock saves work, it guards nothing (files are replaced whole). With a limit of 0 it never
+    blocks, and raises BlockingIOError if somebody else holds the lock.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -117,23 +118,6 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
         yield waiter.acquire(limit)
     finally:
         waiter.close()
-
-
-def taken(path: Path) -> bool:
-    """Say whether somebody holds the lock on the file `path` just now. Never blocks."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
-    return False
 
 
 def take_for_life(path: Path) -> bool:
@@ -167,11 +151,13 @@ class _Waiter:
         self._waiting = False
 
     def acquire(self, limit: float) -> bool:
-        """Return True once the lock is held, False after `limit` seconds."""
+        """Return True once the lock is held, False after `limit` seconds; see `exclusive`."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
+            if limit == 0:
+                raise
             self._waiting = True
             threading.Thread(target=self._block, daemon=True, name="nc10d-cache-lock").start()
             return self._held.wait(limit)

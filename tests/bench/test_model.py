@@ -34,7 +34,7 @@ from nc10d.testing.networks import why_not
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
 RICH = changed(changed(PLAIN, "rooted=2e-10"), "third=3e-10")
-ANY = Uses(frozenset(), puts=True)
+PUTS = Uses(frozenset(), puts=True)
 SMALL_HALF = 4096
 
 
@@ -274,10 +274,10 @@ def test_a_long_step_goes_at_the_rate_of_a_long_reach() -> None:
     steep = dataclasses.replace(PLAIN, kernel=((1 << 14, 4e-6), (1 << 16, 1e-6)))
     step = fetch(user(0), 0, 0, 1 << 15)
     for reach in (0, 1 << 20):
-        assert steep.price(step, 1 << 15, 0, 2, reach, ANY) == long.price(
-            step, 1 << 15, 0, 2, reach, ANY
+        assert steep.price(step, 1 << 15, 0, 2, reach, PUTS) == long.price(
+            step, 1 << 15, 0, 2, reach, PUTS
         )
-    assert steep.price(step, 1 << 13, 0, 2, 0, ANY) == short.price(step, 1 << 13, 0, 2, 0, ANY)
+    assert steep.price(step, 1 << 13, 0, 2, 0, PUTS) == short.price(step, 1 << 13, 0, 2, 0, PUTS)
 
 
 @given(st.floats(1, 1e9), st.integers(1, 30), st.integers(0, 2**31))
@@ -323,8 +323,8 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     shown = dataclasses.replace(fold, also=board(1))
 
     def more(machine: Machine) -> float:
-        return machine.price(shown, 1000, 1, 2, 1000, ANY) - machine.price(
-            fold, 1000, 1, 2, 1000, ANY
+        return machine.price(shown, 1000, 1, 2, 1000, PUTS) - machine.price(
+            fold, 1000, 1, 2, 1000, PUTS
         )
 
     assert more(changed(PLAIN, "also=2e-9")) == pytest.approx(2e-6)
@@ -332,7 +332,7 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     assert more(unknown) == pytest.approx(3e-6)
     on_board = dataclasses.replace(shown, dst=board(1, 1000), also=user(0))
     dear = changed(PLAIN, "also=2e-9")
-    twice = dear.price(on_board, 1000, 1, 2, 1000, ANY) - dear.price(shown, 1000, 1, 2, 1000, ANY)
+    twice = dear.price(on_board, 1000, 1, 2, 1000, PUTS) - dear.price(shown, 1000, 1, 2, 1000, PUTS)
     assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
 
 

@@ -5,6 +5,7 @@ It runs real data through the simulator's own ranks, and knows nothing of nc10d.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from nc10d.testing.watched import Bytes
 WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.FREE, Kind.DIVERT)
 NOTHING = (Kind.JUMP, Kind.LOOP)
 ROOM = 1 << 40
+uses = functools.cache(Uses.of)
 
 
 class TimedRank(FarRank):
@@ -81,8 +83,7 @@ class TimedRank(FarRank):
                 mates = (mate for mate in self.world.ranks if mate is not self)
                 moved = sum(min(moved, mate.lent) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
-            uses = Uses.of(steps)
-            busy = self.machine.price(step, moved, self.rank, size, arrays, uses)
+            busy = self.machine.price(step, moved, self.rank, size, arrays, uses(steps))
             for peer, gone in self.pushed.items():
                 if gone > self.now:  # who folds does not send
                     flights = self.world.flights[self.number, peer]

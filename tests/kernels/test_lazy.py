@@ -106,10 +106,10 @@ def test_what_another_process_compiles_is_made_last(
     thread.join(60)
     assert made == ["four", "three"]
     assert HERE.three(4) + HERE.four(4) == 15
-    with folder.exclusive(lock):
-        assert folder.taken(lock)
-    assert not folder.taken(lock)
-    assert not folder.taken(tmp_path / "none.lock")
+    with folder.exclusive(lock), pytest.raises(BlockingIOError), folder.exclusive(lock, 0):
+        pass
+    with folder.exclusive(lock, 0) as free:
+        assert free
 
 
 def test_what_is_not_declared_is_no_attribute() -> None:

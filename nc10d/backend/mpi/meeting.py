@@ -25,8 +25,9 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
     """Return a store that all of MPI's processes share, and rank and size as MPI has them.
 
     `rank` and `size` are what the caller expects (negative: nothing); RendezvousError if MPI says
-    otherwise. The store's host is MASTER_ADDR if set, else what rank 0's machine calls itself.
-    Blocks until all have come; RendezvousError names those who have not by `deadline`.
+    otherwise, or made a world of one where another launcher started more. The store's host is
+    MASTER_ADDR if set, else what rank 0's machine calls itself. Blocks until all have come;
+    RendezvousError names those who have not by `deadline`.
     """
     require_threads()
     world = MPI.COMM_WORLD
@@ -36,12 +37,24 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
             "start it with mpirun, or give a store to use ranks of your own"
         )
     if world.size == 1:
+        _check_alone()
         return HashStore(), 0, 1
     store = _Host(min(deadline.remaining(), _LONGEST))
     mine = MPI.Get_processor_name().encode()
     told = come_together(world, range(world.size), "the store", deadline, mine, store.start)
     host, port = json.loads(told)
     return store.mine or TCPStore(host, port, timeout=store.timeout), world.rank, world.size
+
+
+def _check_alone() -> None:
+    """Refuse a world of one process where WORLD_SIZE, as other launchers set it, says more."""
+    told = os.environ.get("WORLD_SIZE", "1")
+    if told != "1":
+        raise RendezvousError(
+            f"WORLD_SIZE is {told}, and MPI has this process alone: the mpi backend's ranks are "
+            "started by MPI's mpirun, not by torchrun or nc10d.run (unset WORLD_SIZE for a world "
+            "of one)"
+        )
 
 
 class _Host:

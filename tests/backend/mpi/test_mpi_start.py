@@ -69,7 +69,21 @@ def test_without_mpi4py_the_error_names_the_extra(missing: str) -> None:
     hide = f"import sys; sys.modules[{missing!r}] = None\n"
     done = alone(hide + "import nc10d; nc10d.init_process_group('mpi')")
     assert "UnsupportedPlatform" in done.stderr
-    assert "nc10d[mpi]" in done.stderr
+    assert "pip install mpi4py" in done.stderr
+
+
+def test_a_library_that_is_named_and_is_none_is_what_the_error_is_about() -> None:
+    name = "import os; os.environ['MPI4PY_LIBMPI'] = '/nowhere/libmpi.so'\n"
+    done = alone(name + "import nc10d; nc10d.init_process_group('mpi')")
+    assert "UnsupportedPlatform" in done.stderr
+    assert "MPI4PY_LIBMPI='/nowhere/libmpi.so'" in done.stderr
+
+
+def test_other_launchers_ranks_are_no_world_each() -> None:
+    launched = "import os; os.environ.update(RANK='1', WORLD_SIZE='3')\n"
+    done = alone(launched + HEAD + MEETS)
+    assert "RendezvousError: WORLD_SIZE is 3" in done.stderr
+    assert "mpirun" in done.stderr
 
 
 TURNED = """

@@ -1,4 +1,4 @@
-"""The engine's entry points, each compiled when it is first used.
+"""The engine's entry points, each compiled when it is first used or by `prepare`.
 
 A channel (layout.py) is a queue of programs with a lock. `run` goes straight in if the channel is
 free and its ring empty; `submit` and `wait` are for what has to take its turn; `work` is the
@@ -294,12 +294,13 @@ wait_any: EntryPoint
 __getattr__ = entry_points(__name__)
 
 
+# What a first collective runs, among it what a host is looked at with; what failures and ends need.
 FIRST = ("run", "drive", "read_process", "write_process")
 ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 
 
 def prepare() -> None:
-    """Compile what a first collective runs, together with the ranks that begin here as well.
+    """Compile what a first collective needs, sharing the work with others that start just now.
 
     And what failures and ends need: they must not wait for a compiler.
     """

@@ -79,7 +79,7 @@ from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
-A_LITTLE = 4096  # bytes: up to here a look at the clock is a good part of a message's time
+A_LITTLE = 4096  # bytes: a look at the clock costs a message of so many a twentieth or more
 SLICE_NS = 50_000_000
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
@@ -171,7 +171,7 @@ def nc10d_move_message(
     store(load(descriptor + D_USERS), x)
     store(channel + C_MESSAGE, descriptor)
     store(channel + C_SITE, site)
-    # A look at the clock costs a little message a thirtieth: if it never waits, one has to do.
+    # A look at the clock costs a little message much: if it never waits, one has to do.
     little = load(descriptor + D_BYTES) <= A_LITTLE and load(channel + C_STREAMS) == 0
     store(channel + C_BEGUN, 0 if little else nc10d_now())
     nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))

@@ -171,7 +171,7 @@ def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -
 
 
 def _advance_rare(channel: int) -> int:
-    """Carry out the step at C_PC: DONE, with C_PC just before the next one, or as `advance`."""
+    """Carry out the step at C_PC: DONE, with C_PC just before the next one, or as `_advance`."""
     step = load(channel + C_PC)
     segment = load(channel + C_SEGMENT)
     users = load(channel + C_USERS)
