@@ -295,6 +295,29 @@ def test_a_batch_made_again_sees_its_arrays_as_they_are(ranks: At) -> None:
         ranks(size).run(the_same_objects)
 
 
+def a_kept_batch(group: ProcessGroup) -> None:
+    """A plan is as good as the block: its arrays are looked at again, too."""
+    x, y = np.ones(100), np.ones(40)
+    with dist.coalescing_manager(group) as block:
+        group.all_reduce(x)
+        group.all_reduce(y)
+    plan = block.plan()
+    for turn in range(8):
+        x[...], y[...] = 1, 2
+        work = plan.launch(async_op=turn % 2 == 1)
+        if work is not None:
+            work.wait()
+        assert (x == group.size).all(), turn
+        assert (y == 2 * group.size).all(), turn
+        if turn in (2, 5):
+            x.resize(100 * 10 ** (turn // 2), refcheck=False)
+
+
+def test_a_plan_sees_its_arrays_as_they_are(ranks: At) -> None:
+    for size in (1, 2, 3):
+        ranks(size).run(a_kept_batch)
+
+
 # Blocks
 
 

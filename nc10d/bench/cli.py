@@ -24,7 +24,7 @@ EPILOG = """
 Other tables, each with a --help of its own: --compare gloo,mpich (libraries side by side),
 --coalescing (64 small calls), --ddp (a step of torch), --flatten (packing), --kernels (element
 types), --model (predicted times), --check-model (the model held against this machine), --draw OP
-(a program as a picture): python -m nc10d.bench --model --help.
+(a program as a picture): python -m nc10d.bench --model --help, --draw all_reduce --help.
 """
 DTYPES = {dtype.label: dtype for dtype in DType}
 LIMIT = 300.0

@@ -18,11 +18,10 @@ import numpy.typing as npt
 from nc10d import spans
 from nc10d.backend.cpu.linking import Linked
 from nc10d.backend.cpu.native import arrays as plain
-from nc10d.ops import AllReduce, Op
+from nc10d.ops import AllReduce, Kept, Op
 
 Words = npt.NDArray[np.int64]
 LIMIT = 256
-_ONLY_ALL_REDUCE = {AllReduce}
 _NDARRAY = id(np.ndarray)
 
 
@@ -51,6 +50,15 @@ class Fresh:
     shape: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What operations that are kept know of themselves: their batch, and whose it is."""
+
+    owner: Batches
+    batch: KnownBatch
+    arrays: list[Any]
+
+
 class Batches:
     """The batches that a group has launched."""
 
@@ -60,20 +68,27 @@ class Batches:
 
     def find(self, ops: Sequence[Op]) -> KnownBatch | Fresh | None:
         """Look a batch up; None if it is not all_reduces of plain arrays apart from each other."""
-        if set(map(type, ops)) != _ONLY_ALL_REDUCE:
+        if type(ops) is not Kept:
+            return self._find(ops, [op.x for op in ops if type(op) is AllReduce])
+        noted = ops.known
+        if type(noted) is Noted and noted.owner is self and _same(noted.arrays, noted.batch):
+            return noted.batch
+        arrays = [op.x for op in ops if type(op) is AllReduce]
+        found = self._find(ops, arrays)
+        if isinstance(found, KnownBatch):
+            ops.known = Noted(self, found, arrays)
+        return found
+
+    def _find(self, ops: Sequence[Op], arrays: list[Any]) -> KnownBatch | Fresh | None:
+        if len(arrays) != len(ops):
             return None
-        arrays = [op.x for op in ops]  # type: ignore[union-attr]
         key = tuple(map(id, arrays))
         known = self._known.get(key)
-        if known is not None and self._unchanged(known, arrays, ops):
-            return known
+        if known is not None and _same(arrays, known):
+            reductions = [op.op for op in ops]  # type: ignore[union-attr]
+            if known.reductions == reductions:
+                return known
         return self._read(key, arrays, ops)
-
-    @staticmethod
-    def _unchanged(known: KnownBatch, arrays: list[Any], ops: Sequence[Op]) -> bool:
-        if not plain.same_arrays(arrays, len(arrays), _NDARRAY, known.address):
-            return False
-        return known.reductions == [op.op for op in ops]  # type: ignore[union-attr]
 
     def _read(
         self, key: tuple[int, ...], arrays: list[Any], ops: Sequence[Op]
@@ -104,3 +119,8 @@ class Batches:
         known = KnownBatch(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
         self._known[fresh.key] = known
         return known
+
+
+def _same(arrays: list[Any], known: KnownBatch) -> bool:
+    """Say whether arrays are as a batch's were."""
+    return bool(plain.same_arrays(arrays, len(arrays), _NDARRAY, known.address))
