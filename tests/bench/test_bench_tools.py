@@ -15,7 +15,7 @@ def test_each_floor_of_a_call_has_its_figure(capsys: pytest.CaptureFixture[str])
     assert re.fullmatch(r"# 2 ranks on \d+ cores, load \d+\.\d\d", head)
     found = [re.fullmatch(r"(\S.*?) +(-?\d+\.\d\d) us", row) for row in rows]
     figures = {match[1]: float(match[2]) for match in found if match}
-    assert len(figures) == len(rows) == 11
+    assert len(figures) == len(rows) == 12
     more = figures.pop("more than of an ndarray")
     assert all(value > 0 for value in figures.values())
     assert more < figures["of a torch tensor"]

@@ -258,6 +258,9 @@ def let_torch_take_matrices(theirs):
     theirs._orthogonalize = lambda x, epsilon=0: many(x[None] if x.dim() == 2 else x, epsilon)
 
 
+KEPT = []
+
+
 def each_beside_torch(group, cases, meeting):
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
@@ -265,6 +268,9 @@ def each_beside_torch(group, cases, meeting):
     let_torch_take_matrices(theirs)
     ranks = {"rank": group.rank, "world_size": group.size}
     torch.distributed.init_process_group("gloo", f"file://{meeting}", **ranks)
+    # Callbacks of the hook's futures hold the group as well. Were theirs the last reference, one of
+    # gloo's own threads would end the group, and torch the process: a thread can't wait for itself.
+    KEPT.append(torch.distributed.group.WORLD)
     found = [beside_torch(group, *case) for case in cases]
     torch.distributed.destroy_process_group()
     return found
