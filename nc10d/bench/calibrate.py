@@ -18,8 +18,10 @@ from nc10d.backend.cpu.cores import own_boards
 from nc10d.backend.registry import register_backend
 from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.cases import MAKERS
-from nc10d.bench.rates import Bench, handshakes, latencies, often, rates, repeated, streams
+from nc10d.bench.rates import handshakes, rates
+from nc10d.bench.runner import Bench, often, repeated
 from nc10d.bench.samples import Cell, Round, Sample, medians
+from nc10d.bench.wire_rates import latencies, streams
 from nc10d.dtypes import DType
 from nc10d.group import ProcessGroup
 from nc10d.subgroups import new_group

@@ -312,7 +312,7 @@ class Walker:
 
     def _far(self, sizes: Sequence[int]) -> float:
         """Return the reach of what is sent to some ranks."""
-        # As rates.py has measured it: what is sent to all, and to one once more.
+        # As wire_rates.py has measured it: what is sent to all, and to one once more.
         return max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
 
     def _take(self, row: Step, *, mutual: bool) -> None:

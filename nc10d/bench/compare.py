@@ -32,7 +32,18 @@ from nc10d.bench.apart import hosts_of_their_own, run_apart, words_of
 from nc10d.bench.foreign import Foreign
 from nc10d.bench.plain import is_plain
 from nc10d.bench.starters import LIBRARIES, WANDERERS, Rows, run_job, starter
-from nc10d.bench.verdicts import CONFIDENCE, LEAD, Estimate, coverage, estimate, judge, too_near
+from nc10d.bench.verdicts import (
+    CONFIDENCE,
+    LEAD,
+    LEADING,
+    NEAR,
+    NEAR_SMALL,
+    Estimate,
+    coverage,
+    estimate,
+    judge,
+    too_near,
+)
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -136,7 +147,7 @@ def table(samples: Samples) -> list[str]:
             behind.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
         if too_near(collective, nbytes, verdict.ratio):
             near.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
-    leading = f"Of all_reduce and reduce_scatter from 1 MiB on, less than {LEAD} times ahead"
+    leading = f"Of {' and '.join(sorted(LEADING))} from 1 MiB on, less than {LEAD} times ahead"
     return [*rows, "", _listed("Behind", behind), _listed(leading, near)]
 
 
@@ -165,8 +176,8 @@ def heading(
         f"{', '.join(samples)}; arrays {arrays}. "
         f"Median (interval that covers it with at least {surely:.0f} %). "
         f"Cores used by others in each round: {load}. "
-        "Tied: up to 1.05 times the best peer's median, or intervals that overlap; "
-        "below 1 KiB up to 1 µs more or 1.25 times."
+        f"Tied: up to {NEAR} times the best peer's median, or intervals that overlap; "
+        f"below 1 KiB up to 1 µs more or {NEAR_SMALL} times."
     )
 
 

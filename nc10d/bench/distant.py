@@ -27,8 +27,9 @@ from nc10d.bench.calibrate import (
     pin,
     survey_here,
 )
-from nc10d.bench.rates import Bench, latencies, often, streams
+from nc10d.bench.runner import Bench, often
 from nc10d.bench.samples import Cell, Round, Sample
+from nc10d.bench.wire_rates import latencies, streams
 from nc10d.subgroups import new_group
 
 SAMPLE, CELL = "sample", "cell"

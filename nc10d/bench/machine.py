@@ -21,9 +21,8 @@ from nc10d.backend.cpu.program import SHOWN, Kind, Space, Step
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
-
-
 PUTTING = Kind.COPY, Kind.MAP, Kind.REDN
+"""Steps that may put bytes on a board."""
 
 
 def at_reach(curve: Curve, reach: float) -> float:

@@ -1,31 +1,21 @@
-"""Programs made for measuring the constants of the cost model, and their timing on the engine.
+"""What bytes inside a host cost, as constants of the cost model: programs, and their timing.
 
-Two ranks, each on a core of its own, run small programs at the same time: what a rank puts on its
-board its mate has just read, and what it gets its mate has just put, as in a collective. Two
-programs that differ in one step tell what that step costs.
+Two ranks run them at the same time: what a rank puts on its board its mate has just read, and what
+it gets its mate has just put, as in a collective.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nc10d.backend.cpu import sites
-from nc10d.backend.cpu.algorithms.across import SEGMENT
-from nc10d.backend.cpu.algorithms.crossing import HEADER_BYTES, flow, give, loop, pair, push, take
+from nc10d.backend.cpu.algorithms.crossing import pair
 from nc10d.backend.cpu.algorithms.layout import DIRECT, LINE, line_down
-from nc10d.backend.cpu.backend import CpuBackend
-from nc10d.backend.cpu.linking import Linked, link
-from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import engine
 from nc10d.backend.cpu.native import layout as codes
-from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, Step, board, user
+from nc10d.backend.cpu.program import Combine, Kernel, Step, board, user
 from nc10d.backend.cpu.steps import (
     copy,
     end_round,
@@ -39,77 +29,21 @@ from nc10d.backend.cpu.steps import (
     signal,
     wait_all,
 )
+from nc10d.bench.runner import MANY, Bench, Bytes, often, repeated
 from nc10d.bench.samples import Sample, typical
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
-from nc10d.kernels.reduce import kernel_address
-from nc10d.ops import RedOp
 
 BY_KERNEL = DIRECT // 2
 """The least reach at which the kernel's copies are timed: a broadcast's halves are so long."""
 HUGE = 4 << 20
 """The least reach at which arrays of two ranks may fill a last cache."""
-STEPS, MANY = 64, 8
+STEPS = 64
 FEW = 3
 """Segments that a program goes through: what takes long is seldom left alone by other programs."""
 HOW = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
 LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
-Bytes = npt.NDArray[np.uint8]
 Way = tuple[Sequence[Step], Sequence[Step]]
 """What a rank does before ranks meet, and after."""
-
-
-class Bench:
-    """One rank's end of the measurements: its channel, and programs of up to two arrays.
-
-    `others` are all other ranks: of two ranks the mate.
-    """
-
-    def __init__(self, group: ProcessGroup) -> None:
-        backend: Any = group.backend("cpu")
-        self.backend: CpuBackend = backend
-        self.rank = group.rank
-        self.others = [peer for peer in range(group.size) if peer != group.rank]
-        self._kept: dict[tuple[Step, ...], Linked] = {}
-
-    def run(self, steps: Sequence[Step], x: Bytes, y: Bytes | None = None) -> float:
-        """Run a program on arrays; return the seconds. Blocks for its waits."""
-        key = tuple(steps)
-        linked = self._kept.get(key)
-        if linked is None:
-            program = Program(Call("calibration"), key, 2)
-            linked = link(program, self.backend.areas.size, codes.C_TABLES, _kernel, _room)
-            self._kept[key] = linked
-        channel, other = self.backend.channel.address, x if y is None else y
-        table = np.array([plain.address(x), plain.address(other)], np.int64)
-        words = channel, linked.address, plain.address(table)
-        start = time.perf_counter()
-        while (answer := engine.run(*words)) == codes.NEW_SITE:
-            sites.learn()  # the line that calls this has never called before
-        while answer == codes.BLOCKED:  # a mate has lost its core for a while
-            answer = engine.drive(channel, engine.SLICE_NS)
-        taken = time.perf_counter() - start
-        assert answer == codes.DONE, answer
-        return taken
-
-
-def _kernel(kernel: Kernel) -> int:
-    return kernel_address(RedOp[kernel.kind], DType.FLOAT32)
-
-
-def _room(nbytes: int) -> Bytes:
-    return np.zeros(nbytes, np.uint8)
-
-
-def repeated(one: Callable[[], float], count: int) -> float:
-    """Return the typical one of `count` times; all ranks that take part repeat alike."""
-    return typical([one() for _ in range(count)])
-
-
-def often(nbytes: int) -> int:
-    """Return how often to repeat what goes through so many bytes."""
-    return max(5, min(48, (16 << 20) // max(nbytes, 1)))
 
 
 def handshakes(bench: Bench) -> Sample:
@@ -173,8 +107,8 @@ def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, floa
     """
     part = line_down(part)
     room = line_down(bench.backend.layout.half // 2)
-    cut = Cut.of(part, room, FEW)
-    segment, stride = cut.segment, cut.stride
+    through = Passes.of(part, room, FEW)
+    segment, stride = through.segment, through.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
     mine, theirs = board(bench.rank), board(bench.others[0])
     first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, part, stride)
@@ -189,7 +123,7 @@ def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, floa
         "also": ([put], [folded(own=target, also=board(bench.rank, room))]),
         "pair": ([put], [get, pair(second, first, target, segment, HOW.pair)]),
     }
-    return seconds_a_byte(bench, cut, {name: [ways[name]] for name in names}, x, y)
+    return seconds_a_byte(bench, through, {name: [ways[name]] for name in names}, x, y)
 
 
 def rooted(bench: Bench, reach: int, put: float) -> float:
@@ -200,18 +134,18 @@ def rooted(bench: Bench, reach: int, put: float) -> float:
     one program: a large array goes past the cache then.
     """
     part = line_down(reach)
-    cut = Cut.of(part, bench.backend.layout.half)
-    x, place = np.ones(part, np.uint8), user(0, 0, cut.stride)
-    root: Way = [copy(board(bench.rank), place, cut.segment)], []
-    mate: Way = [], [copy(place, board(bench.others[0]), cut.segment)]
+    through = Passes.of(part, bench.backend.layout.half)
+    x, place = np.ones(part, np.uint8), user(0, 0, through.stride)
+    root: Way = [copy(board(bench.rank), place, through.segment)], []
+    mate: Way = [], [copy(place, board(bench.others[0]), through.segment)]
     turns = [root, mate] if bench.rank < bench.others[0] else [mate, root]
-    alone = 1 if cut.single else cut.count  # of so many puts one keeps the mate waiting
-    taken = seconds_a_byte(bench, cut, {"rooted": turns}, x, x, single=cut.single)["rooted"]
+    alone = 1 if through.single else through.count  # of so many puts one keeps the mate waiting
+    taken = seconds_a_byte(bench, through, {"rooted": turns}, x, x, single=through.single)["rooted"]
     return taken - put / alone
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Passes:
     """How programs go through arrays: `count` segments from each of `starts` on, `stride` apart."""
 
     segment: int
@@ -220,7 +154,7 @@ class Cut:
     starts: tuple[int, ...]
 
     @classmethod
-    def of(cls, part: int, room: int, most: int | None = None) -> Cut:
+    def of(cls, part: int, room: int, most: int | None = None) -> Passes:
         """Cut `part` bytes into segments of `room`, at most `most` a program, all if that is None.
 
         What fits in `room` is one segment, which a program goes through MANY times. The last
@@ -243,7 +177,7 @@ class Cut:
 
 def seconds_a_byte(
     bench: Bench,
-    cut: Cut,
+    through: Passes,
     ways: Mapping[str, Sequence[Way]],
     x: Bytes,
     y: Bytes,
@@ -257,15 +191,15 @@ def seconds_a_byte(
     """
     turns = len(next(iter(ways.values())))
     named = {**ways, "meet": [((), ())] * turns}
-    make = partial(rounds, count=cut.count, single=single)
+    make = partial(rounds, count=through.count, single=single)
     programs = {name: [make(*way) for way in found] for name, found in named.items()}
     times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(often(max(x.nbytes, cut.segment * cut.count))):
+    for _ in range(often(max(x.nbytes, through.segment * through.count))):
         for name, ones in programs.items():
-            runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in cut.starts]
+            runs = [bench.run(one, x[at:], y[at:]) for one in ones for at in through.starts]
             times[name].append(sum(runs))
     found = {name: typical(taken) for name, taken in times.items()}
-    nbytes = turns * len(cut.starts) * cut.count * cut.segment
+    nbytes = turns * len(through.starts) * through.count * through.segment
     return {name: (found[name] - found["meet"]) / nbytes for name in ways}
 
 
@@ -305,101 +239,6 @@ def per_byte(bench: Bench, shown: Sequence[Step], step: Step, *arrays: Bytes) ->
     empty = repeated(lambda: bench.run(without, *arrays), often(step.nbytes))
     taken = repeated(lambda: bench.run(whole, *arrays), often(step.nbytes))
     return (taken - empty) / step.nbytes
-
-
-def exchange(bench: Bench, nbytes: int) -> list[Step]:
-    """Return a flow from everyone to everyone, so that no rank can run far ahead."""
-    gives = [give(peer, user(0), nbytes) for peer in bench.others]
-    takes = [take(peer, user(1, i * nbytes), nbytes) for i, peer in enumerate(bench.others)]
-    return flow([*gives, *takes])
-
-
-def both_ways(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return exchanges, each after hosts have met, as before each collective."""
-    return [*met(bench), *exchange(bench, nbytes)] * count
-
-
-def met(bench: Bench) -> list[Step]:
-    """Return an exchange of what hosts show each other when they meet.
-
-    Headers matter: an AMD machine's kernel copies at half its speed to what begins up to 31 bytes
-    further into a page than what it copies. What goes first through a socket begins a page there,
-    and in memory NumPy's arrays begin 16 bytes into one.
-    """
-    return exchange(bench, HEADER_BYTES)
-
-
-def passed_on(bench: Bench, count: int) -> list[Step]:
-    """Return flows of a few bytes around a ring, to one rank after another."""
-    size = 1 + len(bench.others)
-    steps: list[Step] = []
-    for turn in range(count):
-        far = 1 + turn % len(bench.others)
-        to, source = (bench.rank - far) % size, (bench.rank + far) % size
-        steps += flow([give(to, user(0), 8), take(source, user(1), 8)])
-    return steps
-
-
-def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return flows from each rank in turn to everyone, each after hosts have met.
-
-    One that always sent would run ahead: its mates would take what came before.
-    """
-    steps: list[Step] = []
-    for turn in range(count):
-        root = turn % (1 + len(bench.others))
-        steps += met(bench)
-        if root == bench.rank:
-            steps += to_all(bench, nbytes)
-        else:
-            steps += flow([take(root, user(0), nbytes)])
-    return [*steps, *met(bench)]
-
-
-def to_all(bench: Bench, nbytes: int) -> list[Step]:
-    """Return flows to all others, cut as a broadcast's are."""
-    if len(bench.others) == 1:
-        return flow([give(bench.others[0], user(0), nbytes)])
-    here = user(0, 0, SEGMENT)
-    rows = [replace(give(peer, here, SEGMENT), total=nbytes) for peer in bench.others]
-    return loop(flow(rows), -(-nbytes // SEGMENT))
-
-
-def latencies(bench: Bench) -> Sample:
-    """Time a few bytes between hosts, which all ranks pass on at once, as when hosts meet."""
-    count = len(bench.others)
-    x, y = np.zeros(8, np.uint8), np.zeros(8 * count, np.uint8)
-
-    def pushed() -> float:
-        seconds = bench.run(flow([push(peer, user(0), 8) for peer in bench.others]), x, y)
-        bench.run(exchange(bench, 8), x, y)
-        return seconds / count
-
-    few, many = (passed_on(bench, count) for count in (MANY, 4 * MANY))
-    # Ranks do not begin at the same moment: that is in both.
-    short = repeated(lambda: bench.run(few, x, y), 50)
-    small = (repeated(lambda: bench.run(many, x, y), 50) - short) / (3 * MANY)
-    send = min(repeated(pushed, 50), small / 2)
-    return {("hop", 0): small - send, ("send", 0): send}
-
-
-def streams(bench: Bench, reach: int) -> Sample:
-    """Time a byte between hosts, both ways at once and one way.
-
-    `reach` is what is sent to all others, and to one of them once more.
-    """
-    count = len(bench.others)
-    each = reach // (1 + count)
-    assert each >= HEADER_BYTES, reach
-    # Ones, since zeros that nobody has written are one page of the kernel's.
-    x, y = np.ones(each, np.uint8), np.ones(count * each, np.uint8)
-
-    def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:
-        small = repeated(lambda: bench.run(way(bench, 8, MANY), x, y), often(8))
-        large = repeated(lambda: bench.run(way(bench, each, MANY), x, y), often(each))
-        return (large - small) / (MANY * count * each)
-
-    return {("stream", reach): rate(both_ways), ("one_way", reach): rate(one_way)}
 
 
 def rates(bench: Bench, reach: int) -> Sample:

@@ -27,7 +27,7 @@ from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
 from nc10d.bench.clocks import Walk
 from nc10d.bench.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
 from nc10d.bench.model import algorithm, seconds, standing_for, switches
-from nc10d.bench.rates import Cut
+from nc10d.bench.rates import Passes
 from nc10d.bench.samples import Cell, Round, constants, typical
 from nc10d.testing.networks import why_not
 
@@ -434,22 +434,22 @@ def test_every_cell_is_measured_beside_one_reach() -> None:
 
 
 @given(lines=st.integers(1, 3000), room=st.integers(1, 300), most=st.none() | st.integers(1, 5))
-def test_cuts_cover_an_array_and_stay_in_it(lines: int, room: int, most: int | None) -> None:
+def test_passes_cover_an_array_and_stay_in_it(lines: int, room: int, most: int | None) -> None:
     part, room = 64 * lines, 64 * room
-    cut = Cut.of(part, room, most)
+    through = Passes.of(part, room, most)
     pieces = [
-        (start + cut.stride * i, start + cut.stride * i + cut.segment)
-        for start in cut.starts
-        for i in range(1 if cut.single else cut.count)
+        (start + through.stride * i, start + through.stride * i + through.segment)
+        for start in through.starts
+        for i in range(1 if through.single else through.count)
     ]
     end = 0
     for first, behind in sorted(pieces):
         assert first <= end, "nothing is left out"
         end = max(end, behind)
     assert end == part
-    assert cut.segment <= room
-    assert cut.single == (part <= room)
-    assert cut.single or most is None or cut.count <= most
+    assert through.segment <= room
+    assert through.single == (part <= room)
+    assert through.single or most is None or through.count <= most
 
 
 def test_worlds_are_read_from_ranks_and_hosts() -> None:

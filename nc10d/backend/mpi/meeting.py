@@ -37,7 +37,8 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
             "start it with mpirun, or give a store to use ranks of your own"
         )
     if world.size == 1:
-        _check_alone()
+        if size <= 0:  # nobody says that this is meant
+            _check_alone()
         return HashStore(), 0, 1
     store = _Host(min(deadline.remaining(), _LONGEST))
     mine = MPI.Get_processor_name().encode()

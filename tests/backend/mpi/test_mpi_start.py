@@ -84,6 +84,9 @@ def test_other_launchers_ranks_are_no_world_each() -> None:
     done = alone(launched + HEAD + MEETS)
     assert "RendezvousError: WORLD_SIZE is 3" in done.stderr
     assert "mpirun" in done.stderr
+    meant = HEAD + "dist.init_process_group('mpi', rank=0, world_size=1); print('fine')"
+    done = alone(launched + meant)
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
 
 
 TURNED = """
