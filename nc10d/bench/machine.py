@@ -17,7 +17,7 @@ from typing import Any
 
 from nc10d.backend.cpu.algorithms.layout import Boards
 from nc10d.backend.cpu.native.layout import READS, WRITES
-from nc10d.backend.cpu.program import SHOWN, Kind, Space, Step
+from nc10d.backend.cpu.program import SHOWN, At, Kind, Space, Step
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
@@ -47,9 +47,10 @@ class Machine:
     beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
     from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
     sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
-    (empty: nothing that lasts), got by who puts nothing (empty: as got), put on one's own board as
-    well while they are folded (empty: as the quickest copy), folded from a mate's and one's own to
-    a third array (empty: as to one's own), folded from two of one's own arrays (empty: as a copy),
+    (empty: nothing that lasts), got into an array that the program does not read (empty: as got),
+    got by who puts nothing (empty: as got), put on one's own board as well while they are folded
+    (empty: as the quickest copy), folded from a mate's and one's own to a third array (empty: as to
+    one's own), folded from two of one's own arrays (empty: as a copy),
     copied by the kernel from a mate's array, copied into one that is lent, and folded and put back
     into one (empty: it does not). What the kernel has brought is folded at the price of a copy.
     `boards` says how quick boards are, by which ranks choose (see cores.py).
@@ -67,6 +68,7 @@ class Machine:
     stream: Curve
     one_way: Curve = ()
     shared: Curve = ()
+    unread: Curve = ()
     rooted: Curve = ()
     also: Curve = ()
     third: Curve = ()
@@ -107,12 +109,12 @@ class Machine:
 
     def _rate(self, step: Step, rank: int, size: int, reach: float, uses: Uses) -> float:
         if step.kind in (Kind.COPY, Kind.MAP):
-            return at_reach(self._copying(step, rank), reach)
+            return at_reach(self._copying(step, rank, uses), reach)
         if step.kind is Kind.REDN:
             # What goes on a board is folded in the first cache, and copied like what goes twice.
             copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
-            apart = step.dst.space is Space.USER and step.dst.index not in uses.read
-            first = at_reach(self.third if self.third and apart else self.fold, reach)
+            apart = self.third and uses.only_writes(step.dst)
+            first = at_reach(self.third if apart else self.fold, reach)
             rest = (size - 2) * at_reach(self.fold, reach)
             return first + rest + copies * self._also(reach)
         if step.kind is Kind.PAIR:
@@ -132,9 +134,9 @@ class Machine:
         # What is copied from a fold lies in the first cache.
         return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
-    def _copying(self, step: Step, rank: int) -> Curve:
+    def _copying(self, step: Step, rank: int, uses: Uses) -> Curve:
         if _fetched(step, rank):
-            return self.get
+            return self.unread if self.unread and uses.only_writes(step.dst) else self.get
         return self.put if step.dst.space in SHOWN else self.copy
 
 
@@ -156,6 +158,10 @@ class Uses:
             frozenset(at.index for at in sources if at.space is Space.USER),
             any(at.space in SHOWN for at in places),
         )
+
+    def only_writes(self, at: At) -> bool:
+        """Say whether a place is in an array of the user that the program does not read."""
+        return at.space is Space.USER and at.index not in self.read
 
 
 def _fetched(step: Step, rank: int) -> bool:
@@ -184,7 +190,7 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "shared", "rooted", "also", "third", "pair", "kernel", "fill", "lent")
+LATER = ("one_way", "shared", "unread", "rooted", "also", "third", "pair", "kernel", "fill", "lent")
 """Curves that may be missing, and are in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 

@@ -81,33 +81,42 @@ def moves(bench: Bench, reach: int) -> Sample:
 
     Each figure is the difference of two programs that differ in one step, both of which begin by
     putting and end by reading: so caches are as in a collective. Three arrays take part; where a
-    last cache may end, what is got or folded in place goes through two, as in an all_reduce.
+    last cache may end, what is got or folded in place goes through two, as in an all_reduce. There
+    what is got and copied into an array that nobody reads is so by one program for all of it: as by
+    that of an all_gather, a large array goes past the cache then.
     """
     thirds = differences(bench, reach // 3, ("get", "put", "copy", "fold", "third", "also", "pair"))
     halves = differences(bench, reach // 2, ("get", "fold")) if reach >= HUGE else thirds
     put = min(max(thirds["put"] - thirds["get"], 0.0), thirds["get"], halves["get"], halves["fold"])
+    unread, copied = halves["get"], thirds["copy"] - thirds["get"]
+    if reach >= HUGE:
+        unread = differences(bench, reach // 2, ("get",), None)["get"]
+        copied = differences(bench, reach // 3, ("copy",), None)["copy"] - unread
     return {
         ("put", reach): put,
         ("get", reach): halves["get"] - put,
+        ("unread", reach): unread - put,
         ("rooted", reach): rooted(bench, reach, put),
         ("fold", reach): halves["fold"] - put,
         ("third", reach): thirds["third"] - put,
-        ("copy", reach): thirds["copy"] - thirds["get"],
+        ("copy", reach): copied,
         ("also", reach): thirds["also"] - thirds["fold"],
         ("pair", reach): thirds["pair"] - thirds["get"],
     }
 
 
-def differences(bench: Bench, part: int, names: Sequence[str]) -> dict[str, float]:
+def differences(
+    bench: Bench, part: int, names: Sequence[str], most: int | None = FEW
+) -> dict[str, float]:
     """Time programs that differ in a step, on arrays of `part` bytes; return each's seconds a byte.
 
     Half of what a board takes is read at a time, between a third, as by an all_reduce, and all of
     it, as by a broadcast: a line that its owner has just written comes slower than one that has
-    left its owner's cache.
+    left its owner's cache. `most` as for Passes.of.
     """
     part = line_down(part)
     room = line_down(bench.backend.layout.half // 2)
-    through = Passes.of(part, room, FEW)
+    through = Passes.of(part, room, most)
     segment, stride = through.segment, through.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
     mine, theirs = board(bench.rank), board(bench.others[0])

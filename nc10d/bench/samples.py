@@ -69,6 +69,7 @@ def machine_of(sample: Sample) -> Machine:
         stream=curve("stream") or DEVELOPMENT.stream,
         one_way=curve("one_way"),
         shared=curve("shared"),
+        unread=curve("unread"),
         rooted=curve("rooted"),
         also=curve("also"),
         third=curve("third"),

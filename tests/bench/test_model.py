@@ -33,7 +33,7 @@ from nc10d.testing.networks import why_not
 
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
-RICH = changed(changed(PLAIN, "rooted=2e-10"), "third=3e-10")
+RICH = changed(changed(changed(PLAIN, "rooted=2e-10"), "third=3e-10"), "unread=4e-10")
 PUTS = Uses(frozenset(), puts=True)
 SMALL_HALF = 4096
 
@@ -313,7 +313,7 @@ def test_files_of_older_versions_are_read(
     path = tmp_path / "machine.json"
     machines.save(DEVELOPMENT, path)
     fields = json.loads(path.read_text())
-    del fields["boards"], fields["also"], fields["third"], fields["rooted"]
+    del fields["boards"], fields["also"], fields["third"], fields["unread"], fields["rooted"]
     path.write_text(json.dumps({**fields, **older}))
     assert machines.load(path) == dataclasses.replace(DEVELOPMENT, boards=boards)
 
@@ -352,6 +352,19 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
     assert more(dataclasses.replace(dear, third=()), third, 2) == 0
     no_copies = changed(dear, "also=0")
     assert more(no_copies, shown, 2) == 0, "what goes on a board is folded elsewhere first"
+
+
+def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() -> None:
+    get = copy(user(1), board(1), 1000)
+    dear = changed(changed(PLAIN, "get=1e-9"), "unread=3e-9")
+
+    def price(machine: Machine, read: int) -> float:
+        uses = Uses(frozenset([read]), puts=True)
+        return machine.price(get, 1000, 0, 2, 1000, uses) - machine.step
+
+    assert price(dear, read=0) == pytest.approx(3e-6)
+    assert price(dear, read=1) == pytest.approx(1e-6)
+    assert price(dataclasses.replace(dear, unread=()), read=0) == pytest.approx(1e-6)
 
 
 def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
