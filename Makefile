@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 RANKS ?= 4
-CODE := nc10d tests examples tools
+CODE := nc10d benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
@@ -35,7 +35,7 @@ typecheck: .venv/test.stamp
 # Kernels are compiled once and kept; timed apart, so that the suite's time is the suite's. So is
 # Python's byte code, also where PYTHONDONTWRITEBYTECODE is set: tests start thousands of processes.
 warm: .venv/test.stamp
-	@$(BIN)/python -m compileall -q nc10d tests
+	@$(BIN)/python -m compileall -q nc10d benchmarks simulation tests
 	@echo "warming the kernel cache"
 	@time $(BIN)/python -m nc10d.warmup
 
@@ -59,7 +59,7 @@ COUNT ?= 20000
 simulate: .venv/test.stamp
 	@mkdir -p docs/logs
 	@{ echo "# $$(date -Is), $$(git describe --always --dirty), seeds $(SEED) to $$(($(SEED) + $(COUNT) - 1))"; \
-	  $(BIN)/python -m nc10d.testing.simulation $(SEED) --count $(COUNT); \
+	  $(BIN)/python -m simulation $(SEED) --count $(COUNT); \
 	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:

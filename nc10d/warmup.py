@@ -1,7 +1,8 @@
 """`python -m nc10d.warmup`: compile everything now, so that later first uses only load it.
 
 Compiles the CPU engine, every kernel and NCCL's loop into the cache folder (see
-`nc10d.kernels.folder`), by two processes side by side where there are two cores, and shows how far
+`nc10d.kernels.cache_dir`), by two processes side by side where there are two cores, and shows how
+far
 it is: with a bar on a terminal where rich is installed, else in lines. Running it again costs a
 second or two.
 """
@@ -20,14 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from nc10d.run.quiet import quietly
+from nc10d.run.interrupt import quietly
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
-    f"{NATIVE}.{name}" for name in ("engine", "ring", "arrays", "messages", "streams", "net")
+    f"{NATIVE}.{name}"
+    for name in ("entry_points", "ring", "prepared_calls", "prepared_messages", "streams", "net")
 )
 """What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
-LOOP = "nc10d.backend.nccl.native"
+LOOP = "nc10d.backend.nccl.bindings.native"
 """Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
 LINES = 5
 """How many lines tell of the progress where there is no bar."""
@@ -156,15 +158,15 @@ def _say(word: str) -> None:
 
 def _tasks() -> list[Task]:
     """Return every function to compile; the engine comes first because it takes longest."""
-    from nc10d.kernels import copying, pack, reduce, streaming
+    from nc10d.kernels import copy, pack, reduce, streaming
 
-    carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copying.every_kernel()]
+    carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copy.every_kernel()]
     kernels = [*reduce.every_kernel(), *carriers]
     return [("engine", _warm_engine), *kernels, ("nccl", partial(importlib.import_module, LOOP))]
 
 
 def _warm_engine() -> None:
-    from nc10d.backend.cpu.native import interpreter, rare
+    from nc10d.backend.cpu.native import interpreter, rare_steps
     from nc10d.kernels import lazy
 
     interpreter.advance_address()
@@ -172,7 +174,7 @@ def _warm_engine() -> None:
         importlib.import_module(name)
         for _, make in lazy.every(name):
             make()
-    rare.prepare()
+    rare_steps.prepare()
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:

@@ -1,7 +1,8 @@
 """How a launched operation ends: Work for operations, Future for values.
 
 A backend subclasses Work and fills in `_poll`, `_block` and `_watch`; what they must do, and on
-which threads callbacks run, is written in nc10d.outcome. Making a Work takes 0.2 us: no lock and
+which threads callbacks run, is written in nc10d.base.outcome. Making a Work takes 0.2 us: no lock
+and
 no event is made until somebody needs it.
 """
 
@@ -13,10 +14,10 @@ from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
-from nc10d.access import outputs
-from nc10d.deadline import NEVER, Deadline, Timeout
+from nc10d.arrays.access import outputs
+from nc10d.base.deadline import NEVER, Deadline, Timeout
+from nc10d.base.outcome import DONE, PENDING, Outcome
 from nc10d.ops import OP_NAMES, Op
-from nc10d.outcome import DONE, PENDING, Outcome
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.access import access, arrays_of, first_array, outputs, touched
+from nc10d.arrays.access import access, arrays_of, first_array, outputs, touched
+from nc10d.arrays.interop import on_each
 from nc10d.ops import (
     SUM,
     AllGather,
@@ -23,7 +24,6 @@ from nc10d.ops import (
     Scatter,
     Send,
 )
-from nc10d.views import on_each
 
 
 def names(op: Any, rank: int) -> tuple[str, str]:

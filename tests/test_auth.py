@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nc10d import auth
+from nc10d.auth import token as auth
 from nc10d.errors import AuthError
 
 TOKEN = "0123456789abcdef" * 4

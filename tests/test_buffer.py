@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nc10d import buffer
-from nc10d.buffer import Buffer, as_buffer, device_type, overlap, register
-from nc10d.dtypes import DType
+from nc10d.arrays import buffer
+from nc10d.arrays.buffer import Buffer, as_buffer, device_type, overlap, register
+from nc10d.arrays.dtypes import DType
 
 torch = pytest.importorskip("torch")
 arrays = hnp.arrays(np.int32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
+from nc10d.arrays.buffer import as_buffer, register
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
-from nc10d.batch import BatchedWork
-from nc10d.buffer import as_buffer, register
-from nc10d.deadline import NEVER, Deadline
+from nc10d.base.deadline import NEVER, Deadline
 from nc10d.errors import Aborted, GroupClosed
-from nc10d.group import ProcessGroup
+from nc10d.group.coalescing import BatchedWork
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import own_world
 from nc10d.ops import AllReduce, Barrier, Broadcast, Recv, Send
 from nc10d.store import HashStore
 from nc10d.testing.local import LocalBackend, run_local
 from nc10d.work import Work
-from nc10d.world import own_world
 
 
 @pytest.fixture

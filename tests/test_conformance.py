@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nc10d import ops as O
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import make
-from nc10d.dtypes import DType
 from nc10d.errors import GroupClosed
 from nc10d.testing import check_backend, local
 from nc10d.testing.cases import CALLS, OPS, SHAPES, Case, allowed, cover

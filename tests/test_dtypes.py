@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nc10d.dtypes import DType, check_reduce, dtype_of
+from nc10d.arrays.dtypes import DType, check_reduce, dtype_of
 from nc10d.ops import AVG, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, premul_sum
 
 FLOATS = [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2]
@@ -89,5 +89,5 @@ def test_what_is_not_refused_is_allowed():
 
 
 def test_ml_dtypes_is_not_imported_by_the_table():
-    code = "import sys, nc10d.dtypes; sys.exit('ml_dtypes' in sys.modules)"
+    code = "import sys, nc10d.arrays.dtypes; sys.exit('ml_dtypes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 import nc10d.torch
-from nc10d import functional as F
-from nc10d.deferred import AsyncCollectiveArray
-from nc10d.mesh import init_device_mesh
+from nc10d.api import functional as F
+from nc10d.api.async_array import AsyncCollectiveArray
+from nc10d.api.mesh import init_device_mesh
 from nc10d.testing import Ranks, reference, run_local
 from nc10d.work import Future, Work
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nc10d.api
+import nc10d.api.calls
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
@@ -21,9 +21,9 @@ from nc10d.backend.registry import (
     register_backend,
     unregister_backend,
 )
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, ForkedGroupError, GroupClosed, PeerLost, UnsupportedPlatform
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce, Barrier, Op, Recv
 from nc10d.store import HashStore
 from nc10d.work import Work
@@ -340,13 +340,16 @@ def parameters(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-CALLS = [name for name in dir(nc10d.api) if hasattr(ProcessGroup, name) and name[0] != "_"]
+CALLS = [name for name in dir(nc10d.api.calls) if hasattr(ProcessGroup, name) and name[0] != "_"]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_and_its_method_differ_in_how_they_name_groups_ranks_and_times(name: str) -> None:
     by_group = {"group", "group_src", "group_dst", "device_ids", "timeout"}
-    call, method = parameters(getattr(nc10d.api, name)), parameters(getattr(ProcessGroup, name))
+    call, method = (
+        parameters(getattr(nc10d.api.calls, name)),
+        parameters(getattr(ProcessGroup, name)),
+    )
     assert [p for p in call if p not in by_group] == [p for p in method if p != "timeout"]
     assert "group" in call
     assert method[-1] == "timeout"

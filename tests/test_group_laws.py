@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
 Lists = list[list[int]]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d import DebugLevel, guarding
-from nc10d.guarding import guarded, settle
+from nc10d import DebugLevel
+from nc10d.group import race_check
+from nc10d.group.race_check import guarded, settle
 from nc10d.ops import AllReduce, Broadcast, Op, Recv, Send
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing.ranks import Ranks, run_ranks
@@ -394,7 +395,7 @@ def test_a_forked_child_has_its_arrays_back() -> None:
     locked, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with guarding._lock:
+        with race_check._lock:
             locked.set()
             release.wait(30)
 

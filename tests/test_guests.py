@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.guests import Guests
-from nc10d.handshake import STRANGER_SECONDS
+from nc10d.auth.admission import Guests
+from nc10d.auth.handshake import STRANGER_SECONDS
 
 
 @given(

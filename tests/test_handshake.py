@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.handshake import (
+from nc10d.auth.handshake import (
     ANSWER_BYTES,
     HELLO,
     LONGEST_FRAME,

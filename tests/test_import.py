@@ -62,7 +62,7 @@ def test_a_module_of_the_public_ones_needs_no_import_of_its_own(use: str) -> Non
 
 
 def test_a_star_import_works() -> None:
-    assert fresh("from nc10d import *; print(all_reduce.__module__)") == "nc10d.api"
+    assert fresh("from nc10d import *; print(all_reduce.__module__)") == "nc10d.api.calls"
 
 
 def test_the_types_checker_and_the_table_of_names_agree() -> None:
@@ -87,4 +87,4 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_group_alias_answers_for_the_world() -> None:
     code = "import nc10d as d; print(d.group.WORLD, d.GroupMember.WORLD, d.group.ProcessGroup)"
-    assert fresh(code) == "None None <class 'nc10d.group.ProcessGroup'>"
+    assert fresh(code) == "None None <class 'nc10d.group.process_group.ProcessGroup'>"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.errors import RendezvousError
-from nc10d.launchers import Place, find_place, first_node, launcher_ancestor
+from nc10d.rendezvous.launcher_env import Place, find_place, first_node, launcher_ancestor
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
@@ -121,7 +121,10 @@ def test_the_launchers_process_is_found_behind_a_shell():
     mpirun = Path(sys.executable).with_name("mpirun")
     if not mpirun.exists():
         pytest.skip("needs mpirun")
-    code = "from nc10d.launchers import launcher_ancestor as f; print(f() + chr(10), end='')"
+    code = (
+        "from nc10d.rendezvous.launcher_env import launcher_ancestor as f\n"
+        "print(f() + chr(10), end='')"
+    )
     shell = f'{sys.executable} -c "{code}"; true'
     done = subprocess.run(
         [mpirun, "-n", "2", "sh", "-c", shell], capture_output=True, text=True, timeout=60
@@ -138,7 +141,7 @@ def test_ranks_of_mpirun_meet_without_any_variable():
     if not mpirun.exists():
         pytest.skip("needs mpirun")
     script = """
-        from nc10d.rendezvous import rendezvous
+        from nc10d.rendezvous.methods import rendezvous
         for number in range(2):
             store, rank, size = rendezvous(timeout=30)
             store.add("sum", rank + 1)
@@ -156,7 +159,7 @@ def test_ranks_of_mpirun_meet_without_any_variable():
 
 
 def test_a_launchers_name_may_be_any_bytes():
-    child = "from nc10d.launchers import launcher_ancestor as f; print(f())"
+    child = "from nc10d.rendezvous.launcher_env import launcher_ancestor as f; print(f())"
     # prctl(PR_SET_NAME): a name that has been cut in the middle of a letter.
     parent = (
         "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(15, b'\\xd1\\x81\\xd0'); "

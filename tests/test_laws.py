@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d import ops as O
-from nc10d.dtypes import DType, Family
-from nc10d.group import ProcessGroup
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference, run_ranks
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES, perform

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.mesh import DeviceMesh, init_device_mesh, lines
+from nc10d.api.mesh import DeviceMesh, init_device_mesh, lines
 from nc10d.testing import run_local
 
 SIDES = st.lists(st.integers(1, 3), min_size=1, max_size=4)

@@ -16,7 +16,7 @@ import pytest
 
 import nc10d as dist
 from nc10d import ops as O
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
 N = 6

@@ -16,12 +16,12 @@ import pytest
 from jobs import Job
 
 import nc10d as dist
-from nc10d import observe
-from nc10d.backend.cpu.native.layout import LOG_SLOTS
-from nc10d.backend.cpu.sites import text_at
-from nc10d.debug.verdict import judge
+from nc10d.backend.cpu.engine.call_sites import text_at
+from nc10d.backend.cpu.native.offsets import LOG_SLOTS
+from nc10d.debug.diagnosis import judge
 from nc10d.errors import DistError
-from nc10d.observe import COMPLETED, STARTED, Dump, Entry, FlightRecorder, Traffic
+from nc10d.group import flight_recorder
+from nc10d.group.flight_recorder import COMPLETED, STARTED, Dump, Entry, FlightRecorder, Traffic
 from nc10d.testing import run_local
 from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -151,7 +151,7 @@ def failing(group: Any) -> str:
 def test_each_rank_leaves_a_dump_when_the_group_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(observe.FOLDER, str(tmp_path / "dumps"))
+    monkeypatch.setenv(flight_recorder.FOLDER, str(tmp_path / "dumps"))
     with Ranks(3) as ranks:
         told = ranks.run(failing)
     files = sorted((tmp_path / "dumps").iterdir())
@@ -170,7 +170,7 @@ def test_a_folder_that_can_not_be_written_to_changes_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(observe.FOLDER, str(tmp_path / "file" / "dumps"))
+    monkeypatch.setenv(flight_recorder.FOLDER, str(tmp_path / "file" / "dumps"))
     with Ranks(3) as ranks:
         assert all("ranks disagree" in told for told in ranks.run(failing))
 
@@ -246,4 +246,4 @@ def test_a_dump_survives_its_file() -> None:
     last = {0: 4, 1: 4, 2: 3}
     dump = Dump("a", 1, 3, [4, 5, 6], "host", 7, 1.5, "why", 2, 0, entries, traffic, last, 9)
     assert Dump.from_json(dump.to_json()) == dump
-    assert json.loads(dump.to_json())["format"] == observe.FORMAT
+    assert json.loads(dump.to_json())["format"] == flight_recorder.FORMAT

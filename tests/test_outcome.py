@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nc10d.base.outcome import fresh
 from nc10d.errors import Aborted, CollectiveTimeout, DistError, PeerLost, StoreTimeout
-from nc10d.outcome import fresh
 
 
 @pytest.mark.parametrize("kind", [Aborted, PeerLost, CollectiveTimeout, StoreTimeout])

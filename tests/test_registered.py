@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.dtypes import DType, Family
-from nc10d.group import ProcessGroup
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import own_world
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 from nc10d.testing import Ranks, reference, run_ranks
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
-from nc10d.world import own_world
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGE = 100_003  # float32: over the size from which arrays are read where they lie

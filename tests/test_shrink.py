@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from jobs import Job
 
 import nc10d as dist
-from nc10d import shrink
 from nc10d.backend.config import BackendConfig
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError, GroupClosed
-from nc10d.shrink import Attempt
+from nc10d.group import shrink
+from nc10d.group.shrink import Attempt
 from nc10d.store import HashStore
 from nc10d.testing import run_local, run_ranks
 
@@ -193,8 +193,8 @@ import json, os, signal, sys, time
 from functools import partial
 import numpy as np
 import nc10d as dist
-from nc10d.debug.libraries import Nc10d
-from nc10d.debug.stage import Stage
+from benchmarks.faults.libraries import Nc10d
+from benchmarks.faults.stage import Stage
 
 
 def part(number, names, victims, stage, rank):

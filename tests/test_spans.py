@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nc10d.spans import all_apart, apart, clash, meet
+from nc10d.arrays.intervals import all_apart, apart, clash, meet
 
 SPANS = st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda s: (s[0], s[0] + s[1]))
 USES = st.lists(st.tuples(SPANS, st.booleans()), max_size=4)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nc10d.arrays.validate import validate
 from nc10d.ops import (
     AVG,
     BAND,
@@ -26,7 +27,6 @@ from nc10d.ops import (
     Scatter,
     Send,
 )
-from nc10d.validate import validate
 
 RANK, SIZE = 1, 3
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, PeerLost
 from nc10d.ops import AllGather, AllReduce, Barrier
 from nc10d.work import Future, Work, collect_all, wait_all
@@ -370,7 +370,7 @@ def test_a_work_keeps_its_arrays_until_it_is_dropped() -> None:
 
 
 def test_a_forked_child_can_finish_works_though_a_thread_held_the_lock() -> None:
-    from nc10d import outcome
+    from nc10d.base import outcome
 
     held, release = threading.Event(), threading.Event()
 

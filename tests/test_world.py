@@ -15,14 +15,15 @@ import pytest
 from clocks import takes
 
 import nc10d as dist
-from nc10d.backend.cpu.cards import Card, host_id, process, version
-from nc10d.backend.cpu.host import Host
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.bootstrap.rank_info import Card, host_id, version
+from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.memory.host_peer import process
+from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
-from nc10d.rendezvous import rendezvous
+from nc10d.group.world import current_world, own_world, prefix_store
+from nc10d.rendezvous.methods import rendezvous
 from nc10d.store import HashStore, PrefixStore, Store
 from nc10d.testing import run_ranks
-from nc10d.world import current_world, own_world, prefix_store
 
 HOST = "127.0.0.1"
 LIMIT = 1.0  # seconds of an init's timeout here

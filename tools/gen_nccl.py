@@ -1,4 +1,4 @@
-"""Write nc10d/backend/nccl/table.py from a nccl.h: `python tools/gen_nccl.py path/to/nccl.h`.
+"""Write bindings/table.py of the NCCL backend: `python tools/gen_nccl.py path/to/nccl.h`.
 
 Take the newest header: the API only grows. What a header does not say is since when something is
 there; that is kept below, from the tags of the NCCL repository, and has to be added to by hand: the

@@ -19,7 +19,7 @@ from gpu_rows import Check, Row, keep, machine, run
 from test_nccl_conformance import FEW
 
 from nc10d import cuda
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 
 RESULTS = Path("gpu-results.json")
 

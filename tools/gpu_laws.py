@@ -17,10 +17,10 @@ from test_nccl_alone import LONE
 from test_nccl_device import LAWS
 
 import nc10d as dist
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.options import NONBLOCKING
 from nc10d.backend.registry import find_backend, register_backend
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import check_backend
 from nc10d.testing.ranks import Ranks
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nc10d import cuda
-from nc10d.backend.nccl.library import dotted, library
+from nc10d.backend.nccl.bindings.library import dotted, library
 from nc10d.cuda.driver import call
 
 

@@ -20,11 +20,11 @@ import device_ranks as on
 import numpy as np
 from gpu_rows import Row
 
+from benchmarks.micro import flatten
 from nc10d import cuda
 from nc10d.backend.nccl.works import NcclWork
-from nc10d.bench import flatten
 from nc10d.cuda.driver import call
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.device_packing import DevicePacker
 from nc10d.testing.ranks import Ranks
 

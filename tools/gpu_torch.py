@@ -17,7 +17,7 @@ import torch.distributed as c10d
 from gpu_rows import Row
 from gpu_times import Size, often, timed
 
-from nc10d.bench import flatten
+from benchmarks.micro import flatten
 
 DEVICE = "cuda:0"
 

@@ -15,7 +15,7 @@ from typing import Any
 import device_ranks as on
 from gpu_rows import Row, first_line
 
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
 TIMEOUT = 60.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nc10d.access import first_array
+from nc10d.arrays.access import first_array
+from nc10d.base.deadline import Timeout
+from nc10d.base.outcome import FAILED, fresh
 from nc10d.cuda.streams import stream_handle, stream_of
-from nc10d.deadline import Timeout
-from nc10d.outcome import FAILED, fresh
 from nc10d.work import Work
 
 

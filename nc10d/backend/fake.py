@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.base import BackendSetup
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.errors import GroupClosed
 from nc10d.ops import Op, Recv
 from nc10d.work import Work

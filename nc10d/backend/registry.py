@@ -111,6 +111,6 @@ register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
 register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], lookout="cpu")
 register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
-    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.meeting:meet"
+    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.store_bootstrap:meet"
 )
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")

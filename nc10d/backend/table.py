@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nc10d.backend.base import Backend, Others
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import fresh
 from nc10d.errors import DistError, ForkedGroupError, GroupClosed
-from nc10d.outcome import fresh
 
 Maker = Callable[[str, Deadline], Backend]
 """Called as maker(device, deadline); it may wait for the other ranks until then."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from nc10d.run.quiet import quietly
+from nc10d.run.interrupt import quietly
 
 TABLES = {
     "--compare": "compare",

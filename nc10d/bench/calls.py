@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
+from nc10d.arrays.dtypes import DType
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 
 Array = np.ndarray[Any, np.dtype[Any]]

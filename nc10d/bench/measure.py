@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nc10d.arrays.dtypes import DType
 from nc10d.bench.calls import COLLECTIVES, Call
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)

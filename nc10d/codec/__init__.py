@@ -6,7 +6,8 @@
 
 What is carried: None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
 bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes of the types in
-nc10d.dtypes, and what `register_type` or `register_dataclass` was told of. Types are exact: a
+nc10d.arrays.dtypes, and what `register_type` or `register_dataclass` was told of. Types are exact:
+a
 subclass (OrderedDict, a named tuple, an IntEnum) is refused rather than quietly made a dict.
 Objects that occur twice are one object again on the other side, except containers in keys; what
 contains itself is refused.
@@ -19,8 +20,7 @@ from __future__ import annotations
 
 from nc10d.codec.decoder import decode
 from nc10d.codec.encoder import encode
-from nc10d.codec.messages import Envelope, Kind, Message
-from nc10d.codec.pickled import encode_pickled
+from nc10d.codec.messages import Envelope, Kind, Message, encode_pickled
 from nc10d.codec.registry import register_dataclass, register_type
 from nc10d.codec.tags import MAX_DEPTH
 

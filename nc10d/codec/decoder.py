@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.codec.messages import Locate, Payload
+from nc10d.arrays.dtypes import DType
+from nc10d.codec.payload import Locate, Payload
 from nc10d.codec.registry import carrier_named
 from nc10d.codec.tags import (
     ARRAY,
@@ -27,7 +28,6 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
-from nc10d.dtypes import DType
 from nc10d.errors import CodecError
 
 _DTYPES = {dtype.code: dtype for dtype in DType}

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.codec.messages import Array, Kind, Message
+from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.codec.messages import Kind, Message
+from nc10d.codec.payload import Array
 from nc10d.codec.registry import carrier_of
 from nc10d.codec.tags import (
     ARRAY,
@@ -27,7 +29,6 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
-from nc10d.dtypes import DType, dtype_of
 from nc10d.errors import CodecError
 
 

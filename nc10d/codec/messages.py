@@ -12,25 +12,23 @@ objects have the same size: a backend prepares itself for each size that it meet
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+import pickle
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.base.error_wire import in_words
+from nc10d.codec.payload import Array, Bytes, Locate, Payload, aligned, rounded
+from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
-from nc10d.retold import in_words
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Bytes = npt.NDArray[np.uint8]
-Locate = Callable[[Any], Any] | None
-"""What becomes of a received array: a function, or None to leave it as it is."""
 
 WORDS = 3
 LARGEST = 2**40
 """Bytes that a message may claim to have: every rank refuses the same claims."""
-_ALIGN = 64
 _LONGEST_REASON = 2000
 
 
@@ -40,48 +38,6 @@ class Kind(enum.IntEnum):
     CODEC = 1
     PICKLE = 2
     FAILED = 3
-
-
-def aligned(nbytes: int) -> int:
-    """Return the next multiple of 64."""
-    return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def rounded(nbytes: int) -> int:
-    """Return a size of at least `nbytes`, at most 1/16 or 63 more: 16 sizes between powers of two.
-
-    >>> rounded(1), rounded(5000), rounded(1 << 20)
-    (64, 5120, 1048576)
-    """
-    step = max(_ALIGN, 1 << max(0, (nbytes - 1).bit_length() - 5))
-    return -(-nbytes // step) * step
-
-
-class Payload:
-    """The chunks of a received message, taken in their order."""
-
-    def __init__(self, memory: Bytes) -> None:
-        self._memory = memory
-        self._at = 0
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the whole payload."""
-        return self._memory.size
-
-    def take(self, nbytes: int) -> Bytes:
-        """Return the next chunk, a view; CodecError if there are not as many bytes."""
-        if not 0 <= nbytes <= self._memory.size - self._at:
-            left = self._memory.size - self._at
-            raise CodecError(f"the header asks for {nbytes} bytes, and the payload has {left}")
-        chunk = self._memory[self._at : self._at + nbytes]
-        self._at += aligned(nbytes)
-        return chunk
-
-    def finish(self) -> None:
-        """Demand that nothing is left."""
-        if self._at < self._memory.size:
-            raise CodecError(f"the header leaves {self._memory.size - self._at} bytes of payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +72,7 @@ class Envelope:
         CodecError for a pickle unless `allow_pickle`, for a message that its sender could not
         make, and for one that is malformed.
         """
-        from nc10d.codec import decoder, pickled  # they read what is laid out here
+        from nc10d.codec import decoder, messages  # they read what is laid out here
 
         header, payload = self.parts(flat)
         if self.kind is Kind.FAILED:
@@ -128,7 +84,7 @@ class Envelope:
                 "a pickle has come, which can run any code and was not looked at: the sender "
                 "called with allow_pickle=True; do so here too if you trust it"
             )
-        return pickled.decode_pickled(header, payload)
+        return messages.decode_pickled(header, payload)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
@@ -174,3 +130,27 @@ def _put(flat: Bytes, at: int, chunk: Array) -> int:
     np.copyto(flat[at:end].view(chunk.dtype).reshape(chunk.shape), chunk)
     flat[end:following] = 0
     return following
+
+
+def encode_pickled(value: Any) -> Message:
+    """Pickle any object; raises whatever its own code raises."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    chunks = [np.asarray(buffer.raw()) for buffer in buffers]
+    sizes = struct.pack(f"<{len(chunks)}q", *(chunk.nbytes for chunk in chunks))
+    return Message(Kind.PICKLE, COUNT.pack(len(chunks)) + sizes + stream, chunks)
+
+
+def decode_pickled(header: memoryview, payload: Payload) -> Any:
+    """Unpickle, which runs whatever code the sender chose; CodecError for all that goes wrong."""
+    try:
+        count = COUNT.unpack_from(header)[0]
+        start = COUNT.size + 8 * count
+        sizes = struct.unpack_from(f"<{count}q", header, COUNT.size)
+        chunks = [payload.take(nbytes) for nbytes in sizes]
+        payload.finish()
+        return pickle.loads(header[start:], buffers=chunks)
+    except CodecError:
+        raise
+    except Exception as error:  # a pickle runs code, which may raise anything
+        raise CodecError(f"a pickle can't be read: {type(error).__name__}: {error}") from error

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nc10d.buffer import Buffer, register_named
-from nc10d.dtypes import dtype_of
+from nc10d.arrays.buffer import Buffer, register_named
+from nc10d.arrays.dtypes import dtype_of
 
 
 def of_numba(x: Any) -> Buffer:

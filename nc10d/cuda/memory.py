@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import Buffer, as_buffer, register
+from nc10d.arrays.buffer import Buffer, as_buffer, register
+from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
 from nc10d.cuda.streams import (
     LEGACY,
@@ -25,7 +26,6 @@ from nc10d.cuda.streams import (
     register_stream,
     stream_of,
 )
-from nc10d.dtypes import DType, dtype_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
 

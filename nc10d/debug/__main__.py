@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nc10d.debug import painting, picture, torchs
-from nc10d.debug.verdict import judge, report
+from nc10d.debug import plot, timeline, torch_trace
+from nc10d.debug.diagnosis import judge, report
 from nc10d.errors import UnsupportedPlatform
 from nc10d.observe import Dump
 
 _ABOUT = """\
-Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and say which ranks
+Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and
+say which ranks
 are missing, which called something else than the others, and which are late. The exit code is 0 if
 all ranks are there and in step, 1 if not, 2 if there are no dumps."""
 
@@ -32,7 +33,7 @@ def read(folder: Path) -> list[list[Dump]]:
 
 def _painted(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
     try:
-        painting.paint(groups, path)
+        plot.paint(groups, path)
     except (OSError, UnsupportedPlatform) as error:
         print(f"nc10d.debug: {error}", file=sys.stderr)
         return False
@@ -65,11 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("\n\n".join(map(report, groups)))
     if options.html:
-        options.html.write_text(picture.page(groups))
+        options.html.write_text(timeline.page(groups))
     if options.png and not _painted(groups, options.png):
         return 2
     if options.torch:
-        torchs.write([dump for dumps in groups for dump in dumps], options.torch)
+        torch_trace.write([dump for dumps in groups for dump in dumps], options.torch)
     return 0 if all(judge(dumps).clean for dumps in groups) else 1
 
 

@@ -43,7 +43,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-from nc10d.kernels.folder import (
+from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
     LOCK_SECONDS,
     SOURCES,

@@ -1,7 +1,7 @@
 """How two elements become one, for each kind of reduction and family of types, in LLVM code.
 
 Contract: `combine(kind, dtype)` returns the function `(builder, x, y) -> x op y` on vectors of
-stored elements (see `lanes`); the rules are those of `nc10d.dtypes`. `canonical` says which
+stored elements (see `lanes`); the rules are those of `nc10d.arrays.dtypes`. `canonical` says which
 kernels are one and the same, so that each is compiled once.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from nc10d.dtypes import DType, Family
-from nc10d.kernels.lanes import I8, NARROW, WIDEN, Builder, Value, is_nan, shuffle, splat
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.kernels.simd import I8, NARROW, WIDEN, Builder, Value, is_nan, shuffle, splat
 from nc10d.ops import RedOp
 
 Combine = Callable[[Builder, Value, Value], Value]

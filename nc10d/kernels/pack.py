@@ -6,7 +6,7 @@ for every row (dst, src, nbytes) of a table, without the GIL. Addresses need no 
 dst share no byte, or are the same. `arg` lives until the call is over.
 
 A cast multiplies in the wider of the two types (float32 at least) and rounds once, to the nearest
-even, as `nc10d.dtypes` has it; from float64 to the narrow floats it goes by way of float32.
+even, as `nc10d.arrays.dtypes` has it; from float64 to the narrow floats it goes by way of float32.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nc10d.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, Family
 from nc10d.kernels.cache import compiled, compiled_callback, entry_point
-from nc10d.kernels.copying import library_copy, quick_copy_address
-from nc10d.kernels.lanes import (
+from nc10d.kernels.copy import library_copy, quick_copy_address
+from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.simd import (
     DOUBLE,
     FLOAT,
     I64,
@@ -38,7 +39,6 @@ from nc10d.kernels.lanes import (
     store,
     vector,
 )
-from nc10d.kernels.steps import SIGNATURE
 
 STEP = 32
 """The elements of one step of a cast: two AVX-512 registers of float32."""

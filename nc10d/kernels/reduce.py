@@ -1,7 +1,8 @@
 """Reduction kernels: small C functions, one for each operation and element type, by address.
 
 Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rules of
-`nc10d.dtypes`; `void(dst, src, arg, nbytes)` are the maps that AVG ends and PREMUL_SUM begins
+`nc10d.arrays.dtypes`; `void(dst, src, arg, nbytes)` are the maps that AVG ends and PREMUL_SUM
+begins
 with. dst may be a, b or neither, without partial overlap; addresses need no alignment; nbytes is
 a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
 
@@ -16,9 +17,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nc10d.dtypes import DType, Family, allows, check_reduce
+from nc10d.arrays.dtypes import DType, Family, allows, check_reduce
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
-from nc10d.kernels.lanes import (
+from nc10d.kernels.loops import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
+from nc10d.kernels.simd import (
     DOUBLE,
     FLOAT,
     I64,
@@ -30,7 +32,6 @@ from nc10d.kernels.lanes import (
     splat,
     spread,
 )
-from nc10d.kernels.steps import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
 from nc10d.ops import AVG, RedOp, ReduceOp
 
 Key = tuple[str, DType]

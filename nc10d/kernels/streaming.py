@@ -20,10 +20,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 from nc10d.kernels.cache import compiled_callback, made_once
-from nc10d.kernels.lanes import DOUBLE, STORED, Builder, Value, load, spread, store, vector
-from nc10d.kernels.steps import SIGNATURE
+from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, load, spread, store, vector
 
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 

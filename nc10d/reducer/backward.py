@@ -12,8 +12,8 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from nc10d.reducer.bucket import Storage
 from nc10d.reducer.schedule import Schedule
+from nc10d.reducer.storage import Storage
 
 
 class BackwardPass:

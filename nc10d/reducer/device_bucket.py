@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.buffer import as_buffer
+from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.cuda.memory import device_of, let_follow, place_of
 from nc10d.cuda.streams import Place, follow
-from nc10d.dtypes import DType
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Bucket
+from nc10d.reducer.deferred_future import InOrder
 from nc10d.reducer.device_packing import DevicePacker
 from nc10d.reducer.hooks import CommHook, GradBucket, Step, share
-from nc10d.reducer.lazy import InOrder
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 
 class DeviceBucket(Bucket):

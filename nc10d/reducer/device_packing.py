@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import Buffer, as_buffer
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.events import event_pool
 from nc10d.cuda.memory import DeviceArray, captured, device_of, empty, let_follow, place_of
-from nc10d.dtypes import DType
 from nc10d.errors import CudaError
-from nc10d.kernels.blocks import THREADS, chunks_of, supports
-from nc10d.kernels.blocks_cuda import kernel_ptx
+from nc10d.kernels.gpu_pack import THREADS, chunks_of, supports
+from nc10d.kernels.gpu_ptx import kernel_ptx
 from nc10d.ops import Array
 from nc10d.reducer.packing import only_dtype, places_in
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer, device_type
+from nc10d.arrays.buffer import as_buffer, device_type
+from nc10d.arrays.dtypes import DType
 from nc10d.cuda.memory import copy_to
-from nc10d.dtypes import DType
 from nc10d.ops import Array
 from nc10d.reducer.plan import Spec
 

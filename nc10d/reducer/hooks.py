@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
-from nc10d.dtypes import DType
+from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.ops import AVG, SUM, Array, ReduceOp
-from nc10d.reducer.lazy import awaited
+from nc10d.reducer.deferred_future import awaited
 from nc10d.reducer.packing import cast
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
 Step: TypeAlias = Callable[[Callable[[], Any]], Any]

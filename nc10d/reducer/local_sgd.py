@@ -15,7 +15,7 @@ from nc10d.reducer.hooks import GradBucket, Passes, allreduce_hook, noop_hook
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 
 class PostLocalSGDState:

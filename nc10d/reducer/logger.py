@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nc10d.debugging import get_debug_level
+from nc10d.base.debug_level import get_debug_level
 
 if TYPE_CHECKING:
     from nc10d.reducer.plan import Plan

@@ -2,7 +2,8 @@
 
 Contract: `pack` and `unpack` copy, cast between floating types, and scale, in one pass over the
 memory. Arrays are contiguous CPU arrays; each has its place in the flat one, in elements. They
-block until all is copied, without the GIL. Results are those of `nc10d.dtypes`: the factor is
+block until all is copied, without the GIL. Results are those of `nc10d.arrays.dtypes`: the factor
+is
 rounded to the wider of the two types, the product once to the target's.
 """
 
@@ -13,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import Buffer, as_buffer
-from nc10d.dtypes import DType
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.kernels.pack import cast_address, copy_address, move_all
 from nc10d.kernels.reduce import scale_address
 from nc10d.kernels.streaming import (

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import Buffer, as_buffer
-from nc10d.dtypes import DType, dtype_of
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType, dtype_of
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The cap of the first bucket: a small one, so that communication begins early (c10d's value)."""

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
+from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import AVG, SUM, Array, ReduceOp
 from nc10d.reducer.hooks import GradBucket, Passes, allreduce_hook, started
 from nc10d.work import Future, Work, collect_all
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 Shapes = Sequence[tuple[int, int]]
 

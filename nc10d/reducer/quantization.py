@@ -21,7 +21,7 @@ from nc10d.reducer.hooks import GradBucket, started
 from nc10d.work import Future
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 CHANNEL = 512
 """The elements of a channel, if nobody says another number (c10d's)."""

@@ -21,21 +21,21 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.ops import Array
-from nc10d.reducer.agreement import agree_on_order, verify_alike
+from nc10d.reducer.average import Mean
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocation
+from nc10d.reducer.bucket_layout import Layouts
 from nc10d.reducer.gradients import SparseGradient, assign, check
 from nc10d.reducer.hooks import CommHook, GradBucket
-from nc10d.reducer.layout import Layouts
-from nc10d.reducer.mean import Mean
-from nc10d.reducer.observed import Observed
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, Plan, arrival_order, spec_of
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
+from nc10d.reducer.stats import Observed
 from nc10d.reducer.timing import Moment
+from nc10d.reducer.verify import agree_on_order, verify_alike
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 
 class Reducer(Observed):

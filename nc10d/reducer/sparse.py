@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nc10d.buffer import as_buffer
-from nc10d.deadline import Deadline
+from nc10d.arrays.buffer import as_buffer
+from nc10d.base.deadline import Deadline
 from nc10d.ops import Array, RedOp, ReduceOp
+from nc10d.reducer.deferred_future import Lazy
 from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
 from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
-from nc10d.reducer.lazy import Lazy
 from nc10d.reducer.plan import BucketPlan, Spec
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 
 class SparseGradBucket(GradBucket):

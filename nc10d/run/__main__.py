@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nc10d.run.quiet import quietly
+from nc10d.run.interrupt import quietly
 
 
 def main() -> int:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nc10d.run import ending, report
+from nc10d.run import report, shutdown
 from nc10d.run.environment import Job, rank_environment
 from nc10d.run.output import Stream
-from nc10d.run.plumbing import OutputPlan, Plumber, RankOutput
 from nc10d.run.processes import Family, RankProcess
+from nc10d.run.rank_output import OutputPlan, Plumber, RankOutput
 from nc10d.run.signals import SignalPipe
 
 
@@ -86,7 +86,7 @@ class Attempt:
         self._grace = grace
         self._signals = signals
         self._plumber = Plumber(plan, job, restart, signals)
-        self._clock = ending.Clock()
+        self._clock = shutdown.Clock()
         self._selector = selectors.DefaultSelector()
         self._living: dict[int, RankProcess] = {}
         self._outputs: dict[int, RankOutput] = {}
@@ -168,8 +168,8 @@ class Attempt:
         first = report.first_failure(self._exits)
         if first is not self._blamed and first is not None:
             self._blamed = first
-            delay = ending.SETTLE if report.is_witness(first) else 0.0
-            self._clock.begin(ending.politely(self._grace, delay))
+            delay = shutdown.SETTLE if report.is_witness(first) else 0.0
+            self._clock.begin(shutdown.politely(self._grace, delay))
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
@@ -185,19 +185,19 @@ class Attempt:
 
     def _interrupt(self, number: int) -> None:
         if self._interrupted_by is not None:
-            self._clock.begin(ending.AT_ONCE)
+            self._clock.begin(shutdown.AT_ONCE)
         elif number == signal.SIGINT:
-            self._clock.begin(ending.INTERRUPT)
+            self._clock.begin(shutdown.INTERRUPT)
             for output in self._outputs.values():
                 output.hush()
         else:
-            self._clock.begin(ending.politely(self._grace))
+            self._clock.begin(shutdown.politely(self._grace))
         self._interrupted_by = self._interrupted_by or number
         self._asked_to_end = True
 
-    def _send(self, step: ending.Step) -> None:
+    def _send(self, step: shutdown.Step) -> None:
         self._asked_to_end = True
-        if step.whom is ending.Whom.GROUP:
+        if step.whom is shutdown.Whom.GROUP:
             self._family.send(step.number)
         else:
             for process in self._living.values():

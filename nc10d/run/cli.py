@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nc10d.auth import VALUE, demand, job_token, new_token
+from nc10d.auth.token import VALUE, demand, job_token, new_token
 from nc10d.errors import AuthError, StoreError
 from nc10d.run.environment import Job
-from nc10d.run.plumbing import OutputPlan
+from nc10d.run.rank_output import OutputPlan
 
 DEFAULT_PORT = 29500
 DEFAULT_GRACE = 5.0

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from nc10d.run.hush import hushed
 from nc10d.run.signals import SignalPipe
+from nc10d.run.traceback_filter import hushed
 
 READ_BYTES = 1 << 16
 PIPE_READS = 16

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
-    from nc10d.store.client import TCPStore
     from nc10d.store.file import FileStore
     from nc10d.store.hash import HashStore
     from nc10d.store.prefix import PrefixStore
+    from nc10d.store.tcp import TCPStore
 
 _HOMES = {
     "FileStore": "file",
     "HashStore": "hash",
     "PrefixStore": "prefix",
     "Store": "base",
-    "TCPStore": "client",
+    "TCPStore": "tcp",
 }
 __all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
 

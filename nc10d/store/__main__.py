@@ -7,11 +7,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nc10d.auth import job_token
+from nc10d.auth.token import job_token
 from nc10d.errors import AuthError, StoreError
-from nc10d.store.hosting import check_port, listen
+from nc10d.store.hosting import check_port, listen, server_for
 from nc10d.store.messages import Limits
-from nc10d.store.server import raise_descriptor_limit, server_for
+from nc10d.store.server import raise_descriptor_limit
 
 _ABOUT = """\
 Serve a key-value store over TCP until Ctrl-C or SIGTERM. Clients are nc10d.TCPStore(host, port)

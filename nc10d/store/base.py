@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 
-from nc10d.deadline import Timeout, seconds
+from nc10d.base.deadline import Timeout, seconds
 
 Value = str | bytes | bytearray | memoryview
 _BYTES = (bytes, bytearray, memoryview)  # a union made for each call takes longer than the call

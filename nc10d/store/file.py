@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.errors import StoreError
 from nc10d.store.journal import Journal, JournaledValues
 from nc10d.store.local import LocalStore

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.store.local import LocalStore
 from nc10d.store.values import Values
 

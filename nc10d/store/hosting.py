@@ -21,13 +21,14 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from nc10d.auth import exposed, insecure, job_token, reachable
+from nc10d.auth.token import exposed, insecure, job_token, reachable
 from nc10d.errors import StoreError
+from nc10d.store.error_text import why_unheard
 from nc10d.store.messages import Limits
-from nc10d.store.reasons import why_unheard
+from nc10d.store.server import Server
 
 _BACKLOG = 4096
-_ENTRY = Path(__file__).with_name("entry.py")
+_ENTRY = Path(__file__).with_name("server_process.py")
 MOST_PORT = 65535
 ANY = ("", "0.0.0.0", "::")
 
@@ -182,7 +183,7 @@ def _start_process(listener: socket.socket, limits: Limits, token: bytes | None)
 
 
 def _start_thread(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
-    from nc10d.store.server import server_for
+    from nc10d.store.hosting import server_for
 
     read, write = os.pipe()
     address = listener.getsockname()[:2]
@@ -292,3 +293,14 @@ def _set_inherited_options(listener: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def server_for(
+    listener: socket.socket, owner: int | None, limits: Limits, token: bytes | None
+) -> Server:
+    """Return a server; with a token, one that serves only those who know it."""
+    if token is None:
+        return Server(listener, owner, limits)
+    from nc10d.store.auth_server import GuardedServer
+
+    return GuardedServer(listener, owner, limits, token)

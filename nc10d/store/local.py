@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from nc10d.deadline import Deadline, Timeout, seconds
+from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
 from nc10d.store.base import (
     Store,
@@ -22,8 +22,8 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
+from nc10d.store.error_text import not_a_number
 from nc10d.store.messages import i64
-from nc10d.store.reasons import not_a_number
 from nc10d.store.values import NotANumber, Values
 
 T = TypeVar("T")

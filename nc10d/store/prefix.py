@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from nc10d.deadline import Timeout
+from nc10d.base.deadline import Timeout
 from nc10d.store.base import Store, Value, not_text
 
 

@@ -1,6 +1,6 @@
 """The server's hands: one loop that moves bytes between sockets and a Table, and decides nothing.
 
-A guarded server (guarded.py) lets in only those who know the job's token.
+A guarded server (auth_server.py) lets in only those who know the job's token.
 
 The loop ends when nobody needs it: its owner has gone (the owner's descriptor reads end-of-file,
 which the kernel sees to however the owner dies) and the last client has gone too. A connection
@@ -54,17 +54,6 @@ def listen_near() -> socket.socket | None:
         stack.pop_all()
         return near
     return None
-
-
-def server_for(
-    listener: socket.socket, owner: int | None, limits: Limits, token: bytes | None
-) -> Server:
-    """Return a server; with a token, one that serves only those who know it."""
-    if token is None:
-        return Server(listener, owner, limits)
-    from nc10d.store.guarded import GuardedServer
-
-    return GuardedServer(listener, owner, limits, token)
 
 
 class Connection:

@@ -27,11 +27,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nc10d.testing import conformance, layouts, networks, reference, simulator, strategies
+    from nc10d.testing import conformance, layouts, networks, reference, strategies
     from nc10d.testing.conformance import check_backend
     from nc10d.testing.covering import pairwise
     from nc10d.testing.launched import Launcher
     from nc10d.testing.local import run_local
+    from nc10d.testing.race_simulator import simulator
     from nc10d.testing.ranks import Ranks, run_ranks
 
 __all__ = [

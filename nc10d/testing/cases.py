@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops as O
-from nc10d.dtypes import DType, Family, allows
+from nc10d.arrays.dtypes import DType, Family, allows
 from nc10d.testing.covering import pairwise
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES

@@ -5,7 +5,8 @@
 
 It runs (a) a pairwise cover of call x dtype x reduction x world size x shape and layout x mode,
 (b) every reduction of every dtype, which must be right or refused with the TypeError of
-`nc10d.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.demands`: messages, barriers,
+`nc10d.arrays.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.demands`: messages,
+barriers,
 groups, abort. Ranks are threads, or processes; they are kept from case to case. Results, untouched
 inputs and the bytes beside and between the elements are compared.
 
@@ -23,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops as O
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import Factory
 from nc10d.backend.registry import register_backend, unregister_backend
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, Case, LaidCall, allowed, cover, reduction
 from nc10d.testing.demands import DEMANDS

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.coalesce import coalescing_manager
+from nc10d.api.queries import coalescing_manager
 from nc10d.errors import Aborted, DistError
-from nc10d.group import ProcessGroup
-from nc10d.subgroups import new_group
+from nc10d.group.new_group import new_group
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import GroupMember, destroy_process_group
 from nc10d.testing.layouts import LAYOUTS, intact, lay
 from nc10d.testing.reference import same_bits
 from nc10d.work import Work
-from nc10d.world import GroupMember, destroy_process_group
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REASON = "to see what happens"

@@ -24,11 +24,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nc10d.deadline import Deadline
-from nc10d.group import ProcessGroup
+from nc10d.base.deadline import Deadline
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import init_process_group
 from nc10d.testing.members import STOP, Member, Outcome, serve
 from nc10d.testing.ranks import Ranks
-from nc10d.world import init_process_group
 
 SLICE = 0.1
 """Seconds between looks whether a launcher whose ranks have not come is still there."""

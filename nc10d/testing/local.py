@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nc10d import ops as O
+from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.registry import register_backend
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import fresh
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
-from nc10d.outcome import fresh
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.ranks import Ranks
-from nc10d.validate import validate
 from nc10d.work import Work
 
 if TYPE_CHECKING:

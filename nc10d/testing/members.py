@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from nc10d.errors import DistError
-from nc10d.world import (
+from nc10d.group.world import (
     current_world,
     destroy_process_group,
     get_default_group,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.coalesce import coalescing_manager
-from nc10d.group import ProcessGroup
+from nc10d.api.queries import coalescing_manager
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.strategies import issue
 from nc10d.work import Work
 

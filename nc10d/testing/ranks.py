@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nc10d.errors import DistError
+from nc10d.group.world import init_process_group
 from nc10d.testing.members import Member, ProcessMember, ThreadMember
-from nc10d.world import init_process_group
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.dtypes import DType, Family, check_reduce, dtype_of
+from nc10d.arrays.dtypes import DType, Family, check_reduce, dtype_of
 from nc10d.ops import SUM, RedOp, ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -19,7 +19,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nc10d import ops as O
-from nc10d.dtypes import DType, Family, allows
+from nc10d.arrays.dtypes import DType, Family, allows
 from nc10d.testing.compute import compute
 
 Array = np.ndarray[Any, np.dtype[Any]]

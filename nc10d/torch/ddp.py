@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import get_default_group
 from nc10d.reducer import hooks
 from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
@@ -30,7 +31,6 @@ from nc10d.torch.gradients import Gradients
 from nc10d.torch.graph import unused_in
 from nc10d.torch.placement import placement
 from nc10d.torch.replicas import Contents, same_everywhere
-from nc10d.world import get_default_group
 
 
 class DistributedDataParallel(torch.nn.Module):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.graph import tensors_in
 from nc10d.torch.slots import Dense, Sparse, allocation, slot_of

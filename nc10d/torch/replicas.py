@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 
 
 class Contents:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nc10d import buffer, views
-from nc10d.buffer import Buffer
+from nc10d.arrays import buffer, interop
+from nc10d.arrays.buffer import Buffer
+from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.codec import register_type
-from nc10d.dtypes import DType, dtype_of
 from nc10d.errors import CodecError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,7 +40,7 @@ def register() -> None:
     """
     for kind in (torch.Tensor, torch.nn.Parameter):
         buffer.register(kind, as_buffer, lambda x: str(x.device.type))
-        views.register_view(kind, as_numpy, lend)
+        interop.register_view(kind, as_numpy, lend)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,

@@ -13,10 +13,10 @@ from clocks import soon
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nc10d.arrays.dtypes import DType
 from nc10d.bench import cli
 from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.measure import FACTORS, Job, Row
-from nc10d.dtypes import DType
 
 BENCH = [sys.executable, "-m", "nc10d.bench"]
 QUICK = ["--min-bytes", "8", "--max-bytes", "64", "--repeats", "1"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.bench import compare, peers, plots, starters
-from nc10d.bench.apart import run_apart, words_of
+from benchmarks.compare import compare, peers, plots, starters
+from benchmarks.compare.apart import run_apart, words_of
 from nc10d.testing.networks import ip, network, why_not
 
 REASON = why_not()
@@ -169,7 +169,7 @@ def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch
 def test_a_job_that_fails_is_told_with_its_last_words() -> None:
     arguments = [json.dumps([("no_such_thing", 8)]), "0", "0"]
     with pytest.raises(RuntimeError, match=r"(?s)nc10d: .*KeyError.*'no_such_thing'"):
-        starters.run_job("nc10d", 1, "nc10d.bench.peers", arguments, 100.0)
+        starters.run_job("nc10d", 1, "benchmarks.compare.peers", arguments, 100.0)
 
 
 def test_wrong_elements_end_a_comparison() -> None:
@@ -196,7 +196,7 @@ def test_what_was_measured_is_saved_round_by_round(tmp_path: Path) -> None:
 
 APART = """
 import signal
-from nc10d.bench.apart import hosts_of_their_own
+from benchmarks.compare.apart import hosts_of_their_own
 with hosts_of_their_own(1) as net:
     print(net.names[0], flush=True)
     signal.pause()

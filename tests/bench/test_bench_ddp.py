@@ -2,7 +2,7 @@
 
 import pytest
 
-from nc10d.bench import ddp
+from benchmarks.micro import ddp
 
 
 def test_ratios_are_of_what_is_added_and_rounds_are_compared_in_pairs():

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nc10d.bench import batches, coalescing, flatten
-from nc10d.bench.libraries import Nc10d
-from nc10d.bench.verdicts import estimate
+from benchmarks.compare import batches, coalescing
+from benchmarks.compare.libraries import Nc10d
+from benchmarks.compare.verdicts import estimate
+from benchmarks.micro import flatten
 from nc10d.testing import Ranks
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nc10d.bench import foreign
-from nc10d.bench.foreign import Foreign, busy
+from benchmarks.compare import foreign
+from benchmarks.compare.foreign import Foreign, busy
 
 STAT = "cpu  100 10 40 5000 900 3 7 20 0 0\ncpu0 50 5 20 2500 450 1 3 10 0 0\n"
 

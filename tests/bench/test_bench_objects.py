@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nc10d.bench import objects
+from benchmarks.micro import objects
 from nc10d.testing import run_local
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.bench import batches, peers
-from nc10d.bench.compare import COLLECTIVES
-from nc10d.bench.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
-from nc10d.bench.plain import GIVES, cut
+from benchmarks.compare import batches, peers
+from benchmarks.compare.compare import COLLECTIVES
+from benchmarks.compare.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
+from benchmarks.compare.plain import GIVES, cut
 from nc10d.testing import run_local
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.native.layout import TRACE_BLOCKED, TRACE_DONE, TRACE_START
-from nc10d.bench import cli, first_use, kernels, overlap, registered, timeline
+from benchmarks.micro import first_use, kernels, overlap, registered, timeline
+from nc10d.arrays.dtypes import DType
+from nc10d.backend.cpu.native.offsets import TRACE_BLOCKED, TRACE_DONE, TRACE_START
+from nc10d.bench import cli
 from nc10d.bench.__main__ import TABLES
-from nc10d.dtypes import DType
 from nc10d.ops import RedOp
 from nc10d.testing import Ranks
 
@@ -86,7 +87,7 @@ def test_overlap_is_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "timeline.png"
     words = ["--bytes", "65536", "--rounds", "1", "--plot", str(picture)]
-    command = [sys.executable, "-m", "nc10d.bench.overlap", *words]
+    command = [sys.executable, "-m", "benchmarks.micro.overlap", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[1:]] == [*overlap.SCENARIOS]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nc10d.bench import engine, imports
+from benchmarks.micro import engine, imports
 
 
 def test_each_floor_of_a_call_has_its_figure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.bench.verdicts import Estimate, coverage, estimate, judge, slower, too_near
+from benchmarks.compare.verdicts import Estimate, coverage, estimate, judge, slower, too_near
 
 TIMES = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=40)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.backend.cpu.program import Kind
-from nc10d.bench import draw, predict
-from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
+from benchmarks.model import draw, predict
+from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
+from nc10d.backend.cpu.program.program import Kind
 
 pytest.importorskip("matplotlib")
 

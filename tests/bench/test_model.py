@@ -14,21 +14,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timed_simulator import simulated
 
-from nc10d.backend.cpu.algorithms.crossing import flow, give, push, take
-from nc10d.backend.cpu.algorithms.layout import NEVER, Boards
+from benchmarks.model import machine as machines
+from benchmarks.model import predict
+from benchmarks.model.calibrate import by_reach
+from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
+from benchmarks.model.clocks import Walk
+from benchmarks.model.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
+from benchmarks.model.model import algorithm, seconds, standing_for, switches
+from benchmarks.model.rates import Passes
+from benchmarks.model.samples import Cell, Round, constants, typical
+from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.native.layout import READS
-from nc10d.backend.cpu.program import Call, Combine, Kernel, Program, Step, board, user
-from nc10d.backend.cpu.steps import copy, expose, fetch, reduce_ranks
-from nc10d.bench import machine as machines
-from nc10d.bench import predict
-from nc10d.bench.calibrate import by_reach
-from nc10d.bench.cases import MAKERS, Collective, layout_of, spread
-from nc10d.bench.clocks import Walk
-from nc10d.bench.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
-from nc10d.bench.model import algorithm, seconds, standing_for, switches
-from nc10d.bench.rates import Passes
-from nc10d.bench.samples import Cell, Round, constants, typical
+from nc10d.backend.cpu.algorithms.tuning import NEVER, Boards
+from nc10d.backend.cpu.native.offsets import READS
+from nc10d.backend.cpu.program.program import Call, Combine, Kernel, Program, Step, board, user
+from nc10d.backend.cpu.program.steps import copy, expose, fetch, reduce_ranks
 from nc10d.testing.networks import why_not
 
 REASON = why_not()
@@ -523,7 +523,7 @@ def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFix
 
 def test_measured_constants_predict_what_is_measured_beside_them() -> None:
     cells = [Cell(op, 4096) for op in predict.CHECKED]
-    from nc10d.bench.calibrate import survey_here
+    from benchmarks.model.calibrate import survey_here
 
     for one in predict.verdicts(survey_here(cells, 1, far=True), cells):
         assert one.predicted > 0

@@ -1,6 +1,6 @@
 """The simulator with clocks: each step has a price, each rank a time; the last rank's is the time.
 
-It runs real data through the simulator's own ranks, and knows nothing of nc10d.bench.clocks.
+It runs real data through the simulator's own ranks, and knows nothing of benchmarks.model.clocks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.model.cases import Collective
+from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.native.layout import WRITES
-from nc10d.backend.cpu.program import Kind, Program, Space, Step
-from nc10d.bench.cases import Collective
-from nc10d.bench.machine import Machine, Uses, at_reach
-from nc10d.testing.cluster import Cluster, FarRank, HostWorld, Pipes
-from nc10d.testing.watched import Bytes
+from nc10d.backend.cpu.native.offsets import WRITES
+from nc10d.backend.cpu.program.program import Kind, Program, Space, Step
+from nc10d.testing.race_simulator.hosts import Cluster, FarRank, HostWorld, Pipes
+from nc10d.testing.race_simulator.vector_clocks import Bytes
 
 WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.FREE, Kind.DIVERT)
 NOTHING = (Kind.JUMP, Kind.LOOP)

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nc10d import register_dataclass, register_type
+from nc10d.arrays.dtypes import DType
 from nc10d.codec import MAX_DEPTH, Envelope, Kind, Message, decode, encode, encode_pickled
-from nc10d.codec.messages import Payload, aligned, rounded
+from nc10d.codec.payload import Payload, aligned, rounded
 from nc10d.codec.tags import COUNT, INLINE, INT64, PACKED, Tag
-from nc10d.dtypes import DType
 from nc10d.errors import CodecError
 from nc10d.testing import layouts
 from nc10d.testing.strategies import arrays, dtypes, mixed_values, shapes

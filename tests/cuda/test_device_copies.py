@@ -18,7 +18,7 @@ from nc10d import cuda
 from nc10d.cuda.driver import call, driver
 from nc10d.cuda.events import event_pool, is_over
 from nc10d.cuda.streams import LEGACY
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
 WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))

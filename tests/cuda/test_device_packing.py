@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from build import build
-from nc10d.dtypes import DType
-from nc10d.kernels import blocks
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels import gpu_pack
 from nc10d.testing import Ranks
 
 WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
@@ -64,10 +64,10 @@ def register_all() -> None:
         at = b.add(place, ir.IntType(64)(8 * index))
         return b.load(b.inttoptr(at, ir.IntType(64).as_pointer()), align=8)
 
-    cpu = blocks.Target(intrinsic, 0, coordinate)
-    register("copy_chunk", blocks.copy_body(cpu))
+    cpu = gpu_pack.Target(intrinsic, 0, coordinate)
+    register("copy_chunk", gpu_pack.copy_body(cpu))
     for src, dst in CASTS:
-        register(f"cast_{src.label}_to_{dst.label}", blocks.cast_body(cpu, src, dst))
+        register(f"cast_{src.label}_to_{dst.label}", gpu_pack.cast_body(cpu, src, dst))
 
 
 COUNTS = [3, 0, 1000, 70_001]

@@ -31,7 +31,7 @@ class Plain:
 def numba_and_interface_agree(_group: Any) -> None:
     from numba import cuda as numba
 
-    from nc10d.buffer import as_buffer, device_type, settled
+    from nc10d.arrays.buffer import as_buffer, device_type, settled
     from nc10d.cuda import driver
 
     driver.driver()

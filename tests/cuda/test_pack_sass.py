@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 from nc10d.errors import UnsupportedPlatform
-from nc10d.kernels.blocks_cuda import kernel_ptx
+from nc10d.kernels.gpu_ptx import kernel_ptx
 
 WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -124,8 +124,8 @@ def test_without_compilers_a_kernel_says_what_to_install() -> None:
 
 KEPT = """
 import sys, zlib
-from nc10d.dtypes import DType
-from nc10d.kernels.blocks_cuda import kernel_ptx
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels.gpu_ptx import kernel_ptx
 
 text = kernel_ptx(DType.FLOAT32, DType.BFLOAT16, True, (9, 0))
 print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nc10d.debug import doors
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import stores
+from benchmarks.faults.libraries import Nc10d
 
 
 class Slow(Nc10d):
@@ -23,5 +23,5 @@ class Slow(Nc10d):
 def test_a_store_dies_under_its_client_however_late_that_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doors, "TIMEOUT", 0.2)
-    assert doors.unanswered(Slow(), 1).words == "StoreTimeout 4x, StoreError 1x"
+    monkeypatch.setattr(stores, "TIMEOUT", 0.2)
+    assert stores.unanswered(Slow(), 1).words == "StoreTimeout 4x, StoreError 1x"

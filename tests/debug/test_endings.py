@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from nc10d.debug import endings
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import endings
+from benchmarks.faults.libraries import Nc10d
 
 
 class Still(Nc10d):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nc10d.debug import interrupts
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import interrupts
+from benchmarks.faults.libraries import Nc10d
 
 
 def deaf(group: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nc10d.debug import networks
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import networks
+from benchmarks.faults.libraries import Nc10d
 from nc10d.testing.networks import why_not
 
 REASON = why_not()

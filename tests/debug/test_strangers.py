@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from nc10d.debug import strangers
-from nc10d.debug.cells import HOST
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import strangers
+from benchmarks.faults.cells import HOST
+from benchmarks.faults.libraries import Nc10d
 from nc10d.errors import DistError
 
 
@@ -25,7 +25,7 @@ def test_a_port_that_stays_open_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_frame_that_is_taken_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nc10d.handshake.compare_digest", lambda *digests: True)
+    monkeypatch.setattr("nc10d.auth.handshake.compare_digest", lambda *digests: True)
     assert strangers._sealed(100, random.Random(1)) > 0
     with pytest.raises(DistError, match="messages that are none"):
         strangers.mutated(Nc10d(), 400)

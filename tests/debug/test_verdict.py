@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.debug import picture, torchs
+from nc10d.debug import timeline, torch_trace
 from nc10d.debug.__main__ import main, read
-from nc10d.debug.verdict import MOST_ROWS, judge, report
-from nc10d.observe import COMPLETED, STARTED, Dump, Entry
+from nc10d.debug.diagnosis import MOST_ROWS, judge, report
+from nc10d.group.flight_recorder import COMPLETED, STARTED, Dump, Entry
 
 CALL = "all_reduce(dtype=float64, count=4, op=SUM)"
 
@@ -73,7 +73,7 @@ def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> No
 
 @pytest.mark.parametrize(("waits_for", "completed"), [(0, 6), (None, 7)])
 def test_torch_is_told_so_too(waits_for: int | None, completed: int) -> None:
-    status = torchs.record([flooded(2, waits_for)])["pg_status"]["world"]
+    status = torch_trace.record([flooded(2, waits_for)])["pg_status"]["world"]
     assert status["last_enqueued_collective"] == 7
     assert status["last_completed_collective"] == completed
 
@@ -81,8 +81,8 @@ def test_torch_is_told_so_too(waits_for: int | None, completed: int) -> None:
 def test_calls_before_the_oldest_in_the_record_have_ended() -> None:
     late = flooded(2, 0)
     late.entries.append(Entry(7, CALL, STARTED))
-    assert torchs.record([late])["pg_status"]["world"]["last_completed_collective"] == 6
-    assert torchs.record([dump(0)])["pg_status"]["world"]["last_completed_collective"] == 6
+    assert torch_trace.record([late])["pg_status"]["world"]["last_completed_collective"] == 6
+    assert torch_trace.record([dump(0)])["pg_status"]["world"]["last_completed_collective"] == 6
 
 
 def test_the_failed_rank_is_the_first_of_the_missing() -> None:
@@ -120,7 +120,7 @@ def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
     assert "&lt;PeerLost&gt;" in html
     assert "<PeerLost>" not in html
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0", "rank_2"]
-    assert picture.page(read(tmp_path)) == html
+    assert timeline.page(read(tmp_path)) == html
 
 
 def test_a_picture_without_matplotlib_is_an_error_that_says_so(
@@ -151,7 +151,7 @@ def test_the_timeline_has_a_bar_for_each_call_from_its_begin_to_its_end() -> Non
     late = Entry(1, CALL, COMPLETED, 2 * 10**8, 3 * 10**8, "train.py:41")
     going = Entry(2, CALL, STARTED, 5 * 10**8, 0, "<train>.py:42")
     sent = Entry(1, "send(dst=1)", COMPLETED, 4 * 10**8, 5 * 10**8, message=True)
-    svg = picture.timeline([timed(0, done, sent, going), timed(1, late)])
+    svg = timeline.timeline([timed(0, done, sent, going), timed(1, late)])
     bars = re.findall(r'class="(\w+)(?: message)?" x="([\d.]+)" y="(\d+)" width="([\d.]+)"', svg)
     shown = [(kind, float(x), float(width)) for kind, x, _, width in bars if kind != "row"]
     left, full = 80, 1120 / 0.9  # pixels for a second
@@ -171,7 +171,9 @@ def test_the_timeline_has_a_bar_for_each_call_from_its_begin_to_its_end() -> Non
 def test_torchs_entries_have_lines_and_times_and_messages() -> None:
     sent = Entry(3, "send(dtype=int64, count=2, dst=1, tag=4)", COMPLETED, 10, 20, "a b.py:7", True)
     got = Entry(3, "recv(dtype=int64, count=2, src=0, tag=4)", COMPLETED, 10, 30, "", True)
-    there, here = (torchs.record([timed(r, e)])["entries"][0] for r, e in ((0, sent), (1, got)))
+    there, here = (
+        torch_trace.record([timed(r, e)])["entries"][0] for r, e in ((0, sent), (1, got))
+    )
     assert there["frames"] == [{"name": "", "filename": "a b.py", "line": 7}]
     assert here["frames"] == []
     assert there["profiling_name"] == "gloo:send 0->1"
@@ -192,7 +194,7 @@ def test_torchs_analyser_finds_the_culprit(tmp_path: Path) -> None:
     dumps[1].entries.insert(
         1, Entry(1, "recv(dtype=int64, count=2, src=0)", COMPLETED, message=True)
     )
-    paths = torchs.write(dumps, tmp_path)
+    paths = torch_trace.write(dumps, tmp_path)
     assert pickle.loads(paths[1].read_bytes())["entries"][-1]["state"] == STARTED
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
     done = subprocess.run(

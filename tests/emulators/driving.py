@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from build import Libraries, build
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]

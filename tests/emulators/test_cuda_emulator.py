@@ -15,7 +15,7 @@ import pytest
 from driving import NON_BLOCKING, Gpu
 
 from build import WANTED, build, find_headers
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
 NOT_READY, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY = 600, 1, 801, 2

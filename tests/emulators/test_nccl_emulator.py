@@ -12,8 +12,8 @@ from driving import IN_PROGRESS, OPS, TYPES, Gpu, Nccl, Refused
 
 from build import WANTED, find_headers
 from nc10d import ops as O
-from nc10d.dtypes import DType, allows
-from nc10d.group import ProcessGroup
+from nc10d.arrays.dtypes import DType, allows
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference
 from nc10d.testing.strategies import mixed_values
 

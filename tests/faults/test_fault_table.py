@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from nc10d.debug import interrupts
-from nc10d.debug.faults import ROWS, Cell, _judged
-from nc10d.debug.libraries import Nc10d
+from benchmarks.faults import ROWS, Cell, _judged, interrupts
+from benchmarks.faults.libraries import Nc10d
 
 # The most that anybody may be late, in ms, on a machine that others use too.
 LATEST = 20_000
 
 
 def rows(*words: str) -> dict[str, str]:
-    command = [sys.executable, "-m", "nc10d.debug.faults", "--library", "nc10d", *words]
+    command = [sys.executable, "-m", "benchmarks.faults", "--library", "nc10d", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -3,7 +3,7 @@
 The promise is 0.2 s after the kill, and 50 ms in the median. Other tests may have the cores, so
 what is asked for here is that nobody waits for the timeout (a minute), and that somebody is told at
 once: who learns of a death by looking now and then is late every time. `python -m
-nc10d.debug.faults` measures.
+benchmarks.faults` measures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ LATEST, SOON = 20.0, 0.2
 
 
 def kills(count: int, size: int, seed: int) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "nc10d.debug.kills", str(count), str(size), f"--seed={seed}"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults.kills",
+        str(count),
+        str(size),
+        f"--seed={seed}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -73,8 +80,8 @@ def names_the_victim(words: dict[str, Any], one: dict[str, Any]) -> None:
 ALL_AT_ONCE = """
 import os, random, signal, sys, threading
 from functools import partial
-from nc10d.debug.libraries import Nc10d
-from nc10d.debug.stage import Stage
+from benchmarks.faults.libraries import Nc10d
+from benchmarks.faults.stage import Stage
 
 library, chance = Nc10d(), random.Random(5)
 library.warm()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.debug.libraries import Nc10d
-from nc10d.debug.stage import Report, Stage
+from benchmarks.faults.libraries import Nc10d
+from benchmarks.faults.stage import Report, Stage
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 

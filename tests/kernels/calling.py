@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from nc10d.dtypes import DType, allows
+from nc10d.arrays.dtypes import DType, allows
 from nc10d.kernels.reduce import example
 from nc10d.ops import RedOp
 

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 from nc10d.kernels import reduce
 from nc10d.ops import RedOp
 

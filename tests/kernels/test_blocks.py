@@ -10,9 +10,9 @@ from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic
 
-from nc10d.dtypes import DType
-from nc10d.kernels import blocks
-from nc10d.kernels.lanes import I64
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels import gpu_pack
+from nc10d.kernels.simd import I64
 from nc10d.reducer.packing import cast
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
@@ -25,13 +25,13 @@ def coordinate(b, place, index):
     return b.load(b.inttoptr(b.add(place, I64(8 * index)), ir.PointerType(I64)), align=8)
 
 
-CPU = blocks.Target(intrinsic, 0, coordinate)
+CPU = gpu_pack.Target(intrinsic, 0, coordinate)
 
 
 @functools.cache
 def every_thread(src=None, dst=None):
     """Return what runs a body for all threads of all blocks, one after another."""
-    body = njit(blocks.copy_body(CPU) if src is None else blocks.cast_body(CPU, src, dst))
+    body = njit(gpu_pack.copy_body(CPU) if src is None else gpu_pack.cast_body(CPU, src, dst))
 
     @njit
     def run(table, chunks, factor, place, at, count, threads):
@@ -44,26 +44,26 @@ def every_thread(src=None, dst=None):
     return run
 
 
-def launch(run, rows, factor=1.0, threads=blocks.THREADS):
+def launch(run, rows, factor=1.0, threads=gpu_pack.THREADS):
     table = np.array(rows, np.int64).reshape(-1, 3)
-    chunks = blocks.chunks_of([nbytes for _, _, nbytes in rows])
+    chunks = gpu_pack.chunks_of([nbytes for _, _, nbytes in rows])
     place = np.zeros(3, np.int64)
     at = table.ctypes.data, chunks.ctypes.data, factor, place, place.ctypes.data
     run(*at, len(chunks), threads)
 
 
-@given(sizes=st.lists(st.integers(0, 3 * blocks.CHUNK), max_size=5))
+@given(sizes=st.lists(st.integers(0, 3 * gpu_pack.CHUNK), max_size=5))
 def test_chunks_cover_each_row_once(sizes):
-    chunks = blocks.chunks_of(sizes).tolist()
+    chunks = gpu_pack.chunks_of(sizes).tolist()
     assert chunks == [
-        [row, first] for row, size in enumerate(sizes) for first in range(0, size, blocks.CHUNK)
+        [row, first] for row, size in enumerate(sizes) for first in range(0, size, gpu_pack.CHUNK)
     ]
 
 
 SIZES = st.one_of(
     st.integers(0, 100),
-    st.integers(blocks.CHUNK - 40, blocks.CHUNK + 40),
-    st.integers(2 * blocks.CHUNK, 3 * blocks.CHUNK),
+    st.integers(gpu_pack.CHUNK - 40, gpu_pack.CHUNK + 40),
+    st.integers(2 * gpu_pack.CHUNK, 3 * gpu_pack.CHUNK),
 )
 ODD = st.sampled_from([0, 0, 1, 2, 4, 8, 12])
 
@@ -90,7 +90,7 @@ def test_a_copy_moves_each_byte_and_no_other_at_any_alignment(pieces, threads):
 PAIRS = [(F32, F32), (F32, BF16), (BF16, F32), (F16, BF16), (F32, E4M3), (E5M2, F32)]
 
 
-COUNTS = [0, 1, 5, 33, 600, blocks.CHUNK // 4 + 41]
+COUNTS = [0, 1, 5, 33, 600, gpu_pack.CHUNK // 4 + 41]
 ROOM = 5120
 """Elements from one row to the next: a multiple of 64, so that rows begin aligned, or not."""
 
@@ -126,8 +126,8 @@ def test_a_cast_has_the_bits_of_the_cpus_own_kernel(src, dst, src_odd, dst_odd):
 
 
 def test_what_has_no_body_is_told():
-    assert blocks.supports(DType.INT64, DType.INT64)
-    assert blocks.supports(E4M3, F16)
+    assert gpu_pack.supports(DType.INT64, DType.INT64)
+    assert gpu_pack.supports(E4M3, F16)
     for src, dst in [(DType.FLOAT64, F32), (DType.INT32, F32), (DType.COMPLEX64, F32)]:
-        assert not blocks.supports(src, dst)
-        assert not blocks.supports(dst, src)
+        assert not gpu_pack.supports(src, dst)
+        assert not gpu_pack.supports(dst, src)

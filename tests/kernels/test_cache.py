@@ -8,7 +8,7 @@ import sys
 import threading
 from functools import partial
 
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import entry_points
 from nc10d.kernels.cache import made_once
 
 # Compiles (or loads) kernels in the order given and checks one result of each. Prints, for each,
@@ -16,7 +16,7 @@ from nc10d.kernels.cache import made_once
 WORKER = """
 import ctypes, json, sys
 import numpy as np
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 from nc10d.kernels import reduce
 from nc10d.ops import RedOp
 
@@ -98,7 +98,10 @@ def test_ranks_that_begin_together_share_the_compiling(tmp_path):
     assert all(shares)
     assert not shares[0] & shares[1]
     names = {name.rpartition(".")[2] for name in shares[0] | shares[1]}
-    assert names == {"_advance", *(f"_{name}" for name in (*engine.FIRST, *engine.ESSENTIAL))}
+    assert names == {
+        "_advance",
+        *(f"_{name}" for name in (*entry_points.FIRST, *entry_points.ESSENTIAL)),
+    }
     assert all(worker.returncode == 0 for worker in workers)
 
 

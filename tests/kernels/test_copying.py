@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.kernels import copying
+from nc10d.kernels import copy as copying
 
 from .calling import GUARD, KERNEL, Memory
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nc10d.kernels import cache, folder, lazy
+from nc10d.kernels import cache, cache_dir, lazy
 
 
 @lazy.on_demand("int64(int64)")
@@ -98,7 +98,7 @@ def test_what_another_process_compiles_is_made_last(
 
     everything = [partial(make, name) for name in ("three", "four")]
     thread = threading.Thread(target=cache.make_all, args=(everything,))
-    with folder.exclusive(lock) as held:
+    with cache_dir.exclusive(lock) as held:
         assert held
         thread.start()
         assert got_on.wait(60)
@@ -106,9 +106,9 @@ def test_what_another_process_compiles_is_made_last(
     thread.join(60)
     assert made == ["four", "three"]
     assert HERE.three(4) + HERE.four(4) == 15
-    with folder.exclusive(lock), pytest.raises(BlockingIOError), folder.exclusive(lock, 0):
+    with cache_dir.exclusive(lock), pytest.raises(BlockingIOError), cache_dir.exclusive(lock, 0):
         pass
-    with folder.exclusive(lock, 0) as free:
+    with cache_dir.exclusive(lock, 0) as free:
         assert free
 
 

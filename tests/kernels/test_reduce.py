@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nc10d.dtypes import DType, Family
-from nc10d.kernels import reduce, steps
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.kernels import loops, reduce
 from nc10d.ops import RedOp
 from nc10d.testing import reference
 from nc10d.testing.strategies import mixed_values as values
@@ -69,10 +69,10 @@ def test_addresses_need_no_alignment(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_a_long_output_may_begin_anywhere_in_a_cache_line(pair):
     kind, dtype = pair
-    most = (steps.LONG + 3 * steps.LINE) // dtype.itemsize
+    most = (loops.LONG + 3 * loops.LINE) // dtype.itemsize
     a, b = values(dtype, most, 3), values(dtype, most, 4)
     expected = reference.pairwise(a, b, kind)
-    starts = [items * dtype.itemsize % steps.LINE for items in (1, 3, 5, 16, 63)]
+    starts = [items * dtype.itemsize % loops.LINE for items in (1, 3, 5, 16, 63)]
     for start, form, short in product(starts, FORMS[:3], (0, 1, 7)):
         offsets = {"apart": (3, 5, start), "dst is a": (start, 3, 0), "dst is b": (0, start, 0)}
         size = most - short

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.reducer.agreement import agree_on_order, memory_order, verify_parameters
 from nc10d.reducer.plan import spec_of
+from nc10d.reducer.verify import agree_on_order, memory_order, verify_parameters
 from nc10d.testing import run_local
 
 DTYPES = ["float32", "int64", "bfloat16"]

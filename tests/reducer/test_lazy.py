@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import CollectiveTimeout
-from nc10d.reducer.lazy import InOrder
+from nc10d.reducer.deferred_future import InOrder
 from nc10d.work import Future, Work, collect_all
 
 MOMENT = 0.01

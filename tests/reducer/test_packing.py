@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, Family
 from nc10d.reducer.packing import Packer, cast, pack, unpack
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.buffer import as_buffer, register
+from nc10d.arrays.buffer import as_buffer, register
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.reducer.hooks import allreduce_hook, fp16_compress_hook, noop_hook
 from nc10d.reducer.reducer import Reducer

@@ -10,7 +10,7 @@ import pytest
 
 COMMAND = """
 import os, signal
-from nc10d.run.quiet import quietly
+from nc10d.run.interrupt import quietly
 
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)

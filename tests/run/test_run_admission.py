@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nc10d import auth
+from nc10d.auth import token
 from nc10d.errors import AuthError
 from nc10d.run.cli import admit, read
 
@@ -61,12 +61,12 @@ def test_a_standalone_job_has_a_token_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_token_that_is_there_is_the_jobs() -> None:
-    environment = {auth.VALUE: "ab" * 32}
+    environment = {token.VALUE: "ab" * 32}
     admit(read(["--standalone", "a.py"]), environment)
-    assert environment == {auth.VALUE: "ab" * 32}
+    assert environment == {token.VALUE: "ab" * 32}
     made: dict[str, str] = {}
     admit(read(["--standalone", "a.py"]), made)
-    assert auth.job_token(made) is not None
+    assert token.job_token(made) is not None
     none: dict[str, str] = {}
     admit(read(["a.py"]), none)
     assert none == {}, "torch's programs can meet in a store without one"
@@ -76,8 +76,8 @@ def test_several_nodes_need_a_token_or_trust() -> None:
     words = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "192.0.2.1:4711", "a.py"]
     with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*nc10d\.auth FILE.*NC10D_INSECURE=1"):
         admit(read(words), {})
-    admit(read(words), {auth.VALUE: "ab" * 32})
-    admit(read(words), {auth.INSECURE: "1"})
+    admit(read(words), {token.VALUE: "ab" * 32})
+    admit(read(words), {token.INSECURE: "1"})
 
 
 def test_the_launcher_says_what_to_do_and_starts_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from nc10d.run.ending import AT_ONCE, INTERRUPT, Clock, Whom, politely
+from nc10d.run.shutdown import AT_ONCE, INTERRUPT, Clock, Whom, politely
 
 
 class Time:

@@ -22,7 +22,7 @@ from clocks import soon, takes
 
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
-from nc10d.store.link import Link
+from nc10d.store.connection import Link
 
 torch_dist = pytest.importorskip("torch.distributed")
 HOST = "127.0.0.1"
@@ -527,7 +527,7 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
 ALIVE_AT_EXIT = """
 import os
 from nc10d.store import TCPStore
-from nc10d.store.link import Link
+from nc10d.store.connection import Link
 
 # The module `os` goes last, and these go with it: what they would call is not there any more.
 os.stores = [TCPStore("127.0.0.1", 0, is_master=True, server=kind, token=token)

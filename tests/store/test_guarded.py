@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from nc10d.auth.handshake import STRANGER_SECONDS, Caller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
-from nc10d.handshake import STRANGER_SECONDS, Caller, Sealer
 from nc10d.store import TCPStore
 from nc10d.store import messages as m
-from nc10d.store.guarded import MOST_GUESTS, WHO
+from nc10d.store.auth_server import MOST_GUESTS, WHO
 from nc10d.store.table import Table
 
 HOST = "127.0.0.1"
@@ -157,7 +157,7 @@ def server_of(port: int) -> int:
     """Return the process that has the store's listening socket."""
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if b"entry.py" in file.read() and listens(int(pid), port):
+            if b"server_process.py" in file.read() and listens(int(pid), port):
                 return int(pid)
     raise AssertionError("there is no such server")
 

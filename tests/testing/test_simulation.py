@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from nc10d.testing import simulation
-from nc10d.testing.simulation.__main__ import main
-from nc10d.testing.simulation.bugs import BUGS, Bug, hunt
-from nc10d.testing.simulation.clock import Condition, Silence, Simulation, virtual
-from nc10d.testing.simulation.network import Network, Weather
+import simulation
+from simulation.__main__ import main
+from simulation.bugs import BUGS, Bug, hunt
+from simulation.clock import Condition, Silence, Simulation, virtual
+from simulation.network import Network, Weather
 
 MILLION = int(os.environ.get("NC10D_SCHEDULES", "1000000"))
 SLICES = 20
@@ -75,7 +75,7 @@ def test_a_seed_is_replayed_with_its_trace(capsys: pytest.CaptureFixture[str]) -
     assert told.startswith("seed 7: founding")
     assert "rank 0: COMPARE_SET" in told or "rank 0: ADD" in told
     assert main(["0", "--bug", "missing wake-up"]) == 1
-    assert "python -m nc10d.testing.simulation 0" in capsys.readouterr().out
+    assert "python -m simulation 0" in capsys.readouterr().out
 
 
 def test_a_wait_that_nothing_ends_is_silence() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d import ops as O
-from nc10d.dtypes import check_reduce, dtype_of
+from nc10d.arrays.dtypes import check_reduce, dtype_of
 from nc10d.testing import reference, strategies
 from nc10d.testing.compute import compute
 from nc10d.testing.local import run_local

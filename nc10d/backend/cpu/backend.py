@@ -1,6 +1,6 @@
 """The CPU backend: runs a group's operations by programs on shared memory.
 
-Made when all of a group's ranks have come, it launches (launching.py), waits (waits.py), and ends.
+Made when all of a group's ranks have come, it launches (launcher.py), waits (waiter.py), and ends.
 
 What a failure does: whoever learns a cause publishes it (causes.py); every wait of every rank
 looks at it in slices of 50 ms at the latest, stops its channels and raises the same error.
@@ -18,32 +18,33 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.layout import DIRECT, Boards, Layout, asking, one_shot_bytes
-from nc10d.backend.cpu.area import Areas
-from nc10d.backend.cpu.batches import Batches
-from nc10d.backend.cpu.channel import Channel, Shared
-from nc10d.backend.cpu.council import Council
-from nc10d.backend.cpu.forming import (
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
+from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.control.group_control import Council
+from nc10d.backend.cpu.engine.call_log import Logged
+from nc10d.backend.cpu.engine.channel import Channel, Shared
+from nc10d.backend.cpu.failure.error_text import message_in_words
+from nc10d.backend.cpu.failure.health import Health
+from nc10d.backend.cpu.launcher import Launching
+from nc10d.backend.cpu.lowering.program_cache import Batches, Plans
+from nc10d.backend.cpu.membership.formation import (
     Founding,
+    _who,
     check_alive,
-    check_parent,
     form,
     form_again,
+    reach,
     withdraw,
 )
-from nc10d.backend.cpu.health import Health
-from nc10d.backend.cpu.host import Host
-from nc10d.backend.cpu.launching import Launching
-from nc10d.backend.cpu.links import Links
-from nc10d.backend.cpu.log import Logged
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.outside import Outside, reach
-from nc10d.backend.cpu.plans import Plans
-from nc10d.backend.cpu.post import Post
-from nc10d.backend.cpu.reasons import message_in_words
-from nc10d.backend.cpu.wires import Board
-from nc10d.deadline import Deadline
-from nc10d.errors import DistError
+from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.p2p.mailbox import Post
+from nc10d.backend.cpu.transport.links import Links
+from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.base.deadline import Deadline
+from nc10d.errors import DistError, PeerLost
+from nc10d.store.arrival import Board
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -277,3 +278,16 @@ def _gone_of(backend: CpuBackend) -> Callable[[], set[int]]:
         return set() if backend is None else backend.gone()
 
     return gone
+
+
+def check_parent(parent: CpuBackend, name: str, members: Sequence[int]) -> None:
+    """Raise what keeps a group of some ranks of `parent` from being formed, if anything does."""
+    check_alive(parent.host, name, members)
+    parent.health.check()
+    for rank, member in enumerate(members):
+        if parent.health.has_left(parent.members.index(member)):
+            message = (
+                f"{_who(members, rank)} cannot join the group {name!r}: it has left "
+                f"{parent.group_name!r}, from which the group is made"
+            )
+            raise PeerLost(message, rank=rank, group=name)

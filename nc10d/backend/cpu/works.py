@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.backend.cpu.channel import Channel, Submission
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.engine.channel import Channel, Submission
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import DONE
 from nc10d.ops import Op, Recv, Send
-from nc10d.outcome import DONE
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.waits import Waits
+    from nc10d.backend.cpu.waiter import Waits
 
 Part = tuple[Channel, Submission]
 

@@ -2,7 +2,7 @@
 
 Under `mpirun`, `init_process_group("mpi")` takes rank and size from MPI; nothing else is needed.
 For machines and networks that MPI serves and the built-in engine does not. Results are those of
-every backend: the rules of `nc10d.dtypes`, folded in rank order, bit for bit, unless
+every backend: the rules of `nc10d.arrays.dtypes`, folded in rank order, bit for bit, unless
 `MpiOptions(any_order=True)` lets MPI's own algorithms choose the order of sums.
 
 What MPI can't, and what therefore is different from the built-in engine:

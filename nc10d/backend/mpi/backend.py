@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.mpi.devices import check_devices
-from nc10d.backend.mpi.engine import engine
 from nc10d.backend.mpi.forming import come_together
-from nc10d.backend.mpi.lane import Lane
+from nc10d.backend.mpi.group import Lane
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
-from nc10d.deadline import Deadline
+from nc10d.backend.mpi.progress import engine
+from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError, RendezvousError
 from nc10d.ops import Op
 from nc10d.store.base import Store
-from nc10d.validate import validate
 from nc10d.work import Work
 
 

@@ -13,8 +13,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from nc10d.arrays.dtypes import DType, Family
 from nc10d.backend.mpi.library import MPI
-from nc10d.dtypes import DType, Family
 from nc10d.kernels.combine import canonical
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d.arrays.buffer import as_buffer, device_type
 from nc10d.backend.mpi.datatypes import native
 from nc10d.backend.mpi.library import cuda_aware
-from nc10d.buffer import as_buffer, device_type
 from nc10d.errors import UnsupportedPlatform
 from nc10d.ops import OP_NAMES, Op, RedOp
 

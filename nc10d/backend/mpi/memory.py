@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.mpi.datatypes import moved
 from nc10d.backend.mpi.library import MPI
-from nc10d.buffer import Buffer, as_buffer
-from nc10d.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.mpi.library import MPI, Request, Steps
-from nc10d.deadline import Deadline
+from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.mpi.engine import Engine
+    from nc10d.backend.mpi.progress import Engine
 
 
 class MpiWork(Work):

@@ -14,22 +14,22 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.access import first_array
+from nc10d.arrays.access import first_array
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.nccl import causes
+from nc10d.backend.nccl import failure
+from nc10d.backend.nccl.bindings.library import RESULT, library
+from nc10d.backend.nccl.comm_streams import ALL, Who
 from nc10d.backend.nccl.communicator import Communicator
-from nc10d.backend.nccl.lanes import ALL, Who
-from nc10d.backend.nccl.library import RESULT, library
+from nc10d.backend.nccl.device_group import Site
 from nc10d.backend.nccl.options import NcclOptions, read_options
-from nc10d.backend.nccl.site import Site
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import fresh
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
-from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
-from nc10d.outcome import fresh
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
 
@@ -205,7 +205,7 @@ class NcclBackend:
         found = self._others.tell(error)
         if found is None:  # nobody else knows them, so the store has to do
             with contextlib.suppress(DistError, OSError):  # one that is gone tells nobody
-                found = causes.told(self._store or self._keys.clone(), error)
+                found = failure.told(self._store or self._keys.clone(), error)
         return found or error
 
     def _root_of(self, error: DistError) -> DistError:
@@ -234,7 +234,7 @@ class NcclBackend:
             return None
         late = site.flights.late()
         if late is not None:
-            self.fail(causes.too_late(self._who, late, self._others))
+            self.fail(failure.too_late(self._who, late, self._others))
         elif site.flights.busy:
             self._listen()
         return site.flights.pause()
@@ -255,7 +255,7 @@ class NcclBackend:
         cause = self._others.cause()
         if cause is None and not self._others.agree:
             with contextlib.suppress(DistError, OSError):
-                cause = causes.heard(self._store)
+                cause = failure.heard(self._store)
         if cause is not None:
             self.fail(cause, tell=False)
 

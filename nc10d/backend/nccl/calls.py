@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
-from nc10d.buffer import Buffer, as_buffer
-from nc10d.dtypes import DType
 from nc10d.ops import (
     OP_NAMES,
     AllGather,

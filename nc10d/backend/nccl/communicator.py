@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nc10d.backend.nccl.config import NCCLConfig, as_struct
-from nc10d.backend.nccl.library import IN_PROGRESS, SUCCESS, Library, UniqueId
-from nc10d.backend.nccl.table import CONSTANTS
-from nc10d.deadline import Deadline
+from nc10d.backend.nccl.bindings.config import NCCLConfig, as_struct
+from nc10d.backend.nccl.bindings.library import IN_PROGRESS, SUCCESS, Library, UniqueId
+from nc10d.backend.nccl.bindings.table import CONSTANTS
+from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.0002, 0.005  # seconds between looks at a nonblocking communicator

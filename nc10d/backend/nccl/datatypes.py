@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from nc10d.backend.nccl.table import ENUMS, Version
-from nc10d.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.backend.nccl.bindings.table import ENUMS, Version
 from nc10d.ops import RedOp, ReduceOp
 
 _TYPES = ENUMS["ncclDataType_t"]

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.communicator import Communicator, Registration, mem_alloc, mem_free
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call
 from nc10d.cuda.events import event_pool, is_over
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, spoil_no_capture
-from nc10d.deadline import Deadline
-from nc10d.dtypes import dtype_of
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
-    from nc10d.group import ProcessGroup
+    from nc10d.group.process_group import ProcessGroup
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.0005, 0.05  # seconds between looks at an event
 _never = threading.Event()

@@ -8,15 +8,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.device_work import DeviceWork
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import PENDING
 from nc10d.cuda.events import is_over, seconds_between
-from nc10d.deadline import Deadline
 from nc10d.errors import CudaError
 from nc10d.ops import Op, Recv
-from nc10d.outcome import PENDING
 
 if TYPE_CHECKING:
-    from nc10d.backend.nccl.lanes import Lane
-    from nc10d.backend.nccl.recipes import Recipe
+    from nc10d.backend.nccl.comm_streams import Lane
+    from nc10d.backend.nccl.launch_cache import Recipe
 
 _SPINS = 50  # looks at full speed, then looks that grow apart
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001

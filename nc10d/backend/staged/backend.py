@@ -16,21 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nc10d.access import first_array
+from nc10d.arrays.access import first_array
+from nc10d.arrays.buffer import device_type
+from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies
-from nc10d.backend.staged.lanes import Lane
-from nc10d.backend.staged.stage import Stage
+from nc10d.backend.staged.staging import Stage
+from nc10d.backend.staged.workers import Lane
 from nc10d.backend.staged.works import StagedWork
-from nc10d.buffer import device_type
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
-from nc10d.deadline import Deadline
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed
 from nc10d.ops import Op
 from nc10d.store.base import Store
-from nc10d.validate import validate
 from nc10d.work import Work
 
 

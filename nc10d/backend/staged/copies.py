@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 
 from nc10d.backend.staged.pinned import pinned_pool
-from nc10d.backend.staged.stage import Stage
+from nc10d.backend.staged.staging import Stage
 from nc10d.backend.staged.works import StagedWork
+from nc10d.base.deadline import NEVER, Deadline
 from nc10d.cuda.driver import call, on_device
 from nc10d.cuda.events import event_pool, is_over
 from nc10d.cuda.streams import Stream
-from nc10d.deadline import NEVER, Deadline
 from nc10d.errors import UnsupportedPlatform
 
 _SPINS = 50  # looks at full speed, then looks that grow apart

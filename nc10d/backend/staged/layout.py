@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nc10d import spans
-from nc10d.buffer import Buffer
+from nc10d.arrays import intervals as spans
+from nc10d.arrays.buffer import Buffer
 
 _ALIGNMENT = 64  # an array is as far from a cache line's start on the host as on the device
 

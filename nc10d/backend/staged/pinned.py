@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.buffer import Buffer
+from nc10d.arrays.buffer import Buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.cuda.driver import call, on_device
-from nc10d.dtypes import DType
 
 _PAGE, _LARGE_PAGE = 4096, 2 << 20
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE (cuda.h): pinned for every context

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call
-from nc10d.deadline import Deadline
 from nc10d.ops import Op
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.across_exchange import nearest
 from nc10d.backend.cpu.algorithms.all_reduce import Part
-from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.exchange import Route
-from nc10d.backend.cpu.algorithms.layout import Layout, line_down
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
+from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.program import Call, Program, Step, user
+from nc10d.backend.cpu.program.lines import line_down
+from nc10d.backend.cpu.program.program import Call, Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
 Array = npt.NDArray[np.int64]

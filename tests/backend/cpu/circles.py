@@ -8,9 +8,9 @@ import socket
 import threading
 from types import TracebackType
 
-from nc10d.backend.cpu.control import Control, Message
-from nc10d.backend.cpu.council import Council
-from nc10d.shrink import Attempt
+from nc10d.backend.cpu.control.connections import Control, Message
+from nc10d.backend.cpu.control.group_control import Council
+from nc10d.group.shrink import Attempt
 
 
 class Seat:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nc10d.auth import VALUE, new_token
+from nc10d.auth.token import VALUE, new_token
 from nc10d.testing.networks import Network
 
 PORT = 29500

@@ -15,14 +15,14 @@ from algorithm_cases import MAKERS, Case, layouts, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.algorithms import across, choose, relay
-from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout
+from nc10d.backend.cpu.algorithms import choose, hosts_reduce, hosts_relay
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.program import Kind, Program, Step
+from nc10d.backend.cpu.program.program import Kind, Program, Step
 from nc10d.ops import SUM
-from nc10d.testing.cluster import Cluster
-from nc10d.testing.simulator import Disagreement
+from nc10d.testing.race_simulator.hosts import Cluster
+from nc10d.testing.race_simulator.simulator import Disagreement
 
 HALF, SMALL = 4096, 1024
 
@@ -149,9 +149,9 @@ def ways_of(request: pytest.FixtureRequest) -> Iterator[None]:
     """Go the ways of few hosts, or those of many and of large arrays: hand to hand, in a chain."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "many":
-            patch.setattr(relay, "HOSTS", 2)
-            patch.setattr(across, "CHAINED", 1)
-            patch.setattr(across, "SEGMENT", 1024)
+            patch.setattr(hosts_relay, "HOSTS", 2)
+            patch.setattr(hosts_reduce, "CHAINED", 1)
+            patch.setattr(hosts_reduce, "SEGMENT", 1024)
         yield
 
 

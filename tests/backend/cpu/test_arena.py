@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.arena import PAGE, Arena, Mapping
+from nc10d.backend.cpu.memory.arena import PAGE, Arena, Mapping
 
 SPAN = 64 * PAGE
 

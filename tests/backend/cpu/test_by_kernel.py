@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import nc10d
-from nc10d.backend.cpu import forming
-from nc10d.backend.cpu.algorithms.layout import ASKED
-from nc10d.group import ProcessGroup
+from nc10d.backend.cpu.algorithms.tuning import ASKED
+from nc10d.backend.cpu.membership import formation
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM
 from nc10d.store import TCPStore
 from nc10d.testing import reference, run_ranks
@@ -68,7 +68,7 @@ def copies(group: ProcessGroup) -> None:
 
 def on_small_boards(group: ProcessGroup) -> None:
     """Groups that come after many others have boards of an eighth of the size."""
-    forming.LARGE_HALF = forming.SMALL_HALF
+    formation.LARGE_HALF = formation.SMALL_HALF
     small = group.split_group([list(range(group.size))])
     assert small is not None
     reductions(small)

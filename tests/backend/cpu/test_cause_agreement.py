@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nc10d.backend.cpu.agreement import Agreement
+from nc10d.backend.cpu.control.consensus import Agreement
 
 Parcel = tuple[int, str] | None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.circles import Need, Standing, State, circle, told
+from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State, circle, told
 
 Op = tuple[str, int]  # ("call" or "start", group), ("send" or "recv", peer)
 GROUPS = ((0, 1, 2), (0, 1), (1, 2), (0, 2))

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from test_wires import close, join
 
-from nc10d.backend.cpu import congestion
-from nc10d.backend.cpu.congestion import VARIABLE, control, tcp_socket
+from nc10d.backend.cpu.transport import congestion
+from nc10d.backend.cpu.transport.congestion import VARIABLE, control, tcp_socket
 from nc10d.errors import RendezvousError
 from nc10d.store import HashStore
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.control import Control, Line, framed
+from nc10d.backend.cpu.control.connections import Control, Line, framed
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu import cores as cpu_cores
-from nc10d.backend.cpu import host
-from nc10d.backend.cpu.algorithms.layout import Boards, one_shot_bytes
-from nc10d.backend.cpu.cards import Card
-from nc10d.backend.cpu.cores import (
+from nc10d.backend.cpu import context
+from nc10d.backend.cpu.algorithms.tuning import Boards, one_shot_bytes
+from nc10d.backend.cpu.bootstrap.rank_info import Card
+from nc10d.backend.cpu.engine import cpu_policy as cpu_cores
+from nc10d.backend.cpu.engine.cpu_policy import (
     boards,
     cores,
     own_boards,
@@ -86,7 +86,7 @@ def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
 def test_all_ranks_choose_alike_and_sum_alike(
     has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "roomy", lambda _cards: has_room)
+    monkeypatch.setattr(context, "roomy", lambda _cards: has_room)
     with Ranks(4, "threads") as ranks:
         limit = one_shot_bytes(4, roomy=has_room)
         assert ranks.run(_sums) == [(limit, [10.0, 10.0, 10.0])] * 4

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from circles import Circle
 
-from nc10d.backend.cpu import council
-from nc10d.backend.cpu.council import suspects
+from nc10d.backend.cpu.control import group_control
+from nc10d.backend.cpu.control.group_control import suspects
 from nc10d.errors import StoreTimeout
 
 
@@ -36,7 +36,7 @@ def test_topics_are_decided_each_for_itself_and_ranks_take_part_unasked() -> Non
 def test_who_may_be_silent_is_not_given_all_of_the_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(council, "PATIENCE", 1e6)
+    monkeypatch.setattr(group_control, "PATIENCE", 1e6)
     with Circle(3, asleep=(0,)) as circle:
         assert circle.seats[1].council.decide("x", without(0)) == without(0)
 
@@ -63,7 +63,7 @@ def test_who_wakes_up_when_all_others_have_left_still_decides_as_they_did() -> N
 
 
 def test_a_death_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(council, "PATIENCE", 1e6)
+    monkeypatch.setattr(group_control, "PATIENCE", 1e6)
     with Circle(3, asleep=(0, 1)) as circle, ThreadPoolExecutor(1) as pool:
         decided = pool.submit(circle.seats[2].council.decide, "x", "of 2")
         circle.seats[0].die()

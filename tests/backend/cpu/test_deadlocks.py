@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nc10d.backend.cpu.arena import Arena
-from nc10d.backend.cpu.circles import Need, Standing, State
-from nc10d.backend.cpu.deadlocks import idles
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.noticeboard import Noticeboard
+from nc10d.backend.cpu.deadlock.detector import idles
+from nc10d.backend.cpu.deadlock.notices import Noticeboard
+from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State
+from nc10d.backend.cpu.memory.arena import Arena
+from nc10d.backend.cpu.native import offsets as at
 
 
 @pytest.fixture

@@ -18,22 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d
-from nc10d import retold
-from nc10d.backend.cpu import causes
 from nc10d.backend.cpu.algorithms import gather, message
-from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.area import Areas
-from nc10d.backend.cpu.linking import Linked, link
-from nc10d.backend.cpu.native import engine
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.plans import Plans, _kernel_address
-from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board, user
-from nc10d.backend.cpu.requests import Request
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.failure import cause
+from nc10d.backend.cpu.lowering.lower import Request
+from nc10d.backend.cpu.lowering.program_cache import Plans, _kernel_address
+from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.program.linker import Linked, link
+from nc10d.backend.cpu.program.program import Kernel, Kind, Program, Step, board, user
+from nc10d.base import error_wire
 from nc10d.errors import Aborted, DistError
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
-from nc10d.testing.simulator import World
+from nc10d.testing.race_simulator.simulator import World
 
 HALF, SMALL, PAGE = 2048, 256, 128
 WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.DIVERT}
@@ -337,16 +337,16 @@ def gives_up_first(group: ProcessGroup) -> None:
 def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for event in (released, reading, left):
         event.clear()
-    publish = causes.publish
+    publish = cause.publish
 
     def slowly(areas: Areas, error: DistError) -> None:
-        areas.write_cause(retold.written(error, at.CAUSE_BYTES))
+        areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
         areas.reported = True
-        engine.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
+        entry_points.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
         left.wait(1)  # who has read takes it for a result meanwhile, or waits for the rest of this
         publish(areas, error)
 
-    monkeypatch.setattr(causes, "publish", slowly)
+    monkeypatch.setattr(cause, "publish", slowly)
     monkeypatch.setattr(Plans, "linked", slow_reader("FETCH"))
     run_ranks(gives_up_first, 3)
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu.memory import resolve
-from nc10d.backend.cpu.native import engine
-from nc10d.backend.cpu.native.layout import ABORTED, C_OPS, CLOSED, MISMATCH
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.lowering.strided import resolve
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native.offsets import ABORTED, C_OPS, CLOSED, MISMATCH
+from nc10d.base.deadline import Deadline
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,
@@ -417,7 +417,7 @@ def begun_again(group: Any) -> tuple[list[int], int]:
     channel, submission = backend._enqueue(linked, resolved, Deadline.after(30.0))
     answers = [0]
     while answers[-1] == 0:
-        answers = [engine.wait(channel.address, submission.address, 10**9) for _ in range(3)]
+        answers = [entry_points.wait(channel.address, submission.address, 10**9) for _ in range(3)]
     return answers, channel.get(C_OPS)
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from jobs import Job
 
 import nc10d as dist
-from nc10d.backend.cpu import forming
 from nc10d.backend.cpu.backend import CpuBackend
-from nc10d.backend.cpu.forming import Founding, form
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.membership import formation
+from nc10d.backend.cpu.membership.formation import Founding, form
+from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost, RendezvousError
+from nc10d.group.world import current_world
 from nc10d.ops import AllReduce
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, run_ranks
-from nc10d.world import current_world
 
 NOT_THE_GROUPS = 15.0
 """Seconds: whoever waits for longer has waited for the time that is up for the group, 20 or 30."""
@@ -122,8 +122,8 @@ def halves(group: dist.ProcessGroup) -> list[int]:
 def test_a_group_has_large_boards_if_all_its_ranks_have_few_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forming, "LARGE_BOARDS", 3)
-    large, small = forming.LARGE_HALF, forming.SMALL_HALF
+    monkeypatch.setattr(formation, "LARGE_BOARDS", 3)
+    large, small = formation.LARGE_HALF, formation.SMALL_HALF
     # Rank 0 is in three groups when [0, 1, 2] is formed; 1 and 2 are then when [1, 2] is.
     wanted = [[large, large, small], [large, small, small], [large, small, small]]
     assert run_ranks(halves, 3) == wanted

@@ -14,7 +14,7 @@ from jobs import Job
 from test_failures import CALLS, caught, stand_aside
 from test_hosts import ranks_on
 
-from nc10d.backend.cpu.sites import text_at
+from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.errors import (
     Aborted,
     CollectiveMismatch,

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nc10d.api.queries import coalescing_manager
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms import relay
-from nc10d.backend.cpu.algorithms.across import CHAINED, SEGMENT
+from nc10d.backend.cpu.algorithms import hosts_relay
+from nc10d.backend.cpu.algorithms.hosts_reduce import CHAINED, SEGMENT
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.registry import register_backend, unregister_backend
-from nc10d.coalesce import coalescing_manager
-from nc10d.dtypes import DType
-from nc10d.kernels import copying
+from nc10d.kernels import copy
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 from nc10d.testing import check_backend, reference
 from nc10d.testing.ranks import Ranks
@@ -77,8 +77,8 @@ def test_every_hosts_fold_is_folded_in_the_order_of_hosts(names: str, op: Reduce
 def test_what_goes_from_hand_to_hand_is_too(
     names: str, op: ReduceOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "HOSTS", 3)
-    monkeypatch.setattr(relay, "PIECE", 1 << 20)
+    monkeypatch.setattr(hosts_relay, "HOSTS", 3)
+    monkeypatch.setattr(hosts_relay, "PIECE", 1 << 20)
     test_every_hosts_fold_is_folded_in_the_order_of_hosts(names, op)
 
 
@@ -188,7 +188,7 @@ def comes_over(group: Any, count: int, place: int) -> bool:
 def test_what_the_kernel_would_copy_slowly_comes_over_a_spare_place(
     place: int, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "kernel_is_slow", lambda: slow)
+    monkeypatch.setattr(copy, "kernel_is_slow", lambda: slow)
     for count in (20_000, 3_000_001):
         with ranks_on("ab") as ranks:
             used = ranks.run(comes_over, [count] * 2, [place] * 2)

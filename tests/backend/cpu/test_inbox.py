@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.links import Inbox, Unexpected
-from nc10d.backend.cpu.native import layout
+from nc10d.backend.cpu.native import offsets
+from nc10d.backend.cpu.transport.links import Inbox, Unexpected
 from nc10d.testing import run_ranks
 
 METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_early, Inbox._guard
@@ -38,7 +38,7 @@ class Interrupt:
 
 
 def guarded(inbox: Inbox) -> int:
-    return inbox.channel.get(layout.C_GUARD)
+    return inbox.channel.get(offsets.C_GUARD)
 
 
 def kept(tag: int) -> Unexpected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import Job
 
-from nc10d.backend.cpu.algorithms.layout import ASKED, DIRECT
+from nc10d.backend.cpu.algorithms.tuning import ASKED, DIRECT
 
 EVERYTHING = """
 os.environ["NC10D_HOST_ID"] = {names!r}[rank]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu import sites
-from nc10d.backend.cpu.host import Host
-from nc10d.backend.cpu.native import layout
-from nc10d.backend.cpu.native.engine import load_word
+from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.engine import call_sites
+from nc10d.backend.cpu.native import offsets
+from nc10d.backend.cpu.native.entry_points import load_word
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
@@ -121,7 +121,7 @@ def first_runs(group: Any) -> int:
         for _ in range(3):
             group.all_reduce(x)
             group.send(x, 1 - group.rank) if group.rank else group.recv(x, 1 - group.rank)
-    return int(load_word(sites.table() + layout.SITE_FULL))
+    return int(load_word(call_sites.table() + offsets.SITE_FULL))
 
 
 def test_operations_that_run_for_the_first_time_do_not_close_the_table_of_lines() -> None:
@@ -154,11 +154,11 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
         group.recv(x, 1)
         post = group.backend("cpu").post
         inbox = post._owner.links.inbox(2)
-        inbox.channel.words[layout.C_RECEIVING // 8] = 1  # as while a long message is on its way
+        inbox.channel.words[offsets.C_RECEIVING // 8] = 1  # as while a long message is on its way
         work = group.irecv(x, None)
         assert work is not None
         assert not work.is_completed()
-        inbox.channel.words[layout.C_RECEIVING // 8] = 0
+        inbox.channel.words[offsets.C_RECEIVING // 8] = 0
         sender = work.result()
         group.barrier()
         return int(sender)
@@ -199,16 +199,16 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
         group.barrier()
         inbox = group.backend("cpu").links.inbox(1)
         words = inbox.channel.words
-        first = layout.C_MESSAGE_TAG // 8
+        first = offsets.C_MESSAGE_TAG // 8
         words[first : first + 3] = 5, x.nbytes, 8
-        words[layout.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
-        words[layout.C_RECEIVING // 8] = 1  # as a thread that was let in just before
+        words[offsets.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
+        words[offsets.C_RECEIVING // 8] = 1  # as a thread that was let in just before
         looking = threading.Thread(target=group.backend("cpu").post.absorb, args=(inbox.channel,))
         looking.start()
         looking.join(0.1)
-        words[layout.C_UNMATCHED // 8] = 0  # it begins to move the message
+        words[offsets.C_UNMATCHED // 8] = 0  # it begins to move the message
         looking.join()
-        words[layout.C_RECEIVING // 8] = 0
+        words[offsets.C_RECEIVING // 8] = 0
         kept = len(inbox.early)
         group.recv(x, 1, 5)
         group.recv(np.zeros(2), 1, 5)
@@ -240,7 +240,7 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
 
         setattr(channel, way, submitted)
         if times:  # as if another thread were at it
-            group.backend("cpu").latest[Send][0].run = lambda *_: layout.BUSY
+            group.backend("cpu").latest[Send][0].run = lambda *_: offsets.BUSY
         with pytest.raises(KeyboardInterrupt):
             group.send(x, 0)
         return ""

@@ -16,12 +16,12 @@ import pytest
 from algorithm_cases import all_reduce, barrier, broadcast, layouts
 
 import nc10d as dist
-from nc10d.backend.cpu.native.layout import AHEAD_RING, MOST_AHEAD, RECORD_RING
-from nc10d.backend.cpu.program import Kind, Program, Step
-from nc10d.backend.cpu.sites import text_at
+from nc10d.backend.cpu.engine.call_sites import text_at
+from nc10d.backend.cpu.native.offsets import AHEAD_RING, MOST_AHEAD, RECORD_RING
+from nc10d.backend.cpu.program.program import Kind, Program, Step
 from nc10d.errors import CollectiveMismatch, DistError
+from nc10d.testing.race_simulator.simulator import Disagreement, World
 from nc10d.testing.ranks import Ranks
-from nc10d.testing.simulator import Disagreement, World
 
 LINE = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"
 

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from test_direct import reading, released, slow_reader
 
-from nc10d.backend.cpu import reading as reach
-from nc10d.backend.cpu.algorithms.layout import ASKED, DIRECT, LENDING, SWAPPED
-from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.native.direct import AT_A_TIME
-from nc10d.backend.cpu.plans import Plans
+from nc10d.backend.cpu.algorithms.tuning import ASKED, DIRECT, LENDING, SWAPPED
+from nc10d.backend.cpu.lowering.program_cache import Plans
+from nc10d.backend.cpu.memory import peer_access as reach
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.backend.cpu.native.peer_arrays import AT_A_TIME
 from nc10d.errors import Aborted
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, MIN, SUM
 from nc10d.testing import Ranks, reference
 from nc10d.testing.reference import same_bits

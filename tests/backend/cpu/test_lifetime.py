@@ -19,14 +19,14 @@ from clocks import soon
 from jobs import Job
 
 import nc10d as dist
-from nc10d.backend.cpu.channel import A_FEW
-from nc10d.backend.cpu.host import Host
-from nc10d.backend.cpu.native.layout import RING_SLOTS
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.engine.channel import A_FEW
+from nc10d.backend.cpu.native.offsets import RING_SLOTS
+from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
+from nc10d.group.world import own_world, prefix_store
 from nc10d.store import HashStore
 from nc10d.testing.ranks import Ranks
-from nc10d.world import own_world, prefix_store
 
 MIB = 1 << 20
 
@@ -130,7 +130,7 @@ def test_groups_that_are_dropped_give_everything_back() -> None:
 
 DROPPED = """
 import weakref
-from nc10d.world import own_world
+from nc10d.group.world import own_world
 
 gc.disable()
 
@@ -542,7 +542,7 @@ def test_an_exit_with_operations_in_flight_is_quick_and_quiet() -> None:
 
 UNFINISHED_THREADS = """
 from nc10d.store import HashStore
-from nc10d.world import own_world
+from nc10d.group.world import own_world
 
 store, begun, never = HashStore(), threading.Barrier(3), threading.Event()
 

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import pytest
 
-from nc10d.backend.cpu import linking
 from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
-from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.linking import link
-from nc10d.backend.cpu.native import interpreter, operands
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.program import Call, Kind, Program, Space, Step, board, earlier, user
-from nc10d.backend.cpu.steps import copy, end_round, signal
-from nc10d.kernels import copying
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.native import interpreter, step_format
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.program import linker
+from nc10d.backend.cpu.program.linker import link
+from nc10d.backend.cpu.program.program import (
+    Call,
+    Kind,
+    Program,
+    Space,
+    Step,
+    board,
+    earlier,
+    user,
+)
+from nc10d.backend.cpu.program.steps import copy, end_round, signal
+from nc10d.kernels import copy as copying
 from nc10d.ops import SUM
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    known = {**vars(operands), **vars(interpreter)}
+    known = {**vars(step_format), **vars(interpreter)}
     assert {kind.name: int(kind) for kind in Kind} == {k.name: known[k.name] for k in Kind}
 
 
 def test_a_step_has_the_size_that_the_engine_expects() -> None:
-    assert 8 * linking.FIELDS == operands.STEP
-    places = (operands.KERNEL, operands.LAST, operands.ARG, operands.TOTAL, operands.BOTH)
-    fields = (linking.KERNEL, linking.LAST, linking.ARG, linking.TOTAL, linking.BOTH)
+    assert 8 * linker.FIELDS == step_format.STEP
+    places = (
+        step_format.KERNEL,
+        step_format.LAST,
+        step_format.ARG,
+        step_format.TOTAL,
+        step_format.BOTH,
+    )
+    fields = (linker.KERNEL, linker.LAST, linker.ARG, linker.TOTAL, linker.BOTH)
     assert [8 * field for field in fields] == list(places)
-    assert linking.NO_OPERAND == operands.NO_OPERAND
+    assert linker.NO_OPERAND == step_format.NO_OPERAND
 
 
 def no_kernel(_: object) -> int:
@@ -83,7 +98,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(steps: list[Step], users: int) -> list[int]:
     """Return by which function each step copies."""
-    return linking.copiers(Program(Call("x"), tuple(steps), users))
+    return linker.copiers(Program(Call("x"), tuple(steps), users))
 
 
 def copies(steps: list[Step], users: int) -> set[tuple[Kind, Space, Space, int]]:
@@ -91,7 +106,7 @@ def copies(steps: list[Step], users: int) -> set[tuple[Kind, Space, Space, int]]
     return {
         (step.kind, step.src.space, step.dst.space, copier)
         for step, copier in zip(steps, chosen(steps, users), strict=True)
-        if step.kind in linking.COPIES
+        if step.kind in linker.COPIES
     }
 
 

@@ -21,14 +21,16 @@ import numpy as np
 import pytest
 from clocks import soon
 
-from nc10d.backend.cpu import mates as meeting
-from nc10d.backend.cpu.arena import Arena
-from nc10d.backend.cpu.cards import Card, host_id, process, version
-from nc10d.backend.cpu.host import Host, mask
-from nc10d.backend.cpu.mates import Mate, meet
-from nc10d.backend.cpu.native import arrays as plain
-from nc10d.backend.cpu.native import engine
-from nc10d.deadline import Deadline
+from nc10d.backend.cpu.bootstrap import host_peers as meeting
+from nc10d.backend.cpu.bootstrap.host_peers import meet
+from nc10d.backend.cpu.bootstrap.rank_info import Card, host_id, version
+from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.memory.arena import Arena
+from nc10d.backend.cpu.memory.bits import mask
+from nc10d.backend.cpu.memory.host_peer import Mate, process
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 from nc10d.store import HashStore
 
@@ -327,7 +329,7 @@ def test_rank_63_has_a_bit_of_its_own() -> None:
     words = np.zeros(1, np.int64)
     address = plain.address(words)
     for bit in bits:
-        assert engine.compare_and_swap(address, words[0], words[0] | bit) is not None
+        assert entry_points.compare_and_swap(address, words[0], words[0] | bit) is not None
     assert words[0] == -1
 
 
@@ -341,9 +343,9 @@ def test_64_ranks_ring_each_others_bells() -> None:
     made = hosts(64)
     try:
         bells = [made[0].arena.mapping.base, made[63].arena.mapping.base]
-        before = [engine.load_word(bell) for bell in bells]
+        before = [entry_points.load_word(bell) for bell in bells]
         made[5].ring(mask([0, 63]))
-        assert [engine.load_word(bell) for bell in bells] == [value + 1 for value in before]
+        assert [entry_points.load_word(bell) for bell in bells] == [value + 1 for value in before]
     finally:
         for host in made:
             host.close()

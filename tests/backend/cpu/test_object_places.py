@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.native import objects
+from nc10d.backend.cpu.native import cpython
 from nc10d.errors import UnsupportedPlatform
 from nc10d.testing import layouts, strategies
 
 FOUND = (
-    objects.DATA_OFFSET,
-    objects.DIMS_OFFSET,
-    objects.DTYPE_OFFSET,
-    objects.FLAGS_OFFSET,
+    cpython.DATA_OFFSET,
+    cpython.DIMS_OFFSET,
+    cpython.DTYPE_OFFSET,
+    cpython.FLAGS_OFFSET,
 )
 
 
@@ -27,12 +27,12 @@ def test_every_array_keeps_its_fields_in_the_same_places(
 ) -> None:
     x = layouts.lay(np.ones(shape, dtype.numpy), "transposed" if len(shape) > 1 else "strided")
     x.flags.writeable = writeable
-    assert objects.array_offsets(x) == FOUND
+    assert cpython.array_offsets(x) == FOUND
 
 
 @given(st.lists(st.integers() | st.text(), min_size=1))
 def test_every_list_keeps_its_items_in_the_same_place(items: list[object]) -> None:
-    assert objects.list_is_known(items)
+    assert cpython.list_is_known(items)
 
 
 def test_what_is_laid_out_in_another_way_is_not_taken_for_known() -> None:
@@ -41,19 +41,19 @@ def test_what_is_laid_out_in_another_way_is_not_taken_for_known() -> None:
         shape, ndim = (3,), 1
 
     other: Any = Other()
-    assert objects.array_offsets(other) is None
-    assert not objects.list_is_known((1, 2, 3))
+    assert cpython.array_offsets(other) is None
+    assert not cpython.list_is_known((1, 2, 3))
 
     class Wrong(np.ndarray):  # type: ignore[type-arg]
         ndim = 7
 
-    assert objects.array_offsets(np.ones((2, 3)).view(Wrong)) is None
+    assert cpython.array_offsets(np.ones((2, 3)).view(Wrong)) is None
 
 
 @pytest.mark.parametrize(("name", "answer"), [("list_is_known", False), ("array_offsets", None)])
 def test_an_unknown_layout_is_an_unsupported_platform(
     monkeypatch: pytest.MonkeyPatch, name: str, answer: object
 ) -> None:
-    monkeypatch.setattr(objects, name, lambda probe: answer)
+    monkeypatch.setattr(cpython, name, lambda probe: answer)
     with pytest.raises(UnsupportedPlatform, match=r"CPython 3\..* with NumPy .* laid out"):
-        objects._find()
+        cpython._find()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu import causes
-from nc10d.backend.cpu.mates import Mate
+from nc10d.backend.cpu.failure import cause
+from nc10d.backend.cpu.memory.host_peer import Mate
 from nc10d.errors import Aborted, DistError, PeerLost
 from nc10d.testing.ranks import run_ranks
 
@@ -24,7 +24,7 @@ def test_the_end_of_a_process_is_told_whatever_bytes_its_name_has() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         nowhere: Any = None
         mate = Mate(1, 1, process.pid, "another", "host", nowhere, -1)
-        assert causes.death(mate) == "it exited with code 3"
+        assert cause.death(mate) == "it exited with code 3"
 
 
 class Own(DistError):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.backend.cpu.native.layout import RING_SLOTS
-from nc10d.batch import BatchedWork
+from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout
+from nc10d.group.coalescing import BatchedWork
 from nc10d.testing.ranks import Ranks, run_ranks
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.circles import Need, Standing, State, circle, leading
-from nc10d.backend.cpu.control import Control
-from nc10d.backend.cpu.probes import AT_A_TIME, Known, Probes
+from nc10d.backend.cpu.control.connections import Control
+from nc10d.backend.cpu.deadlock.notices import AT_A_TIME, Known, Probes
+from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State, circle, leading
 
 
 class Lines:

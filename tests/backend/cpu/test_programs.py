@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import message
-from nc10d.backend.cpu.program import Call, Kind, Program, Step
-from nc10d.testing.simulator import Disagreement, World
+from nc10d.backend.cpu.program.program import Call, Kind, Program, Step
+from nc10d.testing.race_simulator.simulator import Disagreement, World
 
 HALF, SMALL = 8192, 2048
 WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET, Kind.MEETALL}

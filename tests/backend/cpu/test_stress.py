@@ -14,13 +14,14 @@ from numba import cfunc, types
 from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
-from nc10d.backend.cpu import forming, host
-from nc10d.backend.cpu.cores import Waiting
-from nc10d.backend.cpu.linking import Linked, link
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.plans import Plans, _kernel_address
-from nc10d.backend.cpu.program import Kernel, Kind, Program, Step, board
-from nc10d.backend.cpu.requests import Request
+from nc10d.backend.cpu import context
+from nc10d.backend.cpu.engine.cpu_policy import Waiting
+from nc10d.backend.cpu.lowering.lower import Request
+from nc10d.backend.cpu.lowering.program_cache import Plans, _kernel_address
+from nc10d.backend.cpu.membership import formation
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.program.linker import Linked, link
+from nc10d.backend.cpu.program.program import Kernel, Kind, Program, Step, board
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
@@ -232,9 +233,9 @@ def trial(
 def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plans, "linked", linked)
-        patch.setattr(forming, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
+        patch.setattr(formation, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
         patch.setattr(Plans, "remember", lambda *_: None)
-        patch.setattr(host, "access_to", lambda _: 0)  # what is tampered with are the boards
+        patch.setattr(context, "access_to", lambda _: 0)  # what is tampered with are the boards
         with Ranks(4) as ranks:
             yield ranks
 

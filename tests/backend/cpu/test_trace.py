@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import nc10d as dist
-from nc10d.backend.cpu.native.layout import TRACE_DONE, TRACE_START
+from nc10d.backend.cpu.native.offsets import TRACE_DONE, TRACE_START
 from nc10d.testing.ranks import run_ranks
 
 

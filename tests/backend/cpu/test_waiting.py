@@ -15,9 +15,9 @@ from clocks import soon
 from jobs import Job, Rank
 
 import nc10d as dist
-from nc10d.backend.cpu.native import engine
-from nc10d.backend.cpu.native import layout as at
-from nc10d.backend.cpu.native.arrays import address
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.prepared_calls import address
 from nc10d.backend.cpu.native.streams import FUNCTIONS, MUCH
 from nc10d.errors import Aborted, CollectiveTimeout, DistError
 from nc10d.testing.ranks import Ranks
@@ -252,7 +252,7 @@ def interrupt(rank: Rank, wchan: str) -> float:
 
 
 LOST = """
-from nc10d.backend.cpu.cores import Waiting
+from nc10d.backend.cpu.engine.cpu_policy import Waiting
 
 group = join(20.0)
 if rank == 2:  # this one burns its core for long before it sleeps
@@ -558,10 +558,10 @@ def stray(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> Non
     if group.rank == 1:
         lock = group.backend("cpu").links.to(0).address + at.C_LOCK
         work = group.isend(np.arange(count), 0, tag=1)
-        while engine.compare_and_swap(lock, 0, 7) != 0:
+        while entry_points.compare_and_swap(lock, 0, 7) != 0:
             pass  # now nobody advances the link
         gate.wait()
-        engine.compare_and_swap(lock, 7, 0)
+        entry_points.compare_and_swap(lock, 7, 0)
         group.send(np.ones(3), 0, tag=2)
         work.wait()
         return

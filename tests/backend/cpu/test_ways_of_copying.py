@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.algorithms.layout import ASKED, LENDING, NEVER, QUICK_ASKED, QUICKEST_ASKED
-from nc10d.group import ProcessGroup
-from nc10d.kernels import copying
+from nc10d.backend.cpu.algorithms.tuning import ASKED, LENDING, NEVER, QUICK_ASKED, QUICKEST_ASKED
+from nc10d.group.process_group import ProcessGroup
+from nc10d.kernels import copy
 from nc10d.testing import Ranks, reference, run_ranks
 
 
@@ -75,6 +75,6 @@ def small_and_large(group: ProcessGroup) -> None:
 def test_every_function_brings_the_same(
     size: int, slow: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "needed", lambda: slow)
-    monkeypatch.setattr(copying, "STREAM_BYTES", least)
+    monkeypatch.setattr(copy, "needed", lambda: slow)
+    monkeypatch.setattr(copy, "STREAM_BYTES", least)
     run_ranks(small_and_large, size, "threads")

@@ -13,11 +13,12 @@ from contextlib import suppress
 
 import pytest
 
-from nc10d.backend.cpu import interfaces, wires
-from nc10d.backend.cpu.wires import Place, Wires, connect
-from nc10d.deadline import Deadline
+from nc10d.auth.handshake import PROOF_BYTES, STRANGER_SECONDS, Caller, Introduction, group_digest
+from nc10d.backend.cpu.transport import addresses
+from nc10d.backend.cpu.transport import connect as wires
+from nc10d.backend.cpu.transport.connect import Place, Wires, connect
+from nc10d.base.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
-from nc10d.handshake import PROOF_BYTES, STRANGER_SECONDS, Caller, Introduction, group_digest
 from nc10d.store import HashStore
 
 
@@ -26,7 +27,7 @@ def nothing() -> None:
 
 
 def place(store: HashStore, rank: int) -> Place:
-    return Place(store, interfaces.own_address(store), "world", rank)
+    return Place(store, addresses.own_address(store), "world", rank)
 
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires:
@@ -195,13 +196,13 @@ def test_waiting_ends_when_it_has_become_pointless() -> None:
 
 def test_an_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_SOCKET_ADDRESS", "127.0.0.2")
-    assert interfaces.own_address(HashStore()) == "127.0.0.2"
+    assert addresses.own_address(HashStore()) == "127.0.0.2"
     monkeypatch.delenv("NC10D_SOCKET_ADDRESS")
     monkeypatch.setenv("NC10D_SOCKET_IFNAME", "lo")
-    assert interfaces.own_address(HashStore()) == "127.0.0.1"
+    assert addresses.own_address(HashStore()) == "127.0.0.1"
     monkeypatch.setenv("NC10D_SOCKET_IFNAME", "nosuch0")
     with pytest.raises(RendezvousError, match="'nosuch0' has no address here"):
-        interfaces.own_address(HashStore())
+        addresses.own_address(HashStore())
 
 
 def test_an_address_that_is_not_mine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from nc10d.errors import (
     RendezvousError,
     UnsupportedPlatform,
 )
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce
 from nc10d.testing import Ranks
 

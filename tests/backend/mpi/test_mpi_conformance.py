@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi_launchers import LIBRARIES
 
-from nc10d.dtypes import DType
+from nc10d.arrays.dtypes import DType
 from nc10d.testing import check_backend
 from nc10d.testing.launched import Launcher
 

@@ -20,14 +20,14 @@ import pytest
 
 import nc10d as dist
 from nc10d import cuda
+from nc10d.arrays.dtypes import DType
+from nc10d.backend.nccl.bindings.library import library
+from nc10d.backend.nccl.comm_init import meet
 from nc10d.backend.nccl.communicator import Communicator, mem_alloc, mem_free
-from nc10d.backend.nccl.forming import meet
-from nc10d.backend.nccl.library import library
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, driver
-from nc10d.deadline import Deadline
-from nc10d.dtypes import DType
 from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError, PeerLost
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM, premul_sum
 from nc10d.store import PrefixStore
 

@@ -18,7 +18,7 @@ from device_ranks import communicator, device, full, ones, value
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM, premul_sum
 
 DOUBLE = premul_sum(2.0)

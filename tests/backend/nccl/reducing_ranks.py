@@ -25,7 +25,7 @@ from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.registered import registered_zeros
 from nc10d.cuda import memory
 from nc10d.cuda.driver import call
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import premul_sum
 from nc10d.reducer import device_packing, hooks, local_sgd, powersgd, quantization
 from nc10d.reducer.gradients import SparseGradient

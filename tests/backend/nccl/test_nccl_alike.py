@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.nccl import alike
+from nc10d.arrays.dtypes import DType
+from nc10d.arrays.validate import validate
+from nc10d.backend.nccl import uniform
+from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same
 from nc10d.backend.nccl.calls import Place, calls_of
-from nc10d.backend.nccl.native import GROUPED, WORDS, nc10d_nccl_same
-from nc10d.backend.nccl.programs import in_groups
+from nc10d.backend.nccl.launch_table import in_groups
 from nc10d.cuda.memory import DeviceArray
-from nc10d.dtypes import DType
 from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
-from nc10d.validate import validate
 
 DEVICE, FUNCTION, COMM, STREAM = 1, 11, 22, 33
 DTYPES = [DType.FLOAT32, DType.COMPLEX64, DType.BOOL, DType.INT16, DType.FLOAT8_E5M2]
@@ -60,7 +60,7 @@ def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
 
 def by_the_short_way(ops: AllReduces) -> Any:
     try:
-        table = alike.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
+        table = uniform.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
     except TypeError:  # what NCCL can't reduce
         return None
     return None if table is None else list(zip(*[iter(table)] * WORDS, strict=True))
@@ -77,7 +77,7 @@ def test_the_short_way_is_the_long_way(ops: AllReduces) -> None:
 
 def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
     arrays = [DeviceArray(4096 * k, (3,), DType.FLOAT32, DEVICE, None) for k in (1, 2)]
-    table = alike.rows_of(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
+    table = uniform.rows_of(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
     assert table is not None
     assert len(table) == 2 * WORDS
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from nc10d.arrays.dtypes import DType
+from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.calls import Place, calls_of
 from nc10d.cuda.memory import DeviceArray
-from nc10d.dtypes import DType
 from nc10d.ops import Gather, Op, Scatter
-from nc10d.validate import validate
 
 SIZE, ROOT = 3, 1
 SENDING = {"ncclSend", "ncclRecv"}

@@ -13,10 +13,10 @@ import pytest
 import through_device
 from emulated import emulators, needs_emulators
 
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.datatypes import reduction
 from nc10d.backend.registry import register_backend, unregister_backend
-from nc10d.dtypes import DType
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import conformance
 from nc10d.testing.cases import NO_OP, OPS, cover
 from nc10d.testing.cases import reduction as reduction_of

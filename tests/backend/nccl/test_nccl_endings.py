@@ -12,7 +12,7 @@ from emulated import emulators, needs_emulators
 import nc10d as dist
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.errors import Aborted, CollectiveTimeout, NCCLError
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import premul_sum
 from nc10d.testing.ranks import Ranks
 

@@ -15,8 +15,8 @@ import pytest
 from nccl_here import LIBRARY, needs_nccl
 
 from nc10d import cuda
-from nc10d.backend.nccl.library import RESULT, Library, UniqueId, find_library, library
-from nc10d.backend.nccl.table import CONSTANTS, FUNCTIONS, HEADER_VERSION
+from nc10d.backend.nccl.bindings.library import RESULT, Library, UniqueId, find_library, library
+from nc10d.backend.nccl.bindings.table import CONSTANTS, FUNCTIONS, HEADER_VERSION
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 pytestmark = needs_nccl
@@ -123,7 +123,7 @@ def test_without_a_driver_the_driver_floor_says_so() -> None:
 
 
 def test_a_library_named_by_the_environment_is_taken_and_a_wrong_one_is_named() -> None:
-    code = "from nc10d.backend.nccl.library import library; library()"
+    code = "from nc10d.backend.nccl.bindings.library import library; library()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "NC10D_NCCL_LIBRARY": "/nowhere/libnccl.so.2"},

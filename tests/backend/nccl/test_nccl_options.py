@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import nc10d
+from nc10d.arrays.dtypes import DType
+from nc10d.backend.nccl.bindings.config import NCCLConfig
 from nc10d.backend.nccl.calls import Place, calls_of
-from nc10d.backend.nccl.config import NCCLConfig
 from nc10d.backend.nccl.datatypes import FP8
 from nc10d.backend.nccl.options import NONBLOCKING, NcclOptions, read_options
 from nc10d.cuda.memory import DeviceArray
-from nc10d.dtypes import DType
 from nc10d.ops import AllReduce, Broadcast
 
 ROOT = Path(nc10d.__file__).parent
@@ -76,6 +76,6 @@ def _imports_cuda(path: Path) -> bool:
 
 def test_without_a_wheel_the_systems_library_is_loaded() -> None:
     code = "import importlib.util as u; u.find_spec = lambda name: None\n"
-    code += "from nc10d.backend.nccl.library import find_library; print(find_library())"
+    code += "from nc10d.backend.nccl.bindings.library import find_library; print(find_library())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "libnccl.so.2", done.stderr

@@ -10,7 +10,7 @@ from emulated import emulators, needs_emulators
 
 from nc10d import cuda
 from nc10d.cuda.driver import call
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.reducer.timing import PARTS

@@ -18,7 +18,7 @@ from nc10d import cuda
 from nc10d.backend.nccl.registered import registered_zeros
 from nc10d.cuda.driver import call
 from nc10d.errors import NCCLError
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators

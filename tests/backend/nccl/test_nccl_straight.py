@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.nccl.straight import how_many, pieces
-from nc10d.buffer import as_buffer
+from nc10d.arrays.buffer import as_buffer
+from nc10d.backend.nccl.contiguous import how_many, pieces
 from nc10d.testing.layouts import LAYOUTS, lay
 
 Array = np.ndarray[Any, np.dtype[Any]]

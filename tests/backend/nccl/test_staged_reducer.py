@@ -8,7 +8,7 @@ import pytest
 from emulated import emulators, needs_emulators
 from reducing_ranks import ANYWHERE
 
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from nc10d import cuda
+from nc10d.arrays.buffer import Buffer, as_buffer, register
+from nc10d.arrays.dtypes import DType
+from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
-from nc10d.backend.nccl.straight import MOST, how_many
-from nc10d.buffer import Buffer, as_buffer, register
-from nc10d.deadline import Deadline
-from nc10d.dtypes import DType
+from nc10d.backend.nccl.contiguous import MOST, how_many
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import PENDING
 from nc10d.ops import Op
-from nc10d.outcome import PENDING
 from nc10d.store.base import Store
-from nc10d.validate import validate
 from nc10d.work import Work
 
 WRITTEN = ("x", "out")

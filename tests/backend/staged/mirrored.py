@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from nc10d import cuda
+from nc10d.arrays.buffer import Buffer, as_buffer, register
+from nc10d.arrays.interop import on_each
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.staged.backend import make as make_staged
-from nc10d.buffer import Buffer, as_buffer, register
+from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import PENDING
 from nc10d.cuda.streams import LEGACY, register_stream
-from nc10d.deadline import Deadline
 from nc10d.ops import Op
-from nc10d.outcome import PENDING
 from nc10d.store.base import Store
-from nc10d.views import on_each
 from nc10d.work import Work
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -19,12 +19,12 @@ import pytest
 import nc10d as dist
 from build import WANTED, build
 from nc10d import cuda
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.staged.backend import StagedOptions
 from nc10d.backend.staged.pinned import pinned_pool
 from nc10d.cuda.driver import call
-from nc10d.dtypes import DType
 from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, UnsupportedPlatform
-from nc10d.group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, check_backend
 
 SIZE = 3

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.backend.staged.layout import HostLayout, meet, rows
-from nc10d.buffer import Buffer, as_buffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOM = np.arange(4096, dtype=np.uint8)

@@ -11,11 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nc10d.backend.cpu.algorithms import direct
-from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout, line_down, line_up
-from nc10d.backend.cpu.program import INLINE_BYTES, NOWHERE, At, Step, board, earlier, inline, user
-from nc10d.backend.cpu.steps import (
+from nc10d.backend.cpu.algorithms import peer_arrays as direct
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.program.lines import line_down, line_up
+from nc10d.backend.cpu.program.program import (
+    INLINE_BYTES,
+    NOWHERE,
+    At,
+    Step,
+    board,
+    earlier,
+    inline,
+    user,
+)
+from nc10d.backend.cpu.program.steps import (
     copy,
     end_round,
     enter,

@@ -14,10 +14,10 @@ when it comes.
 
 from __future__ import annotations
 
-from nc10d.backend.cpu.algorithms import direct
-from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import INLINE_BYTES, Step, board, user
-from nc10d.backend.cpu.steps import (
+from nc10d.backend.cpu.algorithms import peer_arrays
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, user
+from nc10d.backend.cpu.program.steps import (
     BEHIND,
     begin,
     copy,
@@ -53,7 +53,7 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
         steps += [signal(2), end_round(2, 2), *body, end_round(2, 2, rounds, len(body))]
     else:
         steps += [end_round(1, 2)]
-    return direct.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
+    return peer_arrays.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
 
 
 def _led(layout: Layout, nbytes: int, root: int) -> list[Step]:

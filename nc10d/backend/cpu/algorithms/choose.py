@@ -7,55 +7,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.algorithms import (
-    across,
-    across_exchange,
-    exchange,
-    gather,
-)
 from nc10d.backend.cpu.algorithms import all_reduce as reductions
 from nc10d.backend.cpu.algorithms import (
     broadcast as broadcasts,
 )
+from nc10d.backend.cpu.algorithms import exchange, gather, hosts_exchange, hosts_reduce
 from nc10d.backend.cpu.algorithms.all_reduce import Part
-from nc10d.backend.cpu.algorithms.contribute import Reduction
 from nc10d.backend.cpu.algorithms.exchange import Route
-from nc10d.backend.cpu.algorithms.layout import Layout
-from nc10d.backend.cpu.program import At, Step
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.program.program import At, Step
 
 
 def one_shot_limit(layout: Layout) -> int:
     """Return the largest array, in bytes, that an all_reduce folds in one shot."""
-    pick = across.one_shot_limit if layout.hosts else reductions.one_shot_limit
+    pick = hosts_reduce.one_shot_limit if layout.hosts else reductions.one_shot_limit
     return pick(layout)
 
 
 def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Fold user array 0 of all ranks, in place; with a root, only there."""
-    pick = across.all_reduce if layout.hosts else reductions.all_reduce
+    pick = hosts_reduce.all_reduce if layout.hosts else reductions.all_reduce
     return pick(layout, nbytes, reduction, root)
 
 
 def fused(layout: Layout, parts: Sequence[Part]) -> list[Step]:
     """Reduce several small arrays with one handshake."""
-    return across.fused(layout, parts) if layout.hosts else reductions.fused(layout, parts)
+    return hosts_reduce.fused(layout, parts) if layout.hosts else reductions.fused(layout, parts)
 
 
 def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's."""
-    pick = across.broadcast if layout.hosts else broadcasts.broadcast
+    pick = hosts_reduce.broadcast if layout.hosts else broadcasts.broadcast
     return pick(layout, nbytes, root)
 
 
 def barrier(layout: Layout) -> list[Step]:
     """Nobody leaves before everybody has come."""
-    pick = across.barrier if layout.hosts else broadcasts.barrier
+    pick = hosts_reduce.barrier if layout.hosts else broadcasts.barrier
     return pick(layout)
 
 
 def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    pick = across_exchange.all_gather if layout.hosts else gather.all_gather
+    pick = hosts_exchange.all_gather if layout.hosts else gather.all_gather
     return pick(layout, sizes, mine, outs)
 
 
@@ -63,7 +58,7 @@ def reduce_scatter(
     layout: Layout, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
     """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
-    pick = across_exchange.reduce_scatter if layout.hosts else gather.reduce_scatter
+    pick = hosts_exchange.reduce_scatter if layout.hosts else gather.reduce_scatter
     return pick(layout, sizes, out, inps, reduction)
 
 
@@ -71,11 +66,11 @@ def even_all_to_all(
     layout: Layout, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """recvs[r] := rank r's sends[me], `nbytes` each."""
-    pick = across_exchange.even_all_to_all if layout.hosts else exchange.even_all_to_all
+    pick = hosts_exchange.even_all_to_all if layout.hosts else exchange.even_all_to_all
     return pick(layout, nbytes, sends, recvs)
 
 
 def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
     """Exchange by `route`; two user arrays (by number) hold its sizes as int64."""
-    pick = across_exchange.announced if layout.hosts else exchange.announced
+    pick = hosts_exchange.announced if layout.hosts else exchange.announced
     return pick(layout, route, send_counts, recv_counts)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nc10d.backend.cpu.algorithms import direct
-from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import At, Step, board, moved, user
-from nc10d.backend.cpu.steps import (
+from nc10d.backend.cpu.algorithms import peer_arrays
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.program.lines import line_down
+from nc10d.backend.cpu.program.program import At, Step, board, moved, user
+from nc10d.backend.cpu.program.steps import (
     agree,
     copy,
     end_round,
@@ -58,7 +59,7 @@ def even_all_to_all(
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
     if layout.size == 1 or nbytes < layout.direct:
         return steps
-    return direct.all_to_all(layout, nbytes, sends[0], recvs, steps)
+    return peer_arrays.all_to_all(layout, nbytes, sends[0], recvs, steps)
 
 
 def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:

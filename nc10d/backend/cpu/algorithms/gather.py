@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.algorithms import direct
-from nc10d.backend.cpu.algorithms.contribute import Reduction
-from nc10d.backend.cpu.algorithms.layout import Layout, line_down
-from nc10d.backend.cpu.program import At, Step, board, moved
-from nc10d.backend.cpu.steps import (
+from nc10d.backend.cpu.algorithms import peer_arrays
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.program.lines import line_down
+from nc10d.backend.cpu.program.program import At, Step, board, moved
+from nc10d.backend.cpu.program.steps import (
     copy,
     end_round,
     enter,
@@ -41,7 +42,7 @@ def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
     if max(sizes) < layout.direct:
         return steps
-    return direct.all_gather(layout, sizes, mine, outs, steps)
+    return peer_arrays.all_gather(layout, sizes, mine, outs, steps)
 
 
 def _gather_round(
@@ -84,7 +85,7 @@ def reduce_scatter(
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
     if sum(sizes) < layout.direct or len(set(sizes)) > 1 or reduction.scaled:
         return steps
-    return direct.reduce_scatter(layout, sizes[0], out, inps, reduction, steps)
+    return peer_arrays.reduce_scatter(layout, sizes[0], out, inps, reduction, steps)
 
 
 def _scatter_round(

@@ -7,12 +7,23 @@ needs. A large message that the receiver can read where it lies is not put on th
 
 from __future__ import annotations
 
-from nc10d.backend.cpu.algorithms.crossing import flow, give, head, take
-from nc10d.backend.cpu.algorithms.layout import ASKED, NEVER, line_up
-from nc10d.backend.cpu.native.layout import LINK_TICKS as TICKS
-from nc10d.backend.cpu.native.layout import READS
-from nc10d.backend.cpu.program import Step, board, user
-from nc10d.backend.cpu.steps import copy, end_round, expose, fetch, header, jump, pick, signal, wait
+from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, head, take
+from nc10d.backend.cpu.algorithms.tuning import ASKED, NEVER
+from nc10d.backend.cpu.native.offsets import LINK_TICKS as TICKS
+from nc10d.backend.cpu.native.offsets import READS
+from nc10d.backend.cpu.program.lines import line_up
+from nc10d.backend.cpu.program.program import Step, board, user
+from nc10d.backend.cpu.program.steps import (
+    copy,
+    end_round,
+    expose,
+    fetch,
+    header,
+    jump,
+    pick,
+    signal,
+    wait,
+)
 
 SENDER, RECEIVER = 0, 1
 SEGMENTS = TICKS

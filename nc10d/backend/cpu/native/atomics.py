@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
 
-from nc10d.backend.cpu.native.layout import FOLD_BLOCK
+from nc10d.backend.cpu.native.offsets import FOLD_BLOCK
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98

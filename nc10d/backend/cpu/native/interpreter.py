@@ -23,7 +23,8 @@ from nc10d.backend.cpu.native.atomics import (
     nc10d_now,
     store,
 )
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.log import nc10d_log_call
+from nc10d.backend.cpu.native.offsets import (
     AREA_RECORDS,
     C_AGREED,
     C_AREA,
@@ -69,14 +70,13 @@ from nc10d.backend.cpu.native.layout import (
     SLOT_BYTES,
     TEXT_BYTES,
 )
-from nc10d.backend.cpu.native.leading import (
+from nc10d.backend.cpu.native.root_ahead import (
     nc10d_follow,
     nc10d_lead,
     nc10d_listen,
     nc10d_settle,
 )
-from nc10d.backend.cpu.native.log import nc10d_log_call
-from nc10d.backend.cpu.native.operands import (
+from nc10d.backend.cpu.native.step_format import (
     AGREE,
     ALSO,
     ARG,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from numba import njit
 
 from nc10d.backend.cpu.native.atomics import add, load, move, store, store_release
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     C_BEGUN,
     C_LABEL,
     C_LOGGED,

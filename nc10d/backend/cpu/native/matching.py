@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from nc10d.backend.cpu.native.atomics import call_engine, load, load_acquire, store, store_release
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     BLOCKED,
     C_BLOCKED_AT,
     C_BLOCKED_FOR,

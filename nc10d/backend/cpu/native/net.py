@@ -14,7 +14,8 @@ from nc10d.backend.cpu.native.atomics import (
     store_release,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.matching import nc10d_match
+from nc10d.backend.cpu.native.offsets import (
     C_BROKEN,
     C_DESCRIPTOR,
     L_ARMED,
@@ -24,7 +25,6 @@ from nc10d.backend.cpu.native.layout import (
     LINE_SLEEPERS,
     P_STOP,
 )
-from nc10d.backend.cpu.native.matching import nc10d_match
 from nc10d.backend.cpu.native.sockets import (
     EVENT_BYTES,
     PACKED,

@@ -23,7 +23,9 @@ from nc10d.backend.cpu.native.atomics import (
     store_release,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_post
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
+from nc10d.backend.cpu.native.matching import nc10d_match
+from nc10d.backend.cpu.native.offsets import (
     ABORTED,
     AREA_ABORT,
     BLOCKED,
@@ -82,8 +84,6 @@ from nc10d.backend.cpu.native.layout import (
     UNMATCHED,
     WATCHED,
 )
-from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.matching import nc10d_match
 from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_slot
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (

@@ -18,7 +18,7 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     BUSY,
     C_HEAD,
     C_RING,

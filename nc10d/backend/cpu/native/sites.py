@@ -11,8 +11,8 @@ from __future__ import annotations
 from numba import njit, types
 
 from nc10d.backend.cpu.native.atomics import load, load_acquire
-from nc10d.backend.cpu.native.frames import FRAME, FRAME_CODE, FRAME_INSTRUCTION, FRAME_OUTER
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.cpython import FRAME, FRAME_CODE, FRAME_INSTRUCTION, FRAME_OUTER
+from nc10d.backend.cpu.native.offsets import (
     C_SITES,
     NEW_SITE,
     SITE_FULL,

@@ -25,7 +25,7 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     C_STREAMS,
     L_ARMED,
     L_FD,
@@ -44,7 +44,7 @@ from nc10d.backend.cpu.native.layout import (
     SPARE_BYTES,
     WANT_IN,
 )
-from nc10d.backend.cpu.native.operands import nc10d_copy
+from nc10d.backend.cpu.native.step_format import nc10d_copy
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
 PACKED = platform.machine() in ("x86_64", "AMD64")

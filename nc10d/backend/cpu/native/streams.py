@@ -23,7 +23,7 @@ from nc10d.backend.cpu.native.atomics import (
     yield_core,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_show_site
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     ABORTED,
     AREA_ABORT,
     AWAY_HEADER_BYTES,
@@ -84,7 +84,14 @@ from nc10d.backend.cpu.native.layout import (
     WANT_IN,
     WANT_OUT,
 )
-from nc10d.backend.cpu.native.operands import (
+from nc10d.backend.cpu.native.sockets import (
+    nc10d_await_link,
+    nc10d_poll,
+    nc10d_take,
+    nc10d_transfer,
+    nc10d_watch_all,
+)
+from nc10d.backend.cpu.native.step_format import (
     CHECK,
     DST,
     EXTRA,
@@ -103,13 +110,6 @@ from nc10d.backend.cpu.native.operands import (
     nc10d_block,
     nc10d_length,
     nc10d_place,
-)
-from nc10d.backend.cpu.native.sockets import (
-    nc10d_await_link,
-    nc10d_poll,
-    nc10d_take,
-    nc10d_transfer,
-    nc10d_watch_all,
 )
 from nc10d.kernels.cache import compiled_callback
 

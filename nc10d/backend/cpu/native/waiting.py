@@ -27,7 +27,7 @@ from nc10d.backend.cpu.native.atomics import (
     this_thread,
     yield_core,
 )
-from nc10d.backend.cpu.native.layout import (
+from nc10d.backend.cpu.native.offsets import (
     ABORTED,
     AREA_ABORT,
     BLOCKED,

@@ -1,0 +1,1 @@
+"""Measurements of nc10d for its developers; not in the wheel."""

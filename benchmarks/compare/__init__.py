@@ -1,0 +1,1 @@
+"""nc10d beside other libraries, in one run."""

@@ -1,0 +1,251 @@
+"""One library's side of `--coalescing`: its ways to reduce 64 arrays, on each rank of a job.
+
+`python -m benchmarks.compare.batches LIBRARY JOBS BUDGET OUT`: JOBS is a JSON list of bytes an
+array; rank
+0 writes a JSON list of [way, nbytes, wall, cpu, issue, wrong] to OUT, in seconds. `wall` is from
+the first call to the end of the wait, on the slowest rank; `cpu` what all threads of a process
+spent, on average over the ranks; `issue` until the last call has returned, before any wait. A way
+is bound to its arrays once, and what is timed is all of its Python: the block or the loop, and the
+copies into a flat array and back where it makes them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compare.libraries import LIBRARIES, Array, Library
+from benchmarks.compare.peers import barrier_of, pattern, slowest
+
+Wait = Callable[[], object]
+Issue = Callable[[], Wait]
+Way = Callable[[Any, Sequence[Any]], Issue]
+Cost = tuple[float, float, float]
+"""Wall, CPU and issue, in seconds."""
+COUNT = 64
+MOST = 200
+PERIOD = 7
+"""After so many ranks `pattern` is the same again."""
+
+
+def one_by_one(library: Any, arrays: Sequence[Any]) -> Issue:
+    """Call after call, each asynchronous; then wait for each."""
+
+    def issue() -> Wait:
+        works = [library.dist.all_reduce(x, async_op=True) for x in arrays]
+        return lambda: [work.wait() for work in works]
+
+    return issue
+
+
+def blocking(library: Any, arrays: Sequence[Array]) -> Issue:
+    """Call after call, each of which waits."""
+    calls = [library.calls(x, x)["all_reduce"] for x in arrays]
+
+    def issue() -> Wait:
+        for call in calls:
+            call()
+        return _nothing
+
+    return issue
+
+
+def plan(library: Any, arrays: Sequence[Array]) -> Issue:
+    """A block that was kept; its making reduces the arrays, too."""
+    with library.dist.coalescing_manager() as batch:
+        for x in arrays:
+            library.dist.all_reduce(x)
+    launch = batch.plan().launch
+
+    def issue() -> Wait:
+        launch()
+        return _nothing
+
+    return issue
+
+
+def _nothing() -> None:
+    """Wait for what is over."""
+
+
+def block(library: Any, arrays: Sequence[Any]) -> Issue:
+    """One coalescing block: nc10d's, or torch's with tensors."""
+    dist = library.dist
+    manager = getattr(dist, "coalescing_manager", None) or dist._coalescing_manager
+
+    def issue() -> Wait:
+        with manager(async_ops=True) as batch:
+            for x in arrays:
+                dist.all_reduce(x)
+        wait: Wait = batch.wait
+        return wait
+
+    return issue
+
+
+def flattened(library: Any, arrays: Sequence[Array]) -> Issue:
+    """One flat array, with the copies into it and back: by nc10d's packing."""
+    from nc10d.reducer.packing import Packer
+
+    flat = np.empty(sum(x.size for x in arrays), np.float32)
+    packer = Packer(arrays, flat, np.cumsum([0, *(x.size for x in arrays[:-1])]).tolist())
+
+    def issue() -> Wait:
+        packer.pack()
+        work = library.dist.all_reduce(flat, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+            packer.unpack()
+
+        return wait
+
+    return issue
+
+
+def torch_flattened(library: Any, tensors: Sequence[Any]) -> Issue:
+    """One flat tensor, with the copies into it and back: by torch's calls for lists."""
+    torch, flat = library.torch, library.torch.empty(sum(x.numel() for x in tensors))
+    parts = list(flat.split([x.numel() for x in tensors]))
+
+    def issue() -> Wait:
+        torch._foreach_copy_(parts, tensors)
+        work = library.dist.all_reduce(flat, async_op=True)
+        return lambda: (work.wait(), torch._foreach_copy_(tensors, parts))
+
+    return issue
+
+
+def mpi_one_by_one(library: Any, arrays: Sequence[Array]) -> Issue:
+    """Call after call, each nonblocking; then wait for all."""
+    mpi, comm = library.mpi, library.comm
+
+    def issue() -> Wait:
+        requests = [comm.Iallreduce(mpi.IN_PLACE, [x, mpi.FLOAT]) for x in arrays]
+        return lambda: mpi.Request.Waitall(requests)
+
+    return issue
+
+
+def mpi_flattened(library: Any, arrays: Sequence[Array]) -> Issue:
+    """One flat array, with the copies into it and back: by NumPy."""
+    mpi, comm = library.mpi, library.comm
+    flat = np.empty(sum(x.size for x in arrays), np.float32)
+    parts = np.split(flat, len(arrays))
+
+    def issue() -> Wait:
+        np.concatenate(arrays, out=flat)
+        request = comm.Iallreduce(mpi.IN_PLACE, [flat, mpi.FLOAT])
+        return lambda: (request.Wait(), list(map(np.copyto, arrays, parts)))
+
+    return issue
+
+
+def on_tensors(way: Way) -> Way:
+    """Return a way that is given tensors over the arrays' memory."""
+    return lambda library, arrays: way(library, library.tensors(arrays))
+
+
+BLOCK, FRESH, PLAN = "block", "block, new arrays", "plan"
+ONE_BY_ONE, BLOCKING, FLAT = "one by one", "one by one, blocking", "flattened"
+NAMES = [BLOCK, FRESH, PLAN, ONE_BY_ONE, BLOCKING, FLAT]
+"""The ways that a library may have. FRESH is BLOCK of arrays that were never seen before."""
+MPI_WAYS: dict[str, Way] = {
+    ONE_BY_ONE: mpi_one_by_one,
+    BLOCKING: blocking,
+    FLAT: mpi_flattened,
+}
+WAYS: dict[str, dict[str, Way]] = {
+    "nc10d": {
+        BLOCK: block,
+        FRESH: block,
+        PLAN: plan,
+        ONE_BY_ONE: one_by_one,
+        BLOCKING: blocking,
+        FLAT: flattened,
+    },
+    "gloo": {
+        BLOCK: on_tensors(block),
+        ONE_BY_ONE: on_tensors(one_by_one),
+        BLOCKING: blocking,
+        FLAT: on_tensors(torch_flattened),
+    },
+    "mpich": MPI_WAYS,
+    "openmpi": MPI_WAYS,
+}
+
+
+def mistakes(library: Library, way: Way, nbytes: int) -> int:
+    """Run a way once; return how many elements came out wrong."""
+    kinds = [pattern(kind, nbytes // 4) for kind in range(PERIOD)]  # all that there are
+    arrays = [kinds[(library.rank + i) % PERIOD].copy() for i in range(COUNT)]
+    issue = way(library, arrays)
+    for i, x in enumerate(arrays):  # a plan's making has reduced them once
+        x[:] = kinds[(library.rank + i) % PERIOD]
+    issue()()
+    wrong = 0
+    for i, x in enumerate(arrays):
+        for rank in range(library.size):
+            x -= kinds[(rank + i) % PERIOD]
+        wrong += int(np.count_nonzero(x))
+    return wrong
+
+
+def cost(library: Library, way: Way, nbytes: int, budget: float, fresh: bool = False) -> Cost:
+    """Return what a way costs: the median over its repeats, and over ranks as the head says.
+
+    `fresh` gives every repeat arrays of its own.
+    """
+
+    def bound() -> Issue:
+        return way(library, [np.zeros(nbytes // 4, np.float32) for _ in range(COUNT)])
+
+    same = bound()
+    probe = slowest(library, once(library, same)[0])
+    calls = int(min(MOST, max(3, budget / probe)))
+    repeats = (once(library, bound() if fresh else same) for _ in range(calls))
+    wall, cpu, issued = zip(*repeats, strict=True)
+    total = np.array([statistics.fmean(cpu)], np.float32)
+    library.calls(total, total)["all_reduce"]()
+    mean = float(total[0]) / library.size
+    return (
+        slowest(library, statistics.median(wall)),
+        mean,
+        slowest(library, statistics.median(issued)),
+    )
+
+
+def once(library: Library, issue: Issue) -> Cost:
+    """Return what one repeat cost this rank."""
+    barrier_of(library)()
+    start, spent = time.perf_counter(), time.process_time()
+    wait = issue()
+    issued = time.perf_counter()
+    wait()
+    return time.perf_counter() - start, time.process_time() - spent, issued - start
+
+
+def main() -> None:
+    """Measure every way on this rank; rank 0 writes what came out."""
+    name, jobs, budget, out = sys.argv[1:5]
+    library = LIBRARIES[name]()
+    rows = []
+    for nbytes in json.loads(jobs):
+        for title, way in WAYS[name].items():
+            wrong = slowest(library, mistakes(library, way, nbytes))
+            costs = cost(library, way, nbytes, float(budget), title == FRESH)
+            rows.append([title, nbytes, *costs, int(wrong)])
+    if library.rank == 0:
+        Path(out).write_text(json.dumps(rows))
+    library.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Fault scenarios, nc10d beside gloo."""

@@ -1,0 +1,1 @@
+"""Micro-benchmarks of parts of nc10d."""

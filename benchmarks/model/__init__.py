@@ -1,0 +1,1 @@
+"""A cost model of the CPU engine: machine constants, predictions, drawings of programs."""

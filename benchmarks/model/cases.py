@@ -1,0 +1,125 @@
+"""The programs of a collective at one size, as every rank of a topology would run them.
+
+Sizes are those of `nc10d.bench.calls`: `nbytes` is the larger buffer of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nc10d.backend.cpu.algorithms import choose
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.algorithms.topology import Topology, grouped
+from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
+from nc10d.backend.cpu.program.program import Call, Program, Step, user
+from nc10d.ops import SUM
+
+ITEM, DTYPE = 4, "float32"
+HALF = 256 * 1024
+"""Bytes of half a board of the default group."""
+MATES = 8
+"""Ranks of a host, where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one size in a group: `program(rank)` is what a rank runs.
+
+    `arrays` is how many bytes of its own arrays a rank goes through.
+    """
+
+    op: str
+    nbytes: int
+    layout: Layout
+
+    @property
+    def hosts(self) -> Topology:
+        """Who shares a host."""
+        return self.layout.hosts or Topology((tuple(range(self.layout.size)),))
+
+    @property
+    def arrays(self) -> int:
+        """Bytes of all arrays of a rank."""
+        return int(self.nbytes * (_ARRAYS[self.op](self.layout.size) if self.op in _ARRAYS else 1))
+
+    def program(self, rank: int) -> Program:
+        """Return the program that choose.py picks for a rank."""
+        at = self.layout
+        steps, users = MAKERS[self.op](replace(at, rank=rank), self.nbytes)
+        return Program(Call(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
+
+
+def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> Layout:
+    """Return rank 0's view of the default group on these hosts, as the backend makes it.
+
+    Every rank has a core of its own. `boards` says how quick boards are (see cpu_policy.py).
+    """
+    size = hosts.size
+    several = hosts if len(hosts.hosts) > 1 else None
+    small = one_shot_bytes(size, roomy=several is None)
+    sizes = asking(boards if several is None else Boards.NORMAL)
+    return Layout(size, 0, half, small, several, DIRECT, **sizes)
+
+
+def spread(ranks: int, mates: int = MATES) -> Topology:
+    """Return ranks on as few hosts as hold them, `mates` to a host and the rest on the last."""
+    return grouped([rank // mates for rank in range(ranks)])
+
+
+def _all_reduce(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    return choose.all_reduce(layout, nbytes, Reduction(SUM, DTYPE, layout.size)), 1
+
+
+def _reduce(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    return choose.all_reduce(layout, nbytes, Reduction(SUM, DTYPE, layout.size), 0), 1
+
+
+def _broadcast(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    return choose.broadcast(layout, nbytes, 0), 1
+
+
+def _barrier(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    del nbytes
+    return choose.barrier(layout), 0
+
+
+def chunk(nbytes: int, size: int) -> int:
+    """Return the bytes of a rank's chunk of an array of `nbytes`: whole elements, at least one."""
+    return max(ITEM, nbytes // size // ITEM * ITEM)
+
+
+def _all_gather(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    part = chunk(nbytes, layout.size)
+    outs = [user(1, part * rank) for rank in range(layout.size)]
+    return choose.all_gather(layout, [part] * layout.size, user(0), outs), 2
+
+
+def _reduce_scatter(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    size = layout.size
+    part, how = chunk(nbytes, size), Reduction(SUM, DTYPE, size)
+    inps = [user(1, part * rank) for rank in range(size)]
+    return choose.reduce_scatter(layout, [part] * size, user(0), inps, how), 2
+
+
+def _all_to_all(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+    part = chunk(nbytes, layout.size)
+    sends, recvs = ([user(i, part * rank) for rank in range(layout.size)] for i in (0, 1))
+    return choose.even_all_to_all(layout, part, sends, recvs), 2
+
+
+MAKERS: dict[str, Callable[[Layout, int], tuple[list[Step], int]]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+}
+_ARRAYS: dict[str, Callable[[int], float]] = {
+    "all_gather": lambda size: 1 + 1 / size,
+    "reduce_scatter": lambda size: 1 + 1 / size,
+    "all_to_all": lambda size: 2.0,
+}

@@ -1,0 +1,356 @@
+"""Walks programs with a clock for each rank: when each step would begin and end on a machine.
+
+No data move. A rank's clock goes on by the price of each step; a wait goes on when the signal
+that frees it has come; between hosts, bytes leave through each host's network, flow after flow.
+
+Not all ranks of a group need be walked. What comes from a rank that is left out comes as if that
+rank did at the same moments what the receiver does: a host can so stand for all that are alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.model.machine import Machine, Uses, at_reach
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.native.offsets import WRITES
+from nc10d.backend.cpu.program.program import Kind, Program, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A step as it happened, in a rank's call number `turn`.
+
+    `causes` are (rank, when): of a wait, whose signals it waited for and when they were given; of
+    bytes that were taken, whose they were and when they began to leave.
+    """
+
+    rank: int
+    turn: int
+    step: Step
+    begin: float
+    end: float
+    nbytes: int
+    causes: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class _Host:
+    """What ranks of a host share: rounds in which somebody's array can't be read, the network."""
+
+    ranks: Sequence[int]
+    flagged: set[int] = field(default_factory=set)
+    network: float = 0.0
+
+
+class Stuck(Exception):
+    """Ranks wait for each other, or for one that was left out."""
+
+
+class Walk:
+    """The walk of some ranks' programs, each of which is called `turns` times in a row.
+
+    `events` are filled in if `trace` is set; `ends` has each rank's times at which its calls ended;
+    `shared` is until when what hosts share is busy.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        hosts: Topology,
+        programs: Mapping[int, Program],
+        arrays: float,
+        turns: int = 1,
+        *,
+        trace: bool = False,
+    ) -> None:
+        self.machine = machine
+        self.arrays = arrays
+        self.turns = turns
+        self.trace = trace
+        self.events: list[Event] = []
+        self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
+        self.shared = 0.0
+        self._hosts = [_Host(ranks) for ranks in hosts.hosts]
+        self.walkers = {
+            rank: Walker(self, rank, self._hosts[hosts.host_of(rank)], program)
+            for rank, program in programs.items()
+        }
+        self._waiting: dict[int, list[Walker]] = {}
+        self._ready: list[tuple[float, int]] = []
+
+    @property
+    def ends(self) -> dict[int, list[float]]:
+        """When each rank's calls ended."""
+        return {rank: walker.ends for rank, walker in self.walkers.items()}
+
+    def run(self) -> None:
+        """Walk all programs to their ends; Stuck if they can't come there."""
+        self._ready = [(0.0, rank) for rank in self.walkers]
+        while self._ready:
+            # The earliest first, so that bytes go through a network in the order of their times.
+            _, rank = heapq.heappop(self._ready)
+            walker = self.walkers[rank]
+            awaited = walker.go()
+            if awaited is not None:
+                self._waiting.setdefault(awaited, []).append(walker)
+            elif walker.turn < self.turns:
+                heapq.heappush(self._ready, (walker.now, rank))
+        if any(self._waiting.values()):
+            raise Stuck({at: [w.rank for w in waiting] for at, waiting in self._waiting.items()})
+
+    def woken(self, rank: int) -> None:
+        """Something has happened that those who wait for a rank may wait for."""
+        for walker in self._waiting.pop(rank, ()):
+            heapq.heappush(self._ready, (walker.now, walker.rank))
+
+
+class Walker:
+    """One rank's clock and place in its program."""
+
+    def __init__(self, walk: Walk, rank: int, host: _Host, program: Program) -> None:
+        self.walk = walk
+        self.rank = rank
+        self.program = program
+        self.now = 0.0
+        self.turn = 0
+        self.ends: list[float] = []
+        self._host = host
+        self._me = host.ranks.index(rank)
+        self._uses = Uses.of(program.steps)
+        self._signals: list[tuple[int, float]] = [(0, 0.0)]
+        self._free_at = [0, 0]
+        self._seq = self._round = self._pc = self._segment = 0
+        # Of a flow under way: when what is given has left, when what is taken has come.
+        self._gone: float | None = None
+        self._came: list[float] = []
+        self._pushed: dict[int, float] = {}
+        self._taken: dict[int, int] = {}
+        self._called = False
+        self._lent = 0
+
+    def go(self) -> int | None:
+        """Do one step; return None, or the rank that has to come first."""
+        if not self._called:
+            self.now += self.walk.machine.call(self.program.call.op)
+            self._called = True
+        step = self.program.steps[self._pc]
+        awaited = _DO.get(step.kind, Walker._busy)(self, step)
+        if awaited is None:
+            self._pc += 1
+            if self._pc == len(self.program.steps):
+                self.ends.append(self.now)
+                self.turn += 1
+                self._pc, self._called = 0, False
+        return awaited
+
+    def since(self, target: int) -> float | None:
+        """Return when this rank's counter came to `target`; None if it has not."""
+        if self._signals[-1][0] < target:
+            return None
+        return self._signals[bisect_left(self._signals, (target, -1.0))][1]
+
+    def _note(
+        self,
+        step: Step,
+        begin: float,
+        end: float,
+        nbytes: int = 0,
+        causes: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        if self.walk.trace:
+            event = Event(self.rank, self.turn, step, begin, end, nbytes, tuple(causes))
+            self.walk.events.append(event)
+
+    def _length(self, step: Step) -> int:
+        if step.kind is Kind.FETCH:  # what I have lent the peer puts there
+            return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
+        if step.kind is Kind.FILL:
+            mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
+            return sum(min(step.nbytes, mate._lent) for mate in mates)
+        if step.kind is Kind.FOLD or not step.total:  # an offset, if it is a fold's
+            return step.nbytes
+        return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
+
+    def _busy(self, step: Step) -> None:
+        begin, nbytes = self.now, self._length(step)
+        size, arrays = len(self._host.ranks), self.walk.arrays
+        price = self.walk.machine.price
+        self.now += price(step, nbytes, self._me, size, arrays, self._uses)
+        self._hold_up(begin, self.now - begin)
+        self._note(step, begin, self.now, nbytes)
+
+    def _hold_up(self, since: float, busy: float) -> None:
+        """Delay what has not left yet: a core that is busy does not send."""
+        for peer, gone in self._pushed.items():
+            if gone > since:
+                flights = self.walk.flights[self.rank, peer]
+                flights[-1] = (*flights[-1][:2], gone + busy)
+                self._pushed[peer] = gone + busy
+
+    def _signal(self, step: Step) -> None:
+        self._busy(step)
+        self._signals.append((self._seq + step.tick, self.now))
+        self.walk.woken(self.rank)
+
+    def _wait(self, step: Step) -> int | None:
+        return self._reach(step, [self._host.ranks[step.peer]], self._seq + step.tick)
+
+    def _wait_all(self, step: Step) -> int | None:
+        return self._reach(step, self._host.ranks, self._seq + step.tick)
+
+    def _free(self, step: Step) -> int | None:
+        return self._reach(step, self._host.ranks, self._free_at[self._round & 1])
+
+    def _reach(self, step: Step, peers: Sequence[int], target: int) -> int | None:
+        causes = []
+        for peer in peers:
+            if peer == self.rank:
+                continue
+            since = self.walk.walkers[peer].since(target)
+            if since is None:
+                return peer
+            causes.append((peer, since))
+        begin = self.now
+        last = max((since for _, since in causes), default=-math.inf)
+        seen = last + self.walk.machine.wait if target > 0 else last
+        self.now = max(begin + self.walk.machine.step, seen)
+        self._note(step, begin, self.now, causes=causes if target > 0 else ())
+        return None
+
+    def _divert(self, step: Step) -> int | None:
+        awaited = self._wait_all(step)
+        if awaited is None and self._round in self._host.flagged:
+            self._lent = 0
+            self._pc += step.skip
+        return awaited
+
+    def _enter(self, step: Step) -> None:
+        self._busy(step)
+        if step.tick:
+            self._host.flagged.add(self._round)
+
+    def _expose(self, step: Step) -> None:
+        self._busy(step)
+        access = self.walk.machine.access
+        readable = 0 < step.arg <= access
+        if step.tick and not readable:
+            self._host.flagged.add(self._round)
+        self._lent = step.nbytes if readable and access == WRITES else 0
+
+    def _recall(self, step: Step) -> None:
+        self._busy(step)
+        self._lent = 0
+
+    def _jump(self, step: Step) -> None:
+        self._pc += step.skip
+
+    def _end_round(self, step: Step) -> None:
+        self._busy(step)
+        if step.free:
+            self._free_at[self._round & 1] = self._seq + step.free
+        self._seq += step.tick
+        self._round += 1
+        self._loop(step)
+
+    def _loop(self, step: Step) -> None:
+        self._segment += 1
+        if self._segment < step.repeat:
+            self._pc -= step.back + 1
+        else:
+            self._segment = 0
+
+    def _flow(self, step: Step) -> int | None:
+        rows = self.program.steps[self._pc + 1 : self._pc + 1 + step.repeat]
+        if self._gone is None:
+            self._gone = self._send(rows)
+        takes = [row for row in rows if row.kind is Kind.TAKE]
+        for row in takes:
+            if row.peer in self.walk.walkers and self._arrival(row, row.peer, self.rank) is None:
+                return row.peer
+        given = {row.peer for row in rows if row.kind is not Kind.TAKE}
+        for row in takes:
+            self._take(row, mutual=row.peer in given)
+        more = max(0, len(takes) - 1) * self.walk.machine.send
+        self.now = max([self.now, self._gone, *self._came]) + more
+        self._gone, self._came = None, []
+        self._pc += step.repeat
+        return None
+
+    def _send(self, rows: Sequence[Step]) -> float:
+        """Send what a flow gives, through one network; return when what is not pushed has left."""
+        gives = [row for row in rows if row.kind is not Kind.TAKE]
+        new = [row for row in gives if row.peer not in self._pushed]
+        sizes = [self._length(row) for row in new]
+        begin = max(self.now, self._host.network)
+        machine = self.walk.machine
+        both_ways = len(gives) < len(rows)
+        through = begin + self._through(sizes, both_ways=both_ways)
+        if machine.shared:
+            beside = sum(sizes) * at_reach(machine.shared, self._far(sizes))
+            self.walk.shared = max(begin, self.walk.shared) + beside
+            through = max(through, self.walk.shared)
+        gone = through + len(new) * machine.send
+        for row, nbytes in zip(new, sizes, strict=True):
+            self.walk.flights.setdefault((self.rank, row.peer), []).append((nbytes, begin, gone))
+            self._pushed[row.peer] = gone
+            self._note(row, begin, gone, nbytes)
+        if new:
+            self._host.network = through
+            self.walk.woken(self.rank)
+        # What is pushed goes on by itself, until it is given.
+        given = [self._pushed.pop(row.peer) for row in gives if row.kind is Kind.GIVE]
+        return max(given, default=self.now)
+
+    def _through(self, sizes: Sequence[int], *, both_ways: bool) -> float:
+        """Return the seconds that bytes to some ranks take through a host's network."""
+        return self.walk.machine.sent(sum(sizes), self._far(sizes), both_ways=both_ways)
+
+    def _far(self, sizes: Sequence[int]) -> float:
+        """Return the reach of what is sent to some ranks."""
+        # As wire_rates.py has measured it: what is sent to all, and to one once more.
+        return max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
+
+    def _take(self, row: Step, *, mutual: bool) -> None:
+        begin, known = self.now, self._arrival(row, row.peer, self.rank)
+        if known is None and mutual:  # from a rank that is left out: as I send to it, or to others
+            known = self._arrival(row, self.rank, row.peer)
+        if known is None:
+            gone = self._gone or begin
+            slow = begin + self._through([self._length(row)], both_ways=True)
+            known = begin, max(gone, slow) + self.walk.machine.hop
+        self._taken[row.peer] = self._taken.get(row.peer, 0) + self._length(row)
+        self._came.append(known[1])
+        self._note(row, begin, max(begin, known[1]), self._length(row), [(row.peer, known[0])])
+
+    def _arrival(self, row: Step, src: int, dst: int) -> tuple[float, float] | None:
+        """Return when bytes from `src` to `dst` begin to leave, and when a row's have come."""
+        left = self._taken.get(row.peer, 0) + self._length(row)
+        for nbytes, begin, gone in self.walk.flights.get((src, dst), ()):
+            if left <= nbytes:
+                share = left / nbytes if nbytes else 1.0
+                return begin, begin + share * (gone - begin) + self.walk.machine.hop
+            left -= nbytes
+        return None
+
+
+_DO: dict[Kind, Callable[[Walker, Step], int | None]] = {
+    Kind.SIGNAL: Walker._signal,
+    Kind.WAIT: Walker._wait,
+    Kind.MEET: Walker._wait,
+    Kind.WAITALL: Walker._wait_all,
+    Kind.MEETALL: Walker._wait_all,
+    Kind.FREE: Walker._free,
+    Kind.DIVERT: Walker._divert,
+    Kind.ENTER: Walker._enter,
+    Kind.EXPOSE: Walker._expose,
+    Kind.RECALL: Walker._recall,
+    Kind.JUMP: Walker._jump,
+    Kind.ROUND: Walker._end_round,
+    Kind.LOOP: Walker._loop,
+    Kind.FLOW: Walker._flow,
+}

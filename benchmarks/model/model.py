@@ -1,0 +1,120 @@
+"""What collectives should cost: predictions from programs and a machine's constants.
+
+A prediction walks the programs of a few ranks that stand for all (clocks.py): those of one host
+where all hosts do alike, and those from the root to the leaf that hears last in a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.model.cases import Collective, layout_of
+from benchmarks.model.clocks import Walk
+from benchmarks.model.machine import Machine
+from nc10d.backend.cpu.algorithms.hosts_reduce import chained
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.program.program import Kind, Space
+
+MANY = 64
+"""Ranks from which on two calls in a row are walked, and not three: one is no measure, since
+ranks run ahead of each other."""
+ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """From `nbytes` on choose.py takes another algorithm: seconds just below, and from there on."""
+
+    nbytes: int
+    before: str
+    after: str
+    below: float
+    above: float
+
+
+def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
+    """Return the seconds of one of many calls in a row, on ranks of these hosts."""
+    # Who shares something with all must be walked beside all.
+    ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
+    return steady(machine, Collective(op, nbytes, layout_of(hosts, boards=machine.boards)), ranks)
+
+
+def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
+    """Return the seconds from call to call if some ranks stand for all."""
+    programs = {rank: collective.program(rank) for rank in ranks}
+    turns = 2 if collective.layout.size > MANY else 3
+    walk = Walk(machine, collective.hosts, programs, collective.arrays, turns)
+    walk.run()
+    return max((ends[-1] - ends[0]) / (turns - 1) for ends in walk.ends.values())
+
+
+def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
+    """Return the ranks to walk: all of the hosts that matter.
+
+    A large broadcast goes down a chain of hosts, another one down a binomial tree: the leaf that
+    hears last is the one whose number has most ones, and its parents follow when the lowest one is
+    taken away.
+    """
+    if op not in ROOTED or len(hosts.hosts) == 1:
+        return list(hosts.hosts[0])
+    if op == "broadcast" and chained(len(hosts.hosts), nbytes):
+        return list(range(hosts.size))
+    leaf = (1 << len(hosts.hosts).bit_length() - 1) - 1
+    path = [leaf]
+    while path[-1]:
+        path.append(path[-1] & (path[-1] - 1))
+    return [rank for host in path for rank in hosts.hosts[host]]
+
+
+def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
+    """Say which algorithm choose.py takes on a machine."""
+    layout, access = layout_of(hosts, boards=machine.boards), machine.access
+    steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
+    kinds = Counter(step.kind for step in steps)
+    by_kernel = any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps)
+    if len(hosts.hosts) > 1:
+        chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
+        name = "chain of hosts" if chain else _across(op, kinds)
+        return f"{name}, mates' arrays" if by_kernel else name
+    if by_kernel:
+        return "mates' arrays, by the kernel"
+    if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
+        return "beside the counter"
+    chunks = any(
+        step.kind is Kind.REDN and Space.BOARD in (step.dst.space, step.also.space)
+        for step in steps
+    )
+    way = "boards, a chunk a rank" if chunks else "boards"
+    return f"{way}, after asking for arrays" if Kind.DIVERT in kinds else way
+
+
+def _across(op: str, kinds: Counter[Kind]) -> str:
+    if op == "broadcast":
+        return "tree of hosts"
+    if op not in ("all_reduce", "reduce"):
+        return "from rank to rank"
+    if kinds[Kind.PUSH]:
+        return "rails between hosts"
+    # What leaders meet in they also check.
+    more = kinds[Kind.FLOW] > kinds[Kind.CHECK]
+    return "rails, from hand to hand" if more else "leaders, in one shot"
+
+
+def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -> Iterator[Switch]:
+    """Find where choose.py changes the algorithm between the first and the last of some sizes."""
+
+    def name(nbytes: int) -> str:
+        return algorithm(machine, op, nbytes, hosts)
+
+    for low, end in pairwise(sizes):
+        while (before := name(low)) != name(end):
+            high = end
+            while high - low > 4:
+                middle = (low + high) // 8 * 4
+                low, high = (middle, high) if name(middle) == before else (low, middle)
+            below, above = (seconds(machine, op, nbytes, hosts) for nbytes in (low, high))
+            yield Switch(high, before, name(high), below, above)
+            low = high

@@ -1,0 +1,164 @@
+"""AsyncCollectiveArray: an array that is still being received, and waits when it is first used.
+
+Contract: it has its own Work. Shape and dtype are known at once; whatever needs elements waits:
+operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
+What comes of that is plain arrays; so are copies, pickles, and what arrives in objects. On the CPU
+waiting blocks; on a GPU it orders streams, as `Work.wait` does. One that is dropped unused is
+waited for too, so that no memory is given back that peers still write.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from nc10d.arrays import buffer, interop
+from nc10d.codec import register_type
+from nc10d.ops import Array
+from nc10d.work import Work
+
+
+class AsyncCollectiveArray:
+    """The result of a functional collective: `array`, which is complete when `work` has ended."""
+
+    def __init__(self, array: Array, work: Work) -> None:
+        self._array = array
+        self._work: Work | None = work
+        self._finalizer = weakref.finalize(self, _wait_quietly, work, array)
+        self._finalizer.atexit = False  # groups are closed then
+
+    def wait(self) -> Array:
+        """Return the plain array, once it is there; raise what made the collective fail."""
+        if self._work is not None:
+            self._finalizer.detach()
+            self._work.wait()
+            self._work = None
+        return self._array
+
+    @property
+    def completed(self) -> bool:
+        """Whether the array is there already."""
+        return self._work is None or self._work.is_completed()
+
+    @property
+    def shape(self) -> Any:
+        """The array's shape, known at once."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The array's element type, known at once."""
+        return self._array.dtype
+
+    def __getattr__(self, name: str) -> Any:
+        # Also what only some arrays have: __cuda_array_interface__, __array_interface__.
+        if name.startswith("_") and not name.startswith("__"):
+            raise AttributeError(name)
+        known = getattr(self._array, name)
+        return known if name in _AT_ONCE else getattr(self.wait(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.wait().__array__(dtype) if dtype is not None else self.wait().__array__()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*unwrapped(inputs), **unwrapped(options))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*unwrapped(args), **unwrapped(kwargs))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*unwrapped(args), **unwrapped(kwargs or {}))
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.wait().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.wait()[unwrapped(key)] = unwrapped(value)
+
+    def __repr__(self) -> str:
+        return f"AsyncCollectiveArray({self.wait()!r})"
+
+    def __format__(self, how: str) -> str:
+        return format(self.wait(), how)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles are plain arrays.
+        return self.wait().__reduce_ex__(protocol)
+
+
+_AT_ONCE = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
+
+
+def unwrapped(x: Any) -> Any:
+    """Return `x` with plain arrays for AsyncCollectiveArrays, in lists, tuples and dicts too."""
+    if isinstance(x, AsyncCollectiveArray):
+        return x.wait()
+    if type(x) in (list, tuple):
+        return type(x)(unwrapped(one) for one in x)
+    if type(x) is dict:
+        return {key: unwrapped(one) for key, one in x.items()}
+    return x
+
+
+def _wait_quietly(work: Work, array: Array) -> None:
+    """Wait for what nobody has waited for; `array` is alive until then."""
+    del array
+    try:
+        work.wait()
+    except Exception as error:  # noqa: BLE001  (nobody is there whom it could be raised to)
+        message = f"the result of a functional collective was dropped unused; it failed: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _forward(name: str, apply: Callable[..., Any]) -> None:
+    def method(self: AsyncCollectiveArray, *others: Any) -> Any:
+        return apply(self.wait(), *unwrapped(others))
+
+    method.__name__ = method.__qualname__ = name
+    setattr(AsyncCollectiveArray, name, method)
+
+
+def _reflected(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda mine, other: apply(other, mine)
+
+
+# Python looks operators up in the type, not in the object: each has to be there.
+_BINARY = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "pow", "xor")},
+    **{name: getattr(operator, name) for name in ("truediv", "floordiv", "matmul")},
+    **{name: getattr(operator, name) for name in ("lshift", "rshift")},
+    "and": operator.and_,
+    "or": operator.or_,
+}
+_INPLACE = [name for name in _BINARY if hasattr(operator, f"__i{name}__")]
+_OTHERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
+    **{name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")},
+    **{name: getattr(operator, name) for name in ("index", "getitem")},
+    **{kind.__name__: kind for kind in (bool, int, float, complex)},
+    **{kind.__name__: kind for kind in (len, iter, round, divmod)},
+}
+for _name, _apply in _BINARY.items():
+    _forward(f"__{_name}__", _apply)
+    _forward(f"__r{_name}__", _reflected(_apply))
+for _name in _INPLACE:
+    _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
+for _name, _apply in _OTHERS.items():
+    _forward(f"__{_name}__", _apply)
+
+buffer.register(
+    AsyncCollectiveArray,
+    lambda x: buffer.as_buffer(x.wait()),
+    lambda x: buffer.device_type(x._array),
+)
+register_type(AsyncCollectiveArray, lambda x: x.wait(), lambda x: x, "nc10d.AsyncCollectiveArray")
+interop.register_view(AsyncCollectiveArray, lambda x: interop.view_of(x.wait()), lambda _: None)

@@ -1,0 +1,378 @@
+"""c10d's calls on any array: names, argument names and positions are torch.distributed's.
+
+What holds for all of them:
+
+- `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, where
+  the call warns and does nothing. `src` and `dst` are global ranks whatever the group;
+  `group_src` and `group_dst`, ranks in the group, go instead of them.
+- A tensor is any array that `as_buffer` takes, of any shape and strides. Elements go in C order,
+  so shapes need not agree between ranks; dtypes and numbers of elements must, where nothing else
+  is said. What is written must be writable and share no memory with other arguments, except that
+  an input may be this rank's own chunk of the output, or the other way round.
+- Calls block until this rank's part is done and return None. With `async_op` they return a Work
+  at once; until it has ended, inputs must not be changed and outputs not be read. Inside a
+  coalescing block of the group, calls only join the block.
+- The caller's mistake is a ValueError or TypeError before anything is sent, with all arrays as
+  they were. What peers or the network do wrong is a DistError out of the call or of `Work.wait`:
+  CollectiveTimeout after the group's timeout, PeerLost, CollectiveMismatch, Aborted, GroupClosed.
+
+As methods of a group these calls take ranks in the group and a `timeout`: see
+nc10d.group.collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import get_ident
+
+from nc10d.arrays.arguments import LARGEST_TAG
+from nc10d.base.deadline import Timeout
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import Group, NonMember, group_or_default, own_worlds, process_world
+from nc10d.ops import SUM, Array, Recv, ReduceOp, Send
+from nc10d.work import Work
+
+# Calls that may take a microsecond find the usual group, and the rank in it, by themselves
+# (`usual`): a function that did it for all of them would cost what it saves.
+
+
+def rank_in(
+    group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None
+) -> int:
+    """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
+    if group_rank is None and type(rank) is int and type(group) is ProcessGroup:
+        member = group.numbers.get(rank)  # the usual case, in one step
+        if member is not None:
+            return member
+    if (rank is None) == (group_rank is None):
+        raise ValueError(f"give either {name} or group_{name}, got {rank!r} and {group_rank!r}")
+    if isinstance(group, NonMember):
+        return -1
+    try:
+        if rank is not None:
+            return group.group_rank(rank)
+        assert group_rank is not None, "one of them is named"
+        return group.group_rank(group.global_rank(group_rank))
+    except (TypeError, ValueError) as error:
+        given = f"{name}={rank!r}" if rank is not None else f"group_{name}={group_rank!r}"
+        raise type(error)(f"{given}: {error}") from None
+
+
+def first_unless(rank: int | None, group_rank: int | None) -> int | None:
+    """Return `rank`, which is 0 where nobody is named: c10d's default root."""
+    return 0 if rank is None and group_rank is None else rank
+
+
+def source_in(
+    group: ProcessGroup | NonMember, src: int | None, group_src: int | None
+) -> int | None:
+    """Return the rank in `group` of whoever is named; None, for anyone, if nobody is."""
+    return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
+
+
+def all_reduce(
+    tensor: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Reduce `tensor` over the group in place; every rank ends with the same bits.
+
+    TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
+    """
+    # What a block has by the dozen: the usual group is found in one step, and the array is taken.
+    found = process_world.default if group is None and not own_worlds else None
+    if found is not None and found._batches and not async_op:
+        batch = found._batches.get(get_ident())
+        if batch is not None and op is batch.how and batch.plain is type(tensor):
+            batch.take(tensor)
+            return None
+    return (found or group_or_default(group)).all_reduce(tensor, op, async_op)
+
+
+def reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce `tensor` over the group into that of rank `dst`; the others' keep their values."""
+    found = group_or_default(group)
+    return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
+
+
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called.
+
+    But of up to 16 bytes on one host `src` returns up to 16 calls before the others come, and each
+    of them once `src` has called. A call that does not fit is then an error of a later call there.
+    """
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and src in usual.numbers:
+        return usual.broadcast(tensor, usual.numbers[src], async_op)
+    found = group_or_default(group)
+    return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Copy rank r's `tensor` into everybody's `tensor_list[r]`.
+
+    The list has one array per rank. Sizes may differ by rank and may be 0: `tensor_list[r]` has
+    as many elements as rank r's `tensor`, on every rank.
+    """
+    return group_or_default(group).all_gather(tensor_list, tensor, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Copy everybody's `input_tensor`, rank after rank, into `output_tensor`.
+
+    `output_tensor` has world size times as many elements, in any shape.
+    """
+    found = group_or_default(group)
+    return found.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+
+
+all_gather_single = all_gather_into_tensor
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce everybody's `input_list[r]` into rank r's `output`.
+
+    The list has one array per rank. Sizes may differ by rank and may be 0: everybody's
+    `input_list[r]` has as many elements as rank r's `output`.
+    """
+    return group_or_default(group).reduce_scatter(output, input_list, op, async_op)
+
+
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce everybody's chunk r of `input` into rank r's `output`.
+
+    `input` has world size times as many elements as `output`, in any shape; its chunks follow
+    each other, rank after rank.
+    """
+    return group_or_default(group).reduce_scatter_tensor(output, input, op, async_op)
+
+
+reduce_scatter_single = reduce_scatter_tensor
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Copy my `input_tensor_list[r]` into rank r's `output_tensor_list[my rank]`.
+
+    Both lists have one array per rank. Sizes may all differ, and be 0, where sender and receiver
+    agree; CollectiveMismatch where they don't.
+    """
+    found = group_or_default(group)
+    return found.all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Exchange slices of dimension 0: `input`'s r-th goes to rank r, `output`'s comes from it.
+
+    Split sizes count rows, one per rank, and their sum is the length of dimension 0; without
+    them the rows are divided evenly. What I send to rank r has the size of what it awaits from
+    me; CollectiveMismatch where it hasn't.
+    """
+    found = group_or_default(group)
+    return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+
+
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copy rank r's `tensor` into `gather_list[r]` of rank `dst` (0 if neither is given).
+
+    `gather_list` has one array per rank on `dst`, where sizes may differ; it is None (or empty)
+    on the other ranks.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
+    return found.gather(tensor, gather_list, root, async_op)
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy `scatter_list[r]` of rank `src` (0 if neither is given) into rank r's `tensor`.
+
+    `scatter_list` has one array per rank on `src`, where sizes may differ; it is None (or empty)
+    on the other ranks.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "src", first_unless(src, group_src), group_src)
+    return found.scatter(tensor, scatter_list, root, async_op)
+
+
+def gather_single(
+    output: Array | None,
+    input: Array,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Copy rank r's `input` into chunk r of rank `dst`'s `output` (0 if neither is given).
+
+    All inputs have as many elements; `output`, None on other ranks, has world size times as many,
+    in any shape. c10d has no such call: gather, whose sizes may differ, takes a list.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
+    return found.gather_single(output, input, root, async_op)
+
+
+def scatter_single(
+    output: Array,
+    input: Array | None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy chunk r of rank `src`'s `input` into rank r's `output` (0 if neither is given).
+
+    All outputs have as many elements; `input`, None on other ranks, has world size times as many,
+    in any shape. c10d has no such call: scatter, whose sizes may differ, takes a list.
+    """
+    found = group_or_default(group)
+    root = rank_in(found, "src", first_unless(src, group_src), group_src)
+    return found.scatter_single(output, input, root, async_op)
+
+
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Block until every rank of the group has called.
+
+    `timeout` (seconds or timedelta) replaces the group's; `device_ids` is for c10d's callers.
+    """
+    usual = process_world.default if group is None and not own_worlds else None
+    return (usual or group_or_default(group)).barrier(async_op, timeout)
+
+
+def send(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send `tensor` to rank `dst`; block until it may be changed again.
+
+    That may be before it is received. Messages of one tag (0 or more, 63 bits) arrive in their
+    order; they overtake collectives.
+    """
+    usual = process_world.default if group is None is group_dst and not own_worlds else None
+    if usual is not None and type(dst) is int and type(tag) is int:
+        # As usual.send does: its frame would cost a short message a tenth of its time.
+        number = usual.numbers.get(dst, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            if not usual._quick(Send, number, tensor, tag):
+                usual._run(Send(tensor, number, tag), tensor, False, None)
+            return
+    found = group_or_default(group)
+    found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
+
+
+def isend(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
+    usual = process_world.default if group is None is group_dst and not own_worlds else None
+    if usual is not None and type(dst) is int and dst in usual.numbers:
+        return usual.isend(tensor, usual.numbers[dst], tag)
+    found = group_or_default(group)
+    return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
+
+
+def recv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive `tensor` from rank `src`, or from anyone; return the sender's global rank.
+
+    Blocks until the first message of that tag is there; CollectiveMismatch if it has another
+    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where nothing has
+    come yet.
+    """
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and type(tag) is int:
+        number = usual.numbers.get(src, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            if usual._quick(Recv, number, tensor, tag):
+                return src
+            usual._run(Recv(tensor, number, tag), tensor, False, None)
+            return -1 if usual.in_batch() else src
+    found = group_or_default(group)
+    sender = found.recv(tensor, source_in(found, src, group_src), tag)
+    if sender is None or isinstance(found, NonMember):
+        return -1
+    return found.ranks[sender]
+
+
+def irecv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
+    usual = process_world.default if group is None is group_src and not own_worlds else None
+    if usual is not None and type(src) is int and src in usual.numbers:
+        return usual.irecv(tensor, usual.numbers[src], tag)
+    found = group_or_default(group)
+    return found.irecv(tensor, source_in(found, src, group_src), tag)

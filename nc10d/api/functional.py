@@ -1,0 +1,262 @@
+"""Functional collectives: results are new arrays, inputs are never written.
+
+    total = functional.all_reduce(x, "sum", mesh)       # returns at once
+    y = other_work(x)
+    return total + y                                    # waits here, on first use
+
+What holds for all of them, with torch's names and meanings (torch.distributed's functional
+collectives):
+
+- Results are AsyncCollectiveArrays: they wait when they are first used. Until then the input must
+  not be changed, except that of all_reduce and broadcast, which is copied.
+- `reduce_op` is a name in any case ("sum", "avg", "product", ...), or a ReduceOp.
+- `group` is a ProcessGroup (None: the default one), a DeviceMesh of one dimension, (mesh,
+  dimension), a list of global ranks, or a list of such lists, of which my group is meant. A group
+  for ranks that has been made is used again; else the members, and only they, make it. A `tag`
+  tells groups of the same ranks apart. Ranks are those in the group, in ascending order of lists.
+- ValueError or TypeError for the caller's mistakes, before anything is sent: unknown names, ranks
+  that are listed twice, groups of different sizes, dimensions that can't be divided evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d import ops
+from nc10d.api.async_array import AsyncCollectiveArray, unwrapped
+from nc10d.api.mesh import DeviceMesh
+from nc10d.arrays.buffer import as_buffer
+from nc10d.group.new_group import new_group
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import current_world, group_or_default
+from nc10d.ops import Array, ReduceOp
+from nc10d.work import Work
+
+Ranks = Sequence[int] | Sequence[Sequence[int]]
+GroupLike = ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str] | Ranks | None
+
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+def all_reduce(
+    tensor: Array, reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
+) -> AsyncCollectiveArray:
+    """Return the reduction of everybody's `tensor`."""
+    out = _copy(_array(tensor))
+    work = find_group(group, tag).all_reduce(out, _op(reduce_op), async_op=True)
+    return _deferred(out, work)
+
+
+def broadcast(
+    tensor: Array, src: int, group: GroupLike = None, tag: str = ""
+) -> AsyncCollectiveArray:
+    """Return the `tensor` of rank `src` of the group; everybody's has its shape and dtype."""
+    out = _copy(_array(tensor))
+    return _deferred(out, find_group(group, tag).broadcast(out, src, async_op=True))
+
+
+def all_gather_tensor(
+    tensor: Array, gather_dim: int, group: GroupLike = None, tag: str = ""
+) -> AsyncCollectiveArray:
+    """Return everybody's `tensor`, rank after rank along `gather_dim`. All have one shape."""
+    found, x = find_group(group, tag), _array(tensor)
+    dim = _dim(x, gather_dim)
+    out = _empty(x, [n * found.size if d == dim else n for d, n in enumerate(x.shape)])
+    if dim == 0:
+        return _deferred(out, found.all_gather_into_tensor(out, x, async_op=True))
+    return _deferred(out, found.all_gather(_chunks(out, dim, found.size), x, async_op=True))
+
+
+def reduce_scatter_tensor(
+    tensor: Array,
+    reduce_op: str | ReduceOp,
+    scatter_dim: int,
+    group: GroupLike = None,
+    tag: str = "",
+) -> AsyncCollectiveArray:
+    """Return my part of the reduction of everybody's `tensor`, cut along `scatter_dim`."""
+    found, x = find_group(group, tag), _array(tensor)
+    dim, op = _dim(x, scatter_dim), _op(reduce_op)
+    if x.shape[dim] % found.size:
+        raise ValueError(
+            f"reduce_scatter_tensor: dimension {dim} has {x.shape[dim]} places, which can't be "
+            f"divided by {found.size} ranks"
+        )
+    out = _empty(x, [n // found.size if d == dim else n for d, n in enumerate(x.shape)])
+    if dim == 0:
+        return _deferred(out, found.reduce_scatter_tensor(out, x, op, async_op=True))
+    return _deferred(out, found.reduce_scatter(out, _chunks(x, dim, found.size), op, True))
+
+
+def all_to_all_single(
+    tensor: Array,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group: GroupLike = None,
+    tag: str = "",
+) -> AsyncCollectiveArray:
+    """Send rows of `tensor` to each rank, and return those that come, rank after rank.
+
+    Split sizes count rows, one number a rank; without both, rows are divided evenly.
+    """
+    found, x = find_group(group, tag), _array(tensor)
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise ValueError("all_to_all_single: give both split sizes or none")
+    rows = x.shape[0] if output_split_sizes is None else sum(output_split_sizes)
+    out = _empty(x, [rows, *x.shape[1:]])
+    work = found.all_to_all_single(out, x, output_split_sizes, input_split_sizes, async_op=True)
+    return _deferred(out, work)
+
+
+def permute_tensor(
+    tensor: Array, src_dst: Sequence[int], group: GroupLike = None, tag: str = ""
+) -> AsyncCollectiveArray:
+    """Send `tensor` to rank `src_dst[my rank]`; return the one that comes, of the same shape.
+
+    `src_dst` has each rank of the group once.
+    """
+    found, x = find_group(group, tag), _array(tensor)
+    if sorted(src_dst) != list(range(found.size)):
+        raise ValueError(f"permute_tensor: src_dst must have each of {found.size} ranks once")
+    count, out = prod(x.shape), _empty(x, x.shape)
+    to, source = src_dst[found.rank], list(src_dst).index(found.rank)
+    sent, got = ([count * (rank == one) for rank in range(found.size)] for one in (to, source))
+    work = found.all_to_all_single(out.reshape(-1), x.reshape(-1), got, sent, async_op=True)
+    return _deferred(out, work)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Array], reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
+) -> list[AsyncCollectiveArray]:
+    """Do as all_reduce for each of `tensors`, as one submission."""
+    found = find_group(group, tag)
+    with found.coalescing_manager(async_ops=True):
+        return [all_reduce(x, reduce_op, found) for x in tensors]
+
+
+def all_gather_into_tensor_coalesced(
+    tensors: Sequence[Array], group: GroupLike = None, tag: str = ""
+) -> list[AsyncCollectiveArray]:
+    """Do as all_gather_tensor along dimension 0 for each of `tensors`, as one submission."""
+    found = find_group(group, tag)
+    with found.coalescing_manager(async_ops=True):
+        return [all_gather_tensor(x, 0, found) for x in tensors]
+
+
+def reduce_scatter_tensor_coalesced(
+    tensors: Sequence[Array],
+    reduce_op: str | ReduceOp,
+    scatter_dim: Sequence[int],
+    group: GroupLike = None,
+    tag: str = "",
+) -> list[AsyncCollectiveArray]:
+    """Do as reduce_scatter_tensor for each of `tensors`, which has a dimension of its own."""
+    found = find_group(group, tag)
+    with found.coalescing_manager(async_ops=True):
+        pairs = zip(tensors, scatter_dim, strict=True)
+        return [reduce_scatter_tensor(x, reduce_op, dim, found) for x, dim in pairs]
+
+
+def wait_tensor(tensor: Array) -> Array:
+    """Return the plain array of a result, once it is there; any other array as it is."""
+    return unwrapped(tensor)
+
+
+def find_group(group: GroupLike, tag: str = "") -> ProcessGroup:
+    """Return the group that is meant; makes one of ranks where there is none, with all of them."""
+    if isinstance(group, DeviceMesh):
+        return group.get_group()
+    if isinstance(group, tuple) and group and isinstance(group[0], DeviceMesh):
+        found: ProcessGroup = group[0].get_group(*group[1:])
+        return found
+    if isinstance(group, (list, tuple)):
+        return _group_of(_mine(group), tag)
+    if group is None or isinstance(group, ProcessGroup):
+        return group_or_default(group)
+    raise ValueError(
+        f"group must be a ProcessGroup, a mesh, (mesh, dim), or lists of ranks, got {group!r}"
+    )
+
+
+def _mine(ranks: Sequence[Any]) -> list[int]:
+    """Return the list that has this rank, in ascending order."""
+    nested = bool(len(ranks)) and isinstance(ranks[0], (list, tuple))
+    lists = [list(one) for one in ranks] if nested else [list(ranks)]
+    sizes = {len(one) for one in lists}
+    if len(sizes) > 1:
+        raise ValueError(f"groups must have one size, got sizes {sorted(sizes)}")
+    everyone = [rank for one in lists for rank in one]
+    if len(set(everyone)) != len(everyone):
+        raise ValueError(f"ranks are listed twice: {ranks}")
+    me = group_or_default(None).rank
+    mine = next((one for one in lists if me in one), None)
+    if mine is None:
+        raise ValueError(f"rank {me} is in no group of {ranks}")
+    return sorted(mine)
+
+
+def _group_of(ranks: list[int], tag: str) -> ProcessGroup:
+    description = f"functional {tag}" if tag else ""
+    for known in current_world().groups.values():
+        if known.ranks == tuple(ranks) and (not tag or known.description == description):
+            return known
+    found = new_group(ranks, use_local_synchronization=True, group_desc=description or None)
+    assert isinstance(found, ProcessGroup), "this rank is one of them"
+    return found
+
+
+def _op(reduce_op: str | ReduceOp) -> ReduceOp:
+    if isinstance(reduce_op, ReduceOp):
+        return reduce_op
+    if not isinstance(reduce_op, str) or reduce_op.upper() not in _NAMES:
+        known = ", ".join(name.lower() for name in _NAMES)
+        raise ValueError(f"unknown reduction {reduce_op!r}; known: {known}")
+    found: ReduceOp = getattr(ops, reduce_op.upper())
+    return found
+
+
+def _dim(x: Array, dim: int) -> int:
+    ndim = len(x.shape)
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"the array has {ndim} dimensions, there is no dimension {dim}")
+    return dim % ndim
+
+
+def _chunks(x: Array, dim: int, count: int) -> list[Array]:
+    """Cut `x` into equal views along a dimension."""
+    step = x.shape[dim] // count
+    before = (slice(None),) * dim
+    return [x[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]
+
+
+def _empty(x: Array, shape: Sequence[int]) -> Array:
+    """Return a new array of the library, dtype and device of `x`."""
+    if hasattr(x, "new_empty"):  # torch's tensors
+        return x.detach().new_empty(tuple(shape))
+    if isinstance(x, np.ndarray):
+        return np.empty(tuple(shape), x.dtype)
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__().empty(tuple(shape), dtype=x.dtype, device=x.device)
+    raise TypeError(f"expected an array that can make another one, got {type(x).__name__}")
+
+
+def _array(tensor: Array) -> Array:
+    """Return the plain array; TypeError, in the words of nc10d.as_buffer, if it is none."""
+    x = unwrapped(tensor)
+    as_buffer(x)
+    return x
+
+
+def _copy(x: Array) -> Array:
+    out = _empty(x, x.shape)
+    out[...] = x.detach() if hasattr(x, "detach") else x
+    return out
+
+
+def _deferred(out: Array, work: Work | None) -> AsyncCollectiveArray:
+    assert work is not None, "the call was asynchronous"
+    return AsyncCollectiveArray(out, work)

@@ -1,0 +1,281 @@
+"""DeviceMesh: the ranks as an array of one dimension or several, with a group along each of them.
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "model"))
+    mesh.get_group("model")         # the group of my row
+    mesh["data"]                    # a mesh of one dimension: my column
+
+Contract: names and meanings are those of torch.distributed.device_mesh. Making a mesh and
+flattening one make groups: every rank of the default group calls, in the same order. All other
+calls are local and don't block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d.api.queries import is_initialized
+from nc10d.group.new_group import new_group
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import current_world, get_default_group, init_process_group
+
+Ranks = np.ndarray[Any, np.dtype[np.int64]]
+Dim = int | str
+
+
+def lines(ranks: Ranks, dims: Sequence[int]) -> list[list[int]]:
+    """Return the ranks along `dims` taken together, for each place along the other dimensions."""
+    rest = [dim for dim in range(ranks.ndim) if dim not in dims]
+    length = prod(ranks.shape[dim] for dim in dims)
+    found: list[list[int]] = ranks.transpose(*rest, *dims).reshape(-1, length).tolist()
+    return found
+
+
+class DeviceMesh:
+    """The global `ranks` in an array, for devices of a type ("cpu", "cuda").
+
+    Each rank at most once. Meshes of the same ranks, names and type are equal; copies and pickles
+    have the groups of the same names, of the process that they come to. ValueError for duplicates,
+    for names that are not one a dimension or not different, and for ranks that the default group
+    has not.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        _groups: Sequence[ProcessGroup | None] | None = None,
+        _root: DeviceMesh | None = None,
+    ) -> None:
+        self.device_type = device_type
+        self.mesh = _ranks(mesh)
+        self.mesh_dim_names = _names(mesh_dim_names, self.mesh.ndim)
+        self._root = _root or self
+        self._flat: dict[str, DeviceMesh] = {}
+        if _groups is None:
+            _groups = [_my_group(lines(self.mesh, [dim])) for dim in range(self.mesh.ndim)]
+        self._groups = list(_groups)
+
+    @classmethod
+    def from_group(
+        cls,
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """Return the mesh of groups that exist: of one, or of one for each dimension of `mesh`.
+
+        Local: nobody else need call. ValueError if a group is not what `mesh` has in its place.
+        """
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        whole = groups[0].ranks if mesh is None and len(groups) == 1 else mesh
+        if whole is None:
+            raise ValueError("a mesh of several groups needs `mesh`: which ranks are where")
+        found = cls(device_type, whole, mesh_dim_names=mesh_dim_names, _groups=groups)
+        for dim, one in enumerate(groups):
+            if list(one.ranks) not in lines(found.mesh, [dim]):
+                raise ValueError(f"{one!r} is no line of the mesh along dimension {dim}")
+        return found
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return self.mesh.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many ranks there are along each dimension."""
+        return tuple(self.mesh.shape)
+
+    def size(self, mesh_dim: Dim | None = None) -> int:
+        """Return how many ranks there are, in all or along one dimension."""
+        return self.mesh.size if mesh_dim is None else self.mesh.shape[self._dim(mesh_dim)]
+
+    def get_rank(self) -> int:
+        """Return this process's global rank."""
+        return get_default_group().rank
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return this rank's place along each dimension; None if it is not in the mesh."""
+        found = np.argwhere(self.mesh == self.get_rank())
+        return tuple(found[0].tolist()) if len(found) else None
+
+    def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
+        """Return this rank's place along a dimension, which a mesh of one need not name.
+
+        ValueError for a rank that is not in the mesh.
+        """
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise ValueError(f"rank {self.get_rank()} is not in {self!r}")
+        return coordinate[self._dim(mesh_dim)]
+
+    def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
+        """Return my group along a dimension, which a mesh of one need not name.
+
+        ValueError for a rank that is not in the mesh.
+        """
+        found = self._groups[self._dim(mesh_dim)]
+        if found is None:
+            raise ValueError(f"rank {self.get_rank()} is not in {self!r}")
+        return found
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return my groups along all dimensions."""
+        return [self.get_group(dim) for dim in range(self.ndim)]
+
+    def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
+        """Return the part of the mesh along the named dimensions in which I am.
+
+        It has no groups of its own. KeyError for names that are unknown or out of order.
+        """
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        if len(wanted) == 1 and wanted[0] in self._flat:
+            return self._flat[wanted[0]]
+        dims = [self._known(name) for name in wanted]
+        if dims != sorted(set(dims)):
+            raise KeyError(f"dimensions must be different and in the mesh's order, got {wanted}")
+        whole = [slice(None) if dim in dims else place for dim, place in self._places()]
+        groups = [self._groups[dim] for dim in dims]
+        return DeviceMesh(
+            self.device_type,
+            self.mesh[tuple(whole)],
+            mesh_dim_names=wanted,
+            _groups=groups,
+            _root=self._root,
+        )
+
+    def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """Return my ranks as a mesh of one dimension, with a group of all of them.
+
+        The mesh that this is a part of finds it by its name (without one, the names joined by
+        "_"). Makes groups: every rank of the default group calls.
+        """
+        root = self._root
+        name = mesh_dim_name or "_".join(self.mesh_dim_names or ("all",))
+        if name in root._flat:
+            return root._flat[name]
+        if self.mesh_dim_names == (name,):
+            return self
+        if name in (root.mesh_dim_names or ()):
+            raise ValueError(f"the mesh has a dimension {name!r} already")
+        known = root.mesh_dim_names or ()
+        dims = [known.index(one) for one in self.mesh_dim_names or ()] or range(root.ndim)
+        group = _my_group(lines(root.mesh, dims))
+        root._flat[name] = DeviceMesh(
+            self.device_type,
+            self.mesh.reshape(-1),
+            mesh_dim_names=(name,),
+            _groups=[group],
+            _root=root,
+        )
+        return root._flat[name]
+
+    def _places(self) -> list[tuple[int, int]]:
+        """Return each dimension with my place along it; outside of the mesh, the first."""
+        return list(enumerate(self.get_coordinate() or (0,) * self.ndim))
+
+    def _dim(self, dim: Dim | None) -> int:
+        if dim is None and self.ndim != 1:
+            raise ValueError(f"say which of {self.ndim} dimensions: mesh_dim is not given")
+        dim = dim or 0
+        if isinstance(dim, str):
+            return self._known(dim)
+        if not -self.ndim <= dim < self.ndim:
+            raise IndexError(f"there are {self.ndim} dimensions, no dimension {dim}")
+        return dim % self.ndim
+
+    def _known(self, name: str) -> int:
+        names = self.mesh_dim_names or ()
+        if name not in names:
+            raise KeyError(f"no dimension {name!r}: the mesh has {names or 'no names'}")
+        return names.index(name)
+
+    def _known_by(self) -> tuple[object, ...]:
+        return self.device_type, self.shape, self.mesh.tobytes(), self.mesh_dim_names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMesh) and self._known_by() == other._known_by()
+
+    def __hash__(self) -> int:
+        return hash(self._known_by())
+
+    def __reduce__(self) -> Any:
+        groups = [group and group.name for group in self._groups]
+        root = None if self._root is self else self._root
+        return _with_groups, (self.device_type, self.mesh, self.mesh_dim_names, groups, root)
+
+    def __repr__(self) -> str:
+        sides = zip(self.mesh_dim_names or [""] * self.ndim, self.shape, strict=True)
+        told = ", ".join(f"{name}={n}" if name else str(n) for name, n in sides)
+        return f"<DeviceMesh {self.device_type!r} ({told}): ranks {self.mesh.tolist()}>"
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+) -> DeviceMesh:
+    """Return the mesh of all ranks in this shape, row after row; every rank calls.
+
+    Makes the default group if there is none. Blocks until all ranks have come. ValueError if the
+    shape has not as many places as there are ranks.
+    """
+    if not is_initialized():
+        init_process_group()
+    shape = tuple(mesh_shape)
+    size = get_default_group().size
+    if prod(shape) != size:
+        raise ValueError(f"a mesh of {shape} has {prod(shape)} places, there are {size} ranks")
+    return DeviceMesh(device_type, np.arange(size).reshape(shape), mesh_dim_names=mesh_dim_names)
+
+
+def _with_groups(
+    device_type: str,
+    mesh: Ranks,
+    mesh_dim_names: tuple[str, ...] | None,
+    names: Sequence[str | None],
+    root: DeviceMesh | None,
+) -> DeviceMesh:
+    """Return a mesh of this process's groups of these names; ValueError if one is not here."""
+    known = current_world().groups
+    missing = [name for name in names if name is not None and name not in known]
+    if missing:
+        raise ValueError(f"the mesh needs groups that are not here: {', '.join(missing)}")
+    groups = [None if name is None else known[name] for name in names]
+    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _groups=groups, _root=root)
+
+
+def _ranks(mesh: Any) -> Ranks:
+    found = np.array(mesh, np.int64)
+    if not found.ndim:
+        raise ValueError("a mesh needs at least one dimension")
+    if len(np.unique(found)) != found.size:
+        raise ValueError(f"each rank may be in the mesh once, got {found.tolist()}")
+    return found
+
+
+def _names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if len(names) != ndim or len(set(names)) != ndim:
+        raise ValueError(f"{ndim} dimensions need as many different names, got {list(names)}")
+    return tuple(names)
+
+
+def _my_group(lists: list[list[int]]) -> ProcessGroup | None:
+    """Make a group of each list, all ranks at once; return mine, None if I'm in no list."""
+    default = get_default_group()
+    if lists == [list(default.ranks)]:
+        return default
+    # In the mesh's order, so that a rank's place along a dimension is its rank in the group.
+    groups = [new_group(line, sort_ranks=False) for line in lists]
+    return next((one for one in groups if isinstance(one, ProcessGroup)), None)

@@ -1,0 +1,94 @@
+"""Questions about groups: ranks, sizes, backends. None means the default group."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nc10d.group.coalescing import CoalescingManager
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import Group, NonMember, current_world, group_or_default
+
+
+def _member(group: Group) -> ProcessGroup:
+    """Return the group that is meant; ValueError for the mark of a non-member."""
+    if isinstance(group, NonMember):
+        raise ValueError("this rank is not in the group")
+    return group_or_default(group)
+
+
+def is_available() -> bool:
+    """Say whether the package can be used at all: always."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Say whether there is a default group."""
+    return current_world().default is not None
+
+
+def is_torchelastic_launched() -> bool:
+    """Say whether an elastic launcher (torchrun, nc10d.run) started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_rank(group: Group = None) -> int:
+    """Return this rank's number in `group`; -1 if it is not a member."""
+    return -1 if isinstance(group, NonMember) else group_or_default(group).rank
+
+
+def get_world_size(group: Group = None) -> int:
+    """Return the number of ranks in `group`; -1 if this rank is not a member."""
+    return -1 if isinstance(group, NonMember) else group_or_default(group).size
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return LOCAL_RANK, this process's number on its host, else `fallback_rank`."""
+    text = os.environ.get("LOCAL_RANK")
+    if text is not None:
+        return int(text)
+    if fallback_rank is None:
+        raise RuntimeError("LOCAL_RANK is not set: start with a launcher, or pass fallback_rank")
+    return int(fallback_rank)
+
+
+def get_backend(group: Group = None) -> str:
+    """Return the backend of `group`, by the name that was asked for."""
+    return _member(group).backend_name
+
+
+def get_backend_config(group: Group = None) -> str:
+    """Return "device:backend" pairs, separated by commas."""
+    return repr(_member(group).config)
+
+
+def get_process_group_ranks(group: Group = None) -> list[int]:
+    """Return the global ranks of `group`, in the order of their ranks in it."""
+    return list(_member(group).ranks)
+
+
+def get_global_rank(group: Group, group_rank: int) -> int:
+    """Return the global rank of a rank in `group`; ValueError if there is none."""
+    return _member(group).global_rank(group_rank)
+
+
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """Return the rank in `group` of a global rank; ValueError if it is not a member."""
+    return _member(group).group_rank(global_rank)
+
+
+__all__ = ["CoalescingManager", "_coalescing_manager", "coalescing_manager"]
+
+
+def coalescing_manager(
+    group: ProcessGroup | None = None, device: Any = None, async_ops: bool = False
+) -> CoalescingManager:
+    """Collect this thread's calls on `group` in a with-block and launch them once at its end.
+
+    The end of the block blocks until all are done; with `async_ops` it does not, and the block's
+    `wait()` does. `device` is accepted for c10d's sake: the arrays say where they are.
+    """
+    return CoalescingManager(group_or_default(group), async_ops)
+
+
+_coalescing_manager = coalescing_manager

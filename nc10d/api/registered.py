@@ -1,0 +1,78 @@
+"""Registered arrays: NumPy arrays in memory that the other ranks of the host can read.
+
+    x = nc10d.zeros(1 << 20, np.float32)
+    nc10d.all_reduce(x)
+
+A collective on registered arrays copies and folds them where they lie: about twice as fast from
+1 MiB on for a reduction as on any other array, which works all the same. They are ordinary arrays
+otherwise; their memory is given back when nothing refers to them or a part of them any more. They
+come from the `cpu` backend of a group; a backend that has no such memory gives plain arrays.
+
+When a call fails in which peers write into a registered array (an all_reduce, a broadcast, two
+ranks' all_gather or all_to_all), what is registered on this rank becomes ordinary memory, so that
+no late peer can write there; arrays made afterwards are registered again. Address and contents
+stay, but the pages of that array are new: whoever has pinned them or shared them by other means
+(cudaHostRegister, RDMA, a forked child) must do so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.group.world import get_default_group
+
+if TYPE_CHECKING:
+    from nc10d.group.process_group import ProcessGroup
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike = np.float64,
+    group: ProcessGroup | None = None,
+) -> Array:
+    """Return a registered array with arbitrary contents, C-contiguous, at a page's start.
+
+    MemoryError if the host has no room for it. May block to make the group's `cpu` backend, as the
+    group's first collective would: then all ranks must call.
+    """
+    wanted = np.dtype(dtype)
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    shape = tuple(index(n) for n in lengths)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"an array can't have a negative size, got the shape {shape}")
+    if wanted.hasobject:
+        raise TypeError(f"an array of {wanted} holds references, which mean nothing to other ranks")
+    nbytes = prod(shape) * wanted.itemsize
+    owner = get_default_group() if group is None else group
+    allocate = getattr(owner.backend("cpu"), "allocate", None)
+    if allocate is None or nbytes == 0:
+        return np.empty(shape, wanted)
+    memory: Array = allocate(nbytes)
+    return memory.view(wanted).reshape(shape)
+
+
+def zeros(
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike = np.float64,
+    group: ProcessGroup | None = None,
+) -> Array:
+    """Return a registered array of zeros; see `empty`."""
+    x = empty(shape, dtype, group)
+    x[...] = 0
+    return x
+
+
+def from_numpy(x: npt.ArrayLike, group: ProcessGroup | None = None) -> Array:
+    """Return a registered copy of an array; see `empty`."""
+    source = np.asarray(x)
+    copy = empty(source.shape, source.dtype, group)
+    copy[...] = source
+    return copy

@@ -1,0 +1,1 @@
+"""Arrays as memory: element types, buffers, views, intervals, checks of arguments."""

@@ -1,0 +1,298 @@
+"""Arrays as memory: address, count, dtype, device, for whatever library made them.
+
+`as_buffer` looks the type up: NumPy arrays, then `__cuda_array_interface__`, then DLPack; a
+framework's adapter registers its own type. A Buffer keeps its owner alive and copies nothing;
+making one never waits for a device.
+
+Subclasses of ndarray are taken as the memory they are (np.matrix, np.memmap, np.recarray's plain
+cousins); masked arrays are refused, because the mask would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nc10d.arrays import intervals
+from nc10d.arrays.dtypes import DType, dtype_of
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An array's memory. `count` is in elements, `strides` in bytes; `address` is element 0's."""
+
+    address: int
+    count: int
+    dtype: DType
+    device: str
+    owner: Any
+    writable: bool
+    contiguous: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements, without what lies between them."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first address that belongs to an element, and the first behind all of them."""
+        if not self.count:
+            return self.address, self.address
+        steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
+        low = sum(step for step in steps if step < 0)
+        high = sum(step for step in steps if step > 0)
+        return self.address + low, self.address + high + self.dtype.itemsize
+
+    @property
+    def repeats(self) -> bool:
+        """Say whether elements share bytes, as in a broadcast view or a sliding window.
+
+        Sorted by stride, each dimension must step over all that the smaller ones reach. That
+        holds for every slice, transpose or reshape of an array; a layout made by hand that
+        interleaves its dimensions without a collision counts as sharing.
+        """
+        if self.contiguous or not self.count:
+            return False
+        reach = self.dtype.itemsize
+        steps = zip(self.strides, self.shape, strict=True)
+        for step, n in sorted((abs(step), n) for step, n in steps if n > 1):
+            if step < reach:
+                return True
+            reach += (n - 1) * step
+        return False
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """Return the array as an ndarray that is the same memory; TypeError if not on the CPU.
+
+        It has the shape and strides of the original, is writable if that is, and keeps it alive.
+        """
+        if self.device != "cpu":
+            raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
+        if isinstance(self.owner, np.ndarray):
+            return self.owner
+        return np.asarray(_Memory(self)).view(self.dtype.numpy)
+
+
+class _Memory:
+    """A Buffer as NumPy asks for it: bits without a type, since it may not know the real one."""
+
+    __slots__ = ("__array_interface__", "_buffer")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer  # NumPy keeps this object as the base of its array
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{buffer.dtype.itemsize}",
+            "data": (buffer.address, not buffer.writable),
+            "shape": buffer.shape,
+            "strides": buffer.strides,
+        }
+
+
+Resolver = Callable[[Any], Buffer]
+_resolvers: dict[type, Resolver] = {}
+_devices: dict[type, Callable[[Any], str]] = {}
+settled: set[type] = set()
+"""The types of arrays that are all on one kind of device."""
+
+
+def register(
+    kind: type, resolve: Resolver, device: str | Callable[[Any], str] | None = None
+) -> None:
+    """Resolve arrays of exactly the type `kind` by `resolve`.
+
+    `device(x)` answers with the device type ("cpu", "cuda") alone, cheaply; it may be that type
+    itself where all such arrays are there; without it the Buffer is asked.
+    """
+    _resolvers[kind] = resolve
+    if isinstance(device, str):
+        settled.add(kind)
+        _devices[kind] = _always(device)
+    else:
+        _devices[kind] = device or (lambda x: resolve(x).device)
+
+
+_families: dict[tuple[str, str], Resolver] = {}
+
+
+def register_named(package: str, name: str, resolve: Resolver) -> None:
+    """Resolve device arrays of a type of this name in a package that nobody need have imported."""
+    _families[package, name] = resolve
+
+
+def _adopt(x: Any) -> bool:
+    """Register the type of an array if one of its name is; say whether it is."""
+    kind = type(x)
+    resolve = _families.get((kind.__module__.partition(".")[0], kind.__name__))
+    if resolve is not None:
+        register(kind, resolve, "cuda")
+    return resolve is not None
+
+
+def _always(device: str) -> Callable[[Any], str]:
+    return lambda _: device
+
+
+def as_buffer(x: Any) -> Buffer:
+    """Return the memory of `x`; TypeError if it is no array, or of a dtype that can't be sent."""
+    resolve = _resolvers.get(type(x))
+    if resolve is None:
+        resolve = _resolver_for(x)
+    return resolve(x)
+
+
+def device_type(x: Any) -> str:
+    """Return the type of device ("cpu", "cuda") of an array, or of the first one of a list."""
+    find = _devices.get(type(x))
+    if find is not None:
+        return find(x)
+    if isinstance(x, (list, tuple)):
+        # An empty list or None is a mistake that the CPU's checks know how to name.
+        return device_type(x[0]) if x else "cpu"
+    return _guess_device(x)
+
+
+def _guess_device(x: Any) -> str:
+    if isinstance(x, (np.ndarray, type)):  # a class shows its instances' methods, but is no array
+        return "cpu"
+    if hasattr(x, "__cuda_array_interface__"):
+        return "cuda"
+    if hasattr(x, "__dlpack_device__"):
+        return _DLPACK_DEVICES.get(int(x.__dlpack_device__()[0]), "unknown")
+    return "cpu"
+
+
+def _resolver_for(x: Any) -> Resolver:
+    if isinstance(x, type):
+        raise TypeError(f"expected an array, got the class {x.__name__}: pass an instance of it")
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
+    if isinstance(x, np.ndarray):
+        return _resolve_numpy
+    if hasattr(x, "__cuda_array_interface__"):
+        return _resolvers[type(x)] if _adopt(x) else _resolve_cuda
+    if hasattr(x, "__dlpack__"):
+        return _resolve_dlpack
+    raise TypeError(f"expected an array, got {_what_instead(x)}")
+
+
+def _what_instead(x: Any) -> str:
+    kind = type(x).__name__
+    if isinstance(x, np.generic):
+        return f"the NumPy scalar {x!r}: pass np.array(x), a 0-d array, so that it can be written"
+    if isinstance(x, (bool, int, float, complex)):
+        return f"the number {x!r}: pass np.array([{x!r}])"
+    if isinstance(x, (list, tuple)):
+        return f"a {kind}: pass np.array(...) of it"
+    return f"{kind}: pass a NumPy array, or one with __cuda_array_interface__ or __dlpack__"
+
+
+def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
+    dtype = dtype_of(x.dtype)
+    flags = x.flags
+    contiguous = flags.c_contiguous
+    return Buffer(
+        x.ctypes.data, x.size, dtype, "cpu", x, flags.writeable, contiguous, x.shape, x.strides
+    )
+
+
+def _resolve_cuda(x: Any) -> Buffer:
+    """Read `__cuda_array_interface__`, version 2 or 3 (Numba's specification)."""
+    interface = x.__cuda_array_interface__
+    dtype = dtype_of(np.dtype(interface["typestr"]))
+    shape = tuple(interface["shape"])
+    packed = _packed_strides(shape, dtype.itemsize)
+    strides = tuple(interface.get("strides") or packed)
+    address, read_only = interface["data"]
+    contiguous = _is_packed(shape, strides, packed)
+    return Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
+
+
+# The device types of the DLPack specification (dlpack.h) that name host or CUDA memory.
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+
+
+def _resolve_dlpack(x: Any) -> Buffer:
+    device = _guess_device(x)
+    if device != "cpu":
+        message = f"{type(x).__name__} on {device}: its library must have __cuda_array_interface__"
+        raise TypeError(message)
+    try:
+        view = np.from_dlpack(x)
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{_kind(x)} can't be shared by DLPack ({error}): {_instead(x)}") from error
+    found = _resolve_numpy(view)
+    # The view keeps the memory alive, and the producer's object stays reachable with it.
+    return Buffer(
+        found.address,
+        found.count,
+        found.dtype,
+        "cpu",
+        (x, view),
+        found.writable,
+        found.contiguous,
+        found.shape,
+        found.strides,
+    )
+
+
+def _kind(x: Any) -> str:
+    dtype = getattr(x, "dtype", None)
+    return type(x).__name__ if dtype is None else f"a {type(x).__name__} of {dtype}"
+
+
+def _instead(x: Any) -> str:
+    """Say what to pass for an array that its library does not export as it is."""
+    if getattr(x, "requires_grad", False):
+        return "pass x.detach(), the same memory without its history"
+    if "float" in str(getattr(x, "dtype", "")):
+        kind = f"ml_dtypes.{str(x.dtype).rpartition('.')[2]}"
+        bits = f"x.view(torch.uint{8 * x.dtype.itemsize}).numpy().view({kind})"
+        return f"pass {bits}, the same memory in a type that NumPy knows"
+    return "pass a plain array in host memory"
+
+
+def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array."""
+    strides: list[int] = []
+    step = itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
+    """Say whether an array is C-contiguous: a dimension of length 1 may have any stride."""
+    if 0 in shape:
+        return True
+    return all(n == 1 or s == p for n, s, p in zip(shape, strides, packed, strict=True))
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    """Say whether two arrays share a byte.
+
+    Exact unless that is too hard to find out (np.shares_memory, which looks at no memory); spans
+    that touch count as sharing then.
+    """
+    if a.device != b.device or not (a.count and b.count):
+        return False
+    if not intervals.meet(a.span, b.span):
+        return False
+    if a.contiguous and b.contiguous:
+        return True
+    one, other = np.asarray(_Memory(a)), np.asarray(_Memory(b))
+    try:
+        return np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+register(np.ndarray, _resolve_numpy, "cpu")

@@ -1,0 +1,132 @@
+"""Who may join a job: those who hold its token, 256 bits that all of its processes share.
+
+The token is 64 hexadecimal digits, in the file that NC10D_TOKEN_FILE names (which only its owner
+may read) or else in the variable NC10D_TOKEN. With a token, every connection of the job begins
+with the handshake of auth/handshake.py. Without one, nothing listens beyond this machine's loopback
+addresses, unless NC10D_INSECURE=1 says that the network is trusted. A token is never part of a
+command line, of a message or of a log.
+
+`python -m nc10d.auth FILE` makes a token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from nc10d.errors import AuthError
+
+FILE, VALUE, INSECURE = "NC10D_TOKEN_FILE", "NC10D_TOKEN", "NC10D_INSECURE"
+TOKEN_BYTES = 32
+_TOKEN = re.compile(r"[0-9a-fA-F]{64}")
+_MAKE = "make one with: python -m nc10d.auth FILE"
+
+
+def new_token() -> str:
+    """Return a token that nobody has had before, as the variable NC10D_TOKEN takes it."""
+    return os.urandom(32).hex()
+
+
+def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the job's token, 32 bytes, or None if there is none.
+
+    AuthError if it is malformed, or in a file that others may read or that can't be read.
+    """
+    name = environment.get(FILE)
+    if name:
+        return _parsed(_secret_text(Path(name)), f"the file {name} ({FILE})")
+    text = environment.get(VALUE)
+    return _parsed(text, VALUE) if text else None
+
+
+def checked(token: bytes | None) -> bytes | None:
+    """Return a token that a caller has given; TypeError or ValueError if it is not 32 bytes.
+
+    A shorter one could be guessed, and an empty one is no secret at all.
+    """
+    if token is None:
+        return None
+    if not isinstance(token, bytes):
+        raise TypeError(f"a token is bytes, not {type(token).__name__}")
+    if len(token) != TOKEN_BYTES:
+        raise ValueError(f"a token has {TOKEN_BYTES} bytes, not {len(token)}")
+    return token
+
+
+def _parsed(text: str, where: str) -> bytes:
+    if not _TOKEN.fullmatch(text.strip()):
+        raise AuthError(f"{where} does not hold a token, which is 64 hexadecimal digits; {_MAKE}")
+    return bytes.fromhex(text.strip())
+
+
+def _secret_text(path: Path) -> str:
+    try:
+        with open(path, opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode):
+                raise AuthError(f"the token file {path} ({FILE}) must be an ordinary file: {_MAKE}")
+            if mode & 0o077:
+                raise AuthError(
+                    f"others than its owner may use the token file {path} (mode {mode:04o}): "
+                    f"chmod 600 {path}, and make a new token if others could have read it"
+                )
+            return file.read(4096)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise AuthError(f"cannot read the token file {path} ({FILE}): {reason}; {_MAKE}") from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for who would write to it, where it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def insecure(environment: Mapping[str, str] = os.environ) -> bool:
+    """Say whether the user trusts the network: NC10D_INSECURE is 1."""
+    return environment.get(INSECURE) == "1"
+
+
+def demand(host: str, what: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise AuthError if `what` would use an address beyond this machine without a token.
+
+    `host` is an address or a name; one that nobody knows is left to who will connect to it.
+    """
+    if not reachable(host) or insecure(environment) or job_token(environment) is not None:
+        return
+    raise exposed(f"{what} at {host}")
+
+
+def exposed(what: str) -> AuthError:
+    """Return what to raise where `what` would be open to other machines without a token."""
+    return AuthError(
+        f"{what} can be reached from other machines, and the job has no token. Give "
+        f"every process of the job the same one: {FILE} names a file of mode 600 ({_MAKE}). Or "
+        f"set {INSECURE}=1, if nobody else reaches that network. A job on one machine can meet at "
+        "127.0.0.1 (MASTER_ADDR) instead"
+    )
+
+
+def reachable(host: str) -> bool:
+    """Say whether other machines might reach an address, or one that a name stands for."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(not ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+
+
+def write_token(path: Path) -> None:
+    """Write a new token to a file that is not there yet; only its owner may read it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(new_token() + "\n")

@@ -1,0 +1,101 @@
+"""What each rank tells the others about itself, through the store, before they meet."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nc10d.base.deadline import Deadline
+from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.kernels.cache_dir import matching
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank tells the others about itself.
+
+    `cores` are those it may run on, `boards` how quick boards are on its CPU (see cpu_policy.py).
+    """
+
+    rank: int
+    host_id: str
+    host: str
+    pid: int
+    socket: str
+    secret: str
+    version: str
+    process: str
+    cores: list[int]
+    quota: float
+    boards: int
+
+
+ALIKE = ("bootstrap/rank_info.py", "program/*.py", "algorithms/*.py", "native/*.py")
+"""Files (patterns, in backend/cpu) that must be the same on all ranks."""
+
+
+@functools.cache
+def version() -> str:
+    """Return a digest of what ranks must have in common: programs, and where things lie."""
+    digest = hashlib.sha256()
+    for path in matching(Path(__file__).parents[1], ALIKE):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def host_id() -> str:
+    """Return what ranks that can share memory have in common: boot and network namespace."""
+    override = os.environ.get("NC10D_HOST_ID")
+    if override:
+        return override
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def exchange_cards(
+    store: Store, prefix: str, card: Card, size: int, deadline: Deadline
+) -> list[Card]:
+    """Put my card into the store and return everyone's; blocks until all have come.
+
+    RendezvousError names the ranks whose nc10d is not mine.
+    """
+    store.set(f"{prefix}/card/{card.rank}", json.dumps(_plain(card)))
+    raw = gather_keys(store, f"{prefix}/card", size, deadline, "join the group")
+    plain = [json.loads(text) for text in raw]
+    other = [rank for rank, fields in enumerate(plain) if fields.get("version") != card.version]
+    if other:
+        raise RendezvousError(
+            f"ranks {other} run another version of nc10d than rank {card.rank}: all must be alike"
+        )
+    return [Card(**fields) for fields in plain]
+
+
+def gather_keys(
+    store: Store, prefix: str, size: int, deadline: Deadline, purpose: str
+) -> list[bytes]:
+    """Return the values of prefix/0 … prefix/size-1; RendezvousError names who is missing."""
+    keys = [f"{prefix}/{rank}" for rank in range(size)]
+    try:
+        store.wait(keys, patience(deadline))
+    except StoreTimeout as error:
+        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
+        raise RendezvousError(f"ranks {missing} did not {purpose} in time") from error
+    return store.multi_get(keys)
+
+
+def patience(deadline: Deadline) -> float:
+    """Return the seconds left, as a socket takes them."""
+    # Zero would make a socket non-blocking, and for ever is more than a socket can hold.
+    return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
+
+
+def _plain(card: Card) -> dict[str, object]:
+    return {name: getattr(card, name) for name in Card.__slots__}

@@ -1,0 +1,1 @@
+"""Control connections between ranks: routing, group control, consensus."""

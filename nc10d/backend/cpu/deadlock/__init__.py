@@ -1,0 +1,1 @@
+"""Deadlock detection: what each rank waits for, and cycles in the wait graph."""

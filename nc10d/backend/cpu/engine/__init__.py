@@ -1,0 +1,1 @@
+"""The compiled engine seen from Python: channels, call sites, call log, CPU policy."""

@@ -1,0 +1,69 @@
+"""The log of one rank: its latest calls and messages in all groups, as the engine has noted them.
+
+The engine writes (native/log.py); reading stops nobody. What is being written at that moment is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.engine.call_sites import text_in
+from nc10d.backend.cpu.native import offsets as at
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One entry: the channel's label, the number there, times in ns (0: not yet), where, and what.
+
+    `text` means something for a call, `message` (tag, bytes, dtype code) for a message.
+    """
+
+    order: int
+    label: int
+    seq: int
+    begun: int
+    ended: int
+    site: str
+    text: str
+    message: tuple[int, int, int]
+
+
+class Log:
+    """The ring that the engine writes to; its memory is taken as it fills."""
+
+    def __init__(self) -> None:
+        self._bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
+        self.address: int = self._bytes.ctypes.data
+
+    def read(self, labels: Container[int]) -> list[Logged]:
+        """Return the entries of some channels, oldest first."""
+        rows = self._bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
+        copy = rows.copy()
+        again = rows[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
+        stamps = copy[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
+        whole = np.flatnonzero((stamps != 0) & (stamps == again))
+        return sorted(_entries(copy[whole], labels), key=lambda entry: entry.order)
+
+
+def _entries(rows: npt.NDArray[np.uint8], labels: Container[int]) -> Iterator[Logged]:
+    words = rows.view(np.int64)
+    for row, word in zip(rows, words, strict=True):
+        stamp, label, seq, begun, ended, site = map(int, word[: at.E_TEXT // 8 - 2])
+        if label in labels:
+            tag, nbytes, dtype = map(int, word[at.E_TEXT // 8 : at.E_TEXT // 8 + 3])
+            text = row[at.E_TEXT : at.E_TEXT + at.TEXT_BYTES].tobytes().partition(b"\0")[0]
+            yield Logged(
+                order=stamp,
+                label=label,
+                seq=seq,
+                begun=begun,
+                ended=ended,
+                site=text_in(site),
+                text=text.decode(errors="replace"),
+                message=(tag, nbytes, dtype),
+            )

@@ -1,0 +1,160 @@
+"""Call sites, as the engine finds them: a table from instructions to the lines that they are on.
+
+Compiled code looks a caller up in the table by the address of the instruction that it is at
+(native/sites.py). What is not there it asks for, once: `learn`. Code objects in the table are kept
+alive, so that no other instruction can come to lie at a known address; when the table is full,
+calls from new lines have no site.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.cpython import first_instruction
+
+_PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
+_USERS_OF_IT = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
+_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_BETWEEN = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
+# Looking a key up stays short while most slots are free; a text is shared by a line's instructions.
+LIMIT = at.SITE_SLOTS // 2
+_IN_VAIN = 64
+
+
+def is_users(name: str) -> bool:
+    """Say whether a file is the user's own: not nc10d, Python's library, or torch's adapters."""
+    if name.startswith(_PACKAGE):
+        return name.startswith(_USERS_OF_IT)
+    if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
+        return False
+    return not (name.startswith("<frozen") or any(part in name for part in _BETWEEN))
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, from `frame` outwards, that is the user's own."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def text_at(name: str, line: int) -> str:
+    """Return a line as "train.py:41", below the working folder; what is too long begins with …"""
+    name = name.removeprefix(f"{_folder()}{os.sep}")
+    raw = f"{name}:{line}".encode(errors="replace")
+    most = at.SITE_BYTES - 1
+    if len(raw) > most:
+        raw = "…".encode() + raw[len(raw) - most + 3 :]
+    return raw.decode(errors="ignore")
+
+
+def here() -> str:
+    """Return the line of the program that this thread is in a call of, "" if there is none."""
+    frame = users_frame(sys._getframe(1))
+    return "" if frame is None else text_at(frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder is gone
+        return ""
+
+
+def called(what: str, site: str) -> str:
+    """Say what was called, and where if that is known."""
+    return f"{what} at {site}" if site else what
+
+
+def text_in(address: int) -> str:
+    """Return the text that a site's address has; "" for 0."""
+    raw = ctypes.string_at(address, at.SITE_BYTES) if address else b""
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+class Sites:
+    """The table of one process."""
+
+    def __init__(self) -> None:
+        self._table: npt.NDArray[np.int64] = np.zeros(2 + 2 * at.SITE_SLOTS, np.int64)
+        self._texts: dict[str, npt.NDArray[np.uint8]] = {}
+        self._alive: list[CodeType] = []
+        self._lock = threading.RLock()
+        self._vain = 0
+        offset = first_instruction()
+        self._offset = offset or 0
+        self.address: int = 0 if offset is None else self._table.ctypes.data
+
+    def learn(self) -> None:
+        """Enter where this thread was called from: nc10d's own code, and the line above it.
+
+        Whoever asks the engine again must be the caller of this, or known already.
+        """
+        with self._lock:
+            known = len(self._alive)
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and not is_users(frame.f_code.co_filename):
+                self._enter(id(frame.f_code), at.SITE_OURS, frame.f_code)
+                frame = frame.f_back
+            if frame is not None:
+                code = frame.f_code
+                text = self._text(text_at(code.co_filename, frame.f_lineno or 0))
+                self._enter(id(code) + self._offset + frame.f_lasti, text, code)
+            # Others may have learnt it at the same time; who never finds it must not ask for ever.
+            self._vain += len(self._alive) == known
+            if self._vain > _IN_VAIN or len(self._alive) >= LIMIT:
+                self._table[at.SITE_FULL // 8] = 1
+
+    def _text(self, text: str) -> int:
+        found = self._texts.get(text)
+        if found is None:
+            raw = text.encode().ljust(at.SITE_BYTES, b"\0")
+            found = self._texts[text] = np.frombuffer(raw, np.uint8).copy()
+        return int(found.ctypes.data)
+
+    def _enter(self, key: int, value: int, code: CodeType) -> None:
+        first = at.SITE_KEYS // 8
+        slot = ((key >> 4) * 0x9E3779B1 >> 12) & (at.SITE_SLOTS - 1)
+        while True:
+            place = first + 2 * slot
+            found = int(self._table[place])
+            if found == key or (found == 0 and len(self._alive) >= LIMIT):
+                return
+            if found == 0:
+                break
+            slot = (slot + 1) & (at.SITE_SLOTS - 1)
+        self._alive.append(code)
+        self._table[place + 1] = value
+        self._table[place] = key  # last: other threads look without the lock
+
+
+_sites: Sites | None = None
+_making = threading.Lock()
+
+
+def table() -> int:
+    """Return the address of this process's table, 0 where frames can't be read."""
+    return _made().address
+
+
+def learn() -> None:
+    """Learn the line that this thread's call comes from; the engine has asked for it."""
+    _made().learn()
+
+
+def _made() -> Sites:
+    global _sites
+    with _making:
+        if _sites is None:
+            _sites = Sites()
+        return _sites

@@ -1,0 +1,105 @@
+"""The channels of one rank, in a table that its worker goes through, and a trace of what they do.
+
+The worker looks at the table without any lock: a channel that is taken out stays alive until it has
+let go of what it read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from functools import partial
+
+import numpy as np
+
+from nc10d.backend.cpu.engine.channel import Channel, Shared, Words
+from nc10d.backend.cpu.engine.cpu_policy import Waiting
+from nc10d.backend.cpu.memory.arena import Arena
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import prepared_calls as plain
+
+MAX_CHANNELS = 16384
+
+
+class Registry:
+    """All channels of a rank; `process` is what they share, for the engine."""
+
+    def __init__(self, arena: Arena, process: Words, bit: int, waiting: Waiting) -> None:
+        """`bit` is this rank's among those of its host."""
+        self.watched = False
+        """Whether there is a worker."""
+        self._arena, self._process, self._bit, self._waiting = arena, process, bit, waiting
+        self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
+        self._labels = itertools.count(1)
+        self._channels: dict[int, Channel] = {}
+        self._spare: list[int] = []
+        self._retired: list[tuple[int, Channel]] = []
+        self._traces: list[Words] = []
+        self._lock = threading.RLock()
+        self._set(at.P_CHANNELS, plain.address(self._table))
+
+    def make(self, shared: Shared) -> Channel:
+        """Make a channel and show it to the worker."""
+        label, back = next(self._labels), partial(_take_back, self._arena, self._process)
+        process: int = plain.address(self._process)
+        channel = Channel(shared, process, self._bit, self._waiting, label, back)
+        with self._lock:
+            index = heapq.heappop(self._spare) if self._spare else len(self._channels)
+            if index >= MAX_CHANNELS:
+                raise MemoryError(f"more than {MAX_CHANNELS} groups and links at a time")
+            self._channels[index] = channel
+            self._table[index] = channel.address
+            self._set(at.P_COUNT, max(self._get(at.P_COUNT), index + 1))
+        return channel
+
+    def retire(self, channel: Channel) -> None:
+        """Hide a stopped channel from the worker, which may be looking at it right now."""
+        with self._lock:
+            for index, known in list(self._channels.items()):
+                if known is channel:
+                    self._table[index] = 0
+                    del self._channels[index]
+                    heapq.heappush(self._spare, index)
+            count = self._get(at.P_COUNT)
+            while count and count - 1 not in self._channels:
+                count -= 1
+            self._set(at.P_COUNT, count)
+            # The worker has let go of what it read once it has gone round twice.
+            if self.watched:
+                rounds = self._get(at.P_ROUNDS)
+                self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]
+                self._retired.append((rounds, channel))
+
+    def disown(self) -> None:
+        """Lock a forked child's copies for good, so that no wait advances them."""
+        self._lock = threading.RLock()
+        for channel in self._channels.values():
+            channel.disown()
+
+    def start_trace(self, events: int = 4096) -> Words:
+        """Record what channels do: rows of (ns, channel, event, descriptor); see layout.py."""
+        buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
+        # A thread may still write a row of the trace before.
+        self._traces.append(buffer)
+        self._set(at.P_TRACE_NEXT, 0)
+        self._set(at.P_TRACE_SIZE, events)
+        self._set(at.P_TRACE, plain.address(buffer))
+        return buffer
+
+    def stop_trace(self) -> int:
+        """Stop recording; return how many rows were written."""
+        self._set(at.P_TRACE, 0)
+        return min(self._get(at.P_TRACE_SIZE), self._get(at.P_TRACE_NEXT))
+
+    def _get(self, field: int) -> int:
+        return int(self._process[field // 8])
+
+    def _set(self, field: int, value: int) -> None:
+        self._process[field // 8] = value
+
+
+def _take_back(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
+    """Let no other process write into a piece of my arena any more."""
+    process[at.P_FLOOR // 8] = arena.retire()  # that piece is shown to nobody from here on
+    arena.take_back(offset, nbytes)

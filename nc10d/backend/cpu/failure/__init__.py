@@ -1,0 +1,1 @@
+"""Why a group failed: its health, the agreed cause, and the text of the error."""

@@ -1,0 +1,1 @@
+"""From operations to programs: requests, contiguous copies, fusion, prepared calls."""

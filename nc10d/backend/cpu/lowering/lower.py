@@ -1,0 +1,286 @@
+"""From an operation to a program: which arrays it takes, and how to build its steps.
+
+`request(op, layout)` reads the operation's arrays and returns a key, the buffers in the order in
+which the program numbers them, and a builder that is called only when no program of that key is
+known. Keys hold everything that a program depends on, so that equal keys may share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.backend.cpu.algorithms import choose, exchange
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.program.lines import line_down
+from nc10d.backend.cpu.program.program import At, Call, Program, Step, user
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A strided array of a request: the numbers of its copy, of itself and of its shape."""
+
+    flat: int
+    strided: int
+    shape: int
+    written: bool
+
+
+@dataclass(slots=True)
+class Request:
+    """A program's key, its arrays in the program's order, and how to build it.
+
+    `outs` are the numbers of the arrays that are written. What the program itself needs (sizes,
+    copies of strided arrays, the `folds`) is plain arrays; the Buffers are the user's. `part` is
+    the size and reduction of an all_reduce, which a batch may join with others.
+    """
+
+    key: tuple[Any, ...]
+    arrays: list[Buffer | npt.NDArray[Any]]
+    outs: tuple[int, ...]
+    build: Callable[[], Program]
+    part: tuple[int, Reduction] | None = None
+    folds: tuple[Fold, ...] = ()
+
+
+def request(op: Op, layout: Layout) -> Request:
+    """Read a collective's arrays; the operation has been validated."""
+    return _READERS[type(op)](op, layout)
+
+
+def _program(call: Call, steps: Sequence[Step], users: int) -> Program:
+    return Program(call, tuple(steps), users)
+
+
+def _reduce_name(op: ReduceOp) -> str:
+    return op.name if op.factor is None else f"{op.name}({op.factor})"
+
+
+def _all_reduce(op: AllReduce, layout: Layout) -> Request:
+    x = as_buffer(op.x)
+    how = Reduction(op.op, x.dtype.label, layout.size)
+    call = Call("all_reduce", x.dtype.label, x.count, _reduce_name(op.op))
+    key = (AllReduce, x.dtype, x.count, op.op)
+
+    def build() -> Program:
+        return _program(call, choose.all_reduce(layout, x.nbytes, how), 1)
+
+    return Request(key, [x], (0,), build, part=(x.nbytes, how))
+
+
+def _reduce(op: Reduce, layout: Layout) -> Request:
+    x = as_buffer(op.x)
+    how = Reduction(op.op, x.dtype.label, layout.size)
+    call = Call("reduce", x.dtype.label, x.count, _reduce_name(op.op), op.root)
+    key = (Reduce, x.dtype, x.count, op.op, op.root)
+    outs = (0,) if layout.rank == op.root else ()
+
+    def build() -> Program:
+        return _program(call, choose.all_reduce(layout, x.nbytes, how, op.root), 1)
+
+    return Request(key, [x], outs, build)
+
+
+def _broadcast(op: Broadcast, layout: Layout) -> Request:
+    x = as_buffer(op.x)
+    call = Call("broadcast", x.dtype.label, x.count, root=op.root)
+    outs = () if layout.rank == op.root else (0,)
+
+    def build() -> Program:
+        return _program(call, choose.broadcast(layout, x.nbytes, op.root), 1)
+
+    return Request((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
+
+
+def _barrier(op: Barrier, layout: Layout) -> Request:
+    del op
+    return Request((Barrier,), [], (), lambda: _program(Call("barrier"), choose.barrier(layout), 0))
+
+
+def _all_gather(op: AllGather, layout: Layout) -> Request:
+    inp = as_buffer(op.inp)
+    outs, places, sizes = _chunks(op.out, layout.size, 1)
+    detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
+    call = Call("all_gather", inp.dtype.label, sum(sizes) // inp.dtype.itemsize, detail=detail)
+    key = (AllGather, inp.dtype, len(outs), tuple(sizes))
+
+    def build() -> Program:
+        steps = choose.all_gather(layout, sizes, user(0), places)
+        return _program(call, steps, 1 + len(outs))
+
+    return Request(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
+
+
+def _reduce_scatter(op: ReduceScatter, layout: Layout) -> Request:
+    out = as_buffer(op.out)
+    inps, places, sizes = _chunks(op.inp, layout.size, 1)
+    how = Reduction(op.op, out.dtype.label, layout.size)
+    detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
+    count = sum(sizes) // out.dtype.itemsize
+    call = Call("reduce_scatter", out.dtype.label, count, _reduce_name(op.op), detail=detail)
+    key = (ReduceScatter, out.dtype, len(inps), tuple(sizes), op.op)
+
+    def build() -> Program:
+        steps = choose.reduce_scatter(layout, sizes, user(0), places, how)
+        return _program(call, steps, 1 + len(inps))
+
+    return Request(key, [out, *inps], (0,), build)
+
+
+def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At], list[int]]:
+    """Return the buffers of a flat array or a list, and the place and bytes of each chunk."""
+    if isinstance(arrays, (list, tuple)):
+        buffers = [as_buffer(x) for x in arrays]
+        places = [user(first + r) for r in range(size)]
+        return buffers, places, [b.nbytes for b in buffers]
+    flat = as_buffer(arrays)
+    nbytes = flat.nbytes // size
+    return [flat], [user(first, r * nbytes) for r in range(size)], [nbytes] * size
+
+
+def _all_to_all(op: AllToAll, layout: Layout) -> Request:
+    lists = isinstance(op.inp, (list, tuple))
+    if not lists and op.in_splits is None and op.out_splits is None:
+        return _even_all_to_all(op, layout)
+    sends = _pieces(op.inp, op.in_splits, layout.size)
+    recvs = _pieces(op.out, op.out_splits, layout.size)
+    return _announced("all_to_all", layout, sends, recvs, root=-1)
+
+
+def _even_all_to_all(op: AllToAll, layout: Layout) -> Request:
+    inp, out = as_buffer(op.inp), as_buffer(op.out)
+    nbytes = inp.nbytes // layout.size
+    call = Call("all_to_all", inp.dtype.label, inp.count)
+
+    def build() -> Program:
+        sends = [user(0, r * nbytes) for r in range(layout.size)]
+        recvs = [user(1, r * nbytes) for r in range(layout.size)]
+        return _program(call, choose.even_all_to_all(layout, nbytes, sends, recvs), 2)
+
+    return Request((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Arrays of one side of an exchange: buffers, and (buffer, offset, bytes) for each rank."""
+
+    buffers: list[Buffer]
+    cuts: list[tuple[int, int, int]]
+    label: str
+
+
+def _pieces(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
+    if isinstance(arrays, (list, tuple)):
+        buffers = [as_buffer(x) for x in arrays]
+        cuts = [(r, 0, b.nbytes) for r, b in enumerate(buffers)]
+        return Pieces(buffers, cuts, buffers[0].dtype.label)
+    flat = as_buffer(arrays)
+    rows = flat.shape[0] if flat.shape else 1
+    row = flat.nbytes // rows if rows else 0
+    lengths = [rows // size] * size if splits is None else list(splits)
+    cuts, offset = [], 0
+    for length in lengths:
+        cuts.append((0, offset, length * row))
+        offset += length * row
+    return Pieces([flat], cuts, flat.dtype.label)
+
+
+def _only(array: Any, rank: int, size: int) -> Pieces:
+    """One array that goes to, or comes from, one rank alone."""
+    buffer = as_buffer(array)
+    cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
+    return Pieces([buffer], cuts, buffer.dtype.label)
+
+
+def _of_all(arrays: Any, size: int) -> Pieces:
+    """One piece for each rank: the arrays of a list, or equal chunks of one of any shape."""
+    if isinstance(arrays, (list, tuple)):
+        return _pieces(arrays, None, size)
+    buffer = as_buffer(arrays)
+    nbytes = buffer.nbytes // size
+    return Pieces([buffer], [(0, r * nbytes, nbytes) for r in range(size)], buffer.dtype.label)
+
+
+def _nothing(size: int, label: str) -> Pieces:
+    return Pieces([], [(0, 0, 0)] * size, label)
+
+
+def _gather(op: Gather, layout: Layout) -> Request:
+    sends = _only(op.inp, op.root, layout.size)
+    if layout.rank == op.root:
+        recvs = _of_all(op.out, layout.size)
+    else:
+        recvs = _nothing(layout.size, sends.label)
+    return _announced("gather", layout, sends, recvs, root=op.root)
+
+
+def _scatter(op: Scatter, layout: Layout) -> Request:
+    recvs = _only(op.out, op.root, layout.size)
+    if layout.rank == op.root:
+        sends = _of_all(op.inp, layout.size)
+    else:
+        sends = _nothing(layout.size, recvs.label)
+    return _announced("scatter", layout, sends, recvs, root=op.root)
+
+
+def _announced(name: str, layout: Layout, sends: Pieces, recvs: Pieces, root: int) -> Request:
+    send_bytes = [nbytes for _, _, nbytes in sends.cuts]
+    recv_bytes = [nbytes for _, _, nbytes in recvs.cuts]
+    # To one root, a rank's whole board is its; otherwise a board is cut into a slot a rank.
+    shared = name != "gather"
+    slot = line_down(layout.half // layout.size) if shared else layout.half
+    pitch = slot if shared else 0
+    first = 2 + len(sends.buffers)
+
+    def build() -> Program:
+        route = exchange.Route(
+            # Nothing travels to or from a rank without bytes: any place will do for it.
+            [user(2 + index if n else 0, offset) for index, offset, n in sends.cuts],
+            send_bytes,
+            [user(first + index if n else 0, offset) for index, offset, n in recvs.cuts],
+            recv_bytes,
+            slot,
+            pitch,
+        )
+        steps = choose.announced(layout, route, 0, 1)
+        call = Call(name, sends.label, -1, root=root)
+        return _program(call, steps, first + len(recvs.buffers))
+
+    key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
+    order = nearest(layout)
+    sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
+    outs = tuple(range(first, first + len(recvs.buffers)))
+    return Request(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
+
+
+_READERS: dict[type[Any], Callable[[Any, Layout], Request]] = {
+    AllReduce: _all_reduce,
+    Reduce: _reduce,
+    Broadcast: _broadcast,
+    Barrier: _barrier,
+    AllGather: _all_gather,
+    ReduceScatter: _reduce_scatter,
+    AllToAll: _all_to_all,
+    Gather: _gather,
+    Scatter: _scatter,
+}

@@ -1,0 +1,1 @@
+"""How a group comes into being and ends: its value, its formation, its members."""

@@ -1,0 +1,1 @@
+"""Shared memory: arenas, group memory, and access to the memory of peers."""

@@ -1,0 +1,122 @@
+"""Where NumPy and CPython keep what compiled code reads out of their objects.
+
+The places are found by looking at objects that are known, and looked up again on others. Where
+they are not as expected, importing this module (and so the engine) is an UnsupportedPlatform.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from nc10d.errors import UnsupportedPlatform
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TYPE_OFFSET = 8
+"""Where every object keeps its type (CPython: count of references, type)."""
+LIST_ITEMS_OFFSET = 24
+"""Where a list keeps the address of its items (CPython: count, type, size, items)."""
+PLAIN_FLAGS = 0x0501
+"""C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
+_HEAD_WORDS = 10  # of an ndarray; no build of CPython has a smaller object for one
+
+
+def words_at(address: int, count: int) -> list[int]:
+    """Return this many 8-byte integers from memory."""
+    return list((ctypes.c_int64 * count).from_address(address))
+
+
+def array_offsets(probe: Array) -> tuple[int, int, int, int] | None:
+    """Return where `probe` keeps its data, its dimensions, its dtype and its flags; None if lost.
+
+    The number of dimensions follows the data, then comes the address of their sizes; the flags
+    follow the dtype.
+    """
+    words = words_at(id(probe), _HEAD_WORDS)
+    if probe.ctypes.data not in words[:-2] or id(probe.dtype) not in words[:-1]:
+        return None
+    data, dtype = words.index(probe.ctypes.data), words.index(id(probe.dtype))
+    good = (
+        words[TYPE_OFFSET // 8] == id(type(probe))
+        and words[data + 1] & 0xFFFFFFFF == probe.ndim
+        and words_at(words[data + 2], probe.ndim) == list(probe.shape)
+        and words[dtype + 1] & 0xFFFFFFFF == probe.flags.num
+    )
+    return (8 * data, 8 * data + 8, 8 * dtype, 8 * dtype + 8) if good else None
+
+
+def list_is_known(probe: Sequence[object]) -> bool:
+    """Say whether a list keeps its items where LIST_ITEMS_OFFSET says."""
+    words = words_at(id(probe), 4)
+    if words[TYPE_OFFSET // 8] != id(list) or words[2] != len(probe):
+        return False  # before its fourth word is taken for an address
+    return words_at(words[LIST_ITEMS_OFFSET // 8], len(probe)) == [id(x) for x in probe]
+
+
+def _find() -> tuple[int, int, int, int]:
+    frozen = np.zeros((2, 9), np.int16)
+    frozen.flags.writeable = False
+    probes: list[Array] = [np.zeros((3, 5, 7)), np.ones((4, 6), np.float32, order="F"), frozen]
+    found = {array_offsets(probe) for probe in probes}
+    (first, *others) = found
+    if first is None or others or not list_is_known([object(), object(), object()]):
+        raise UnsupportedPlatform(
+            f"the cpu backend reads objects of CPython and NumPy, and those of "
+            f"{platform.python_implementation()} {platform.python_version()} with NumPy "
+            f"{np.__version__} are laid out in a way that it does not know"
+        )
+    return first
+
+
+DATA_OFFSET, DIMS_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = _find()
+
+
+FRAME = 56
+"""In a thread's state: the address of a block whose second word is its innermost frame."""
+FRAME_CODE = 32
+FRAME_OUTER = 48
+FRAME_INSTRUCTION = 56
+"""In a frame: its code object, the frame that called it, the instruction that it is at."""
+_INSIDE = 24  # of a frame object: the address of the frame itself
+
+
+def first_instruction() -> int | None:
+    """Return how far behind a code object's start its instructions begin; None if that is lost."""
+    if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 11):
+        return None
+    here = sys._getframe()
+    outer = here.f_back
+    if outer is None:
+        return None
+    state: int = _thread_state()
+    inner, frame = _inside(here), _inside(outer)
+    instruction = _word(frame + FRAME_INSTRUCTION)
+    # Whoever reads the thread's state is a frame itself, called by _word, called from here.
+    innermost = _word(_word(state + FRAME) + 8)
+    good = (
+        _word(_word(innermost + FRAME_OUTER) + FRAME_OUTER) == inner
+        and _word(inner + FRAME_CODE) == id(here.f_code)
+        and _word(inner + FRAME_OUTER) == frame
+        and _word(frame + FRAME_CODE) == id(outer.f_code)
+    )
+    found = instruction - id(outer.f_code) - outer.f_lasti if good else None
+    del here, outer  # a frame that knows itself keeps what all its callers have
+    return found
+
+
+def _inside(frame: FrameType) -> int:
+    return _word(id(frame) + _INSIDE)
+
+
+def _word(address: int) -> int:
+    return words_at(address, 1)[0]
+
+
+_thread_state = ctypes.pythonapi.PyGILState_GetThisThreadState
+_thread_state.restype = ctypes.c_int64

@@ -1,0 +1,70 @@
+"""A packed step: where its fields are, and what its operands mean now.
+
+A step is FIELDS integers (linker.py packs them); an operand is a selector, an offset and a stride.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from nc10d.backend.cpu.native.atomics import call_kernel, load, move, store
+from nc10d.backend.cpu.native.offsets import (
+    BLOCKED,
+    C_BLOCKED_AT,
+    C_BLOCKED_FOR,
+    C_BLOCKED_ON,
+    C_PC,
+    C_SEGMENT,
+)
+
+# A step's fields, in bytes from its start (program.py packs them).
+STEP = 168
+NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
+NO_OPERAND = 1 << 40
+# The kinds of steps that rare_steps.py carries out, and AGREE.
+PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
+EXPOSE, FETCH, FOLD, JUMP, PICK, RECALL, FILL = 20, 21, 22, 23, 24, 25, 26
+AGREE = 12
+# Steps from FLOW on are those of streams.py.
+FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47
+
+
+@njit(nogil=True)
+def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """Return the address that an operand means now."""
+    selector = load(step)
+    base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
+    return base + load(step + 8) + segment * load(step + 16)
+
+
+@njit(nogil=True)
+def nc10d_length(step: int, segment: int) -> int:
+    """Return the bytes of this segment: all, or what is left of the total."""
+    nbytes = load(step + NBYTES)
+    total = load(step + TOTAL)
+    if total != 0:
+        left = total - segment * nbytes
+        if left < nbytes:
+            return left if left > 0 else 0
+    return nbytes
+
+
+@njit(nogil=True)
+def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
+    """dst[:nbytes] = src[:nbytes], by the function at `copy`, or the C library's if that is 0."""
+    if copy != 0:
+        call_kernel(copy, dst, src, 0, nbytes)
+    else:
+        move(dst, src, nbytes)
+
+
+@njit(nogil=True)
+def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
+    """Note where to go on and which counter is waited for."""
+    store(channel + C_PC, step)
+    store(channel + C_SEGMENT, segment)
+    store(channel + C_BLOCKED_AT, flag)
+    store(channel + C_BLOCKED_FOR, target)
+    store(channel + C_BLOCKED_ON, peer)
+    return BLOCKED

@@ -1,0 +1,1 @@
+"""Point-to-point messages: matching, deferred receives, prepared messages."""

@@ -1,0 +1,1 @@
+"""Programs as data: steps, programs, and linking to machine addresses."""

@@ -1,0 +1,266 @@
+"""From steps to integers: a program that the engine can run.
+
+Operands become selectors into the channel's tables, kernels become addresses. A wrong selector
+would crash the process, so every program is checked here, once, before it is packed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.native import rare_steps
+from nc10d.backend.cpu.native.offsets import (
+    FLAG_BIT,
+    TABLE_INLINE,
+    TABLE_OTHER,
+    TABLE_ZEROS,
+    TEXT_BYTES,
+)
+from nc10d.backend.cpu.program.lines import LINE
+from nc10d.backend.cpu.program.program import SHOWN, At, Call, Kernel, Kind, Program, Space, Step
+from nc10d.kernels import copy
+
+Bytes = npt.NDArray[np.uint8]
+FIELDS = 21
+"""Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
+OPERANDS = (4, 7, 10)  # offsets of dst, src, own
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a REDN
+ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
+"""Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
+RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
+"""Steps that rare_steps.py carries out."""
+LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FILL, Kind.FOLD)
+COPIES = (Kind.COPY, Kind.FETCH, Kind.FILL, Kind.REDN)
+"""Steps that copy bytes, by a function that is chosen here."""
+MANY = 1 << 30
+SHORT = 256 * 1024
+"""Bytes up to which a program is short: some tens of microseconds."""
+
+
+@dataclass(slots=True)
+class Linked:
+    """A program the engine can run: packed steps, and what they point to, kept alive."""
+
+    program: Program
+    code: npt.NDArray[np.int64]
+    record: npt.NDArray[np.uint8]
+    factor: npt.NDArray[np.float64]
+    scratch: Bytes
+    address: int = field(init=False)
+    short: int = field(init=False)
+    """1 if who launches it should advance it at once: it moves little, and waits are short."""
+
+    def __post_init__(self) -> None:
+        self.address = self.code.ctypes.data
+        steps = self.program.steps
+        looping = any(step.repeat > 1 or step.kind in LOOPS for step in steps)
+        self.short = int(not looping and sum(step.nbytes for step in steps) <= SHORT)
+
+
+class Scratch:
+    """Memory that the programs of a channel use in turn; it grows with their needs.
+
+    A program keeps what it was linked with alive, also when a later one needs more.
+    """
+
+    def __init__(self) -> None:
+        self._room: Bytes = np.zeros(0, np.uint8)
+
+    def room(self, nbytes: int) -> Bytes:
+        """Return memory for at least `nbytes`, from the start of a cache line on."""
+        if nbytes > self._room.size:
+            most = max(nbytes, 2 * self._room.size)
+            room = np.zeros(most + LINE, np.uint8)
+            start = -room.ctypes.data % LINE
+            self._room = room[start : start + most]
+        return self._room
+
+
+def link(
+    program: Program,
+    size: int,
+    table: int,
+    kernel_address: Callable[[Kernel], int],
+    scratch: Callable[[int], Bytes] | None = None,
+) -> Linked:
+    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it.
+
+    `scratch` makes room for what a program that crosses hosts works on by itself.
+    """
+    check(program, size)
+    if any(step.kind in RARE for step in program.steps):
+        rare_steps.prepare()
+    room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
+    record = record_bytes(program.call)
+    factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
+    linked = Linked(
+        program,
+        np.zeros((len(program.steps) + 1, FIELDS), np.int64),
+        record,
+        np.array(factors, np.float64),
+        room,
+    )
+    factor = linked.factor.ctypes.data
+    for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
+        row[:] = _pack(step, program, record, size, table, kernel_address, copier)
+        for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
+            if at.space is Space.SCRATCH:
+                row[column] += room.ctypes.data
+        if isinstance(step.arg, float):
+            row[ARG] = factor
+            factor += 8
+    return linked
+
+
+def check(program: Program, size: int) -> None:
+    """Assert that no step points outside its tables, which would crash the process.
+
+    Nor into the half of another program's round.
+    """
+    later = False  # a program's first round knows nothing of the one before
+    for index, step in enumerate(program.steps):
+        assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
+        assert step.nbytes >= 0, (program.call, index, step)
+        assert 0 <= step.back <= index, (program.call, index, step)
+        assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
+        if step.kind is Kind.FOLD:
+            assert step.repeat > 0, (program.call, index, step)
+            assert step.also.space is Space.BOARD, (program.call, index, step)
+        for at in (step.dst, step.src, step.own, step.also):
+            limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
+            assert 0 <= at.index < limit, (program.call, index, step)
+            assert at.offset >= 0, (program.call, index, step)
+            assert at.space is not Space.EARLIER or later, (program.call, index, step)
+        for at in (step.dst, step.also):
+            assert at.space is not Space.EARLIER, (program.call, index, step)
+        later = later or step.kind is Kind.ROUND
+
+
+def scratch_bytes(program: Program) -> int:
+    """Return how much scratch memory a program needs."""
+    return max(
+        (
+            # A place that advances with the segments goes as far as the step's total.
+            at.offset + (max(step.nbytes, step.total) if at.stride else step.nbytes)
+            for step in program.steps
+            for at in (step.dst, step.src, step.own)
+            if at.space is Space.SCRATCH
+        ),
+        default=0,
+    )
+
+
+def copiers(program: Program) -> list[int]:
+    """Return for each step the function by which it copies; 0: by the C library, or not at all.
+
+    Arrays go past the cache if they fill it and the program does not read them. May compile.
+    """
+    steps = program.steps
+    read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
+    # By place: a program with two ways has some copies twice, and goes one of them.
+    filled: dict[tuple[Kind, At], int] = {}
+    for step, times in zip(steps, _times(steps), strict=True):
+        much = step.nbytes * times
+        filled[step.kind, step.dst] = min(much, step.total) if step.total else much
+    whole: Counter[tuple[Kind, int]] = Counter()
+    for (kind, at), nbytes in filled.items():
+        if at.space is Space.USER and at.index not in read:
+            whole[kind, at.index] += nbytes
+    return [_copier(step, whole[step.kind, step.dst.index]) for step in steps]
+
+
+def _copier(step: Step, in_all: int) -> int:
+    """Return the function by which a step copies, if `in_all` bytes go into its user array."""
+    if step.kind not in COPIES:
+        return 0
+    if step.kind is Kind.REDN:  # what it copies lies in the first cache
+        in_all = 0
+    elif step.kind is Kind.FILL:
+        in_all = step.nbytes
+    elif step.dst.space is not Space.USER:
+        in_all = 0
+    return copy.copier(min(step.nbytes, step.total or step.nbytes), in_all)
+
+
+def _sources(step: Step) -> tuple[At, ...]:
+    """Return the places that a step reads; peers read what is exposed."""
+    return () if step.kind is Kind.EXPOSE else (step.src, step.own)
+
+
+def _times(steps: Sequence[Step]) -> list[int]:
+    """Return how often each step is carried out; MANY where ranks settle that by the way."""
+    times = [1] * len(steps)
+    for index, step in enumerate(steps):
+        repeat = MANY if step.kind is Kind.LOOP_AGREED else max(1, step.repeat)
+        for inside in range(index - step.back, index):
+            times[inside] *= repeat
+    return times
+
+
+NO_OPERAND = 1 << 40
+ROWS = {
+    Space.BOARD: 0,
+    Space.INLINE: TABLE_INLINE,
+    Space.EARLIER: TABLE_OTHER,
+    Space.SCRATCH: TABLE_ZEROS,  # a word that is 0: the offset is an address
+}
+"""Which row of the channel's tables a place is in."""
+
+
+def _selector(at: At, size: int, table: int) -> int:
+    # Users' arrays are found from the front of their table; shared places by negative numbers,
+    # from the channel's own: boards, inline slots, and what is the other half's in this round.
+    if at.space is Space.NONE:
+        return NO_OPERAND
+    if at.space is Space.USER:
+        return 8 * at.index
+    return -(table + 8 * (ROWS[at.space] * size + at.index))
+
+
+def _pack(
+    step: Step,
+    program: Program,
+    record: npt.NDArray[np.uint8],
+    size: int,
+    table: int,
+    kernel_address: Callable[[Kernel], int],
+    copier: int,
+) -> list[int]:
+    row = [int(step.kind), step.nbytes, step.tick]
+    for at in (step.dst, step.src, step.own, step.also):
+        row += [_selector(at, size, table), at.offset, at.stride]
+    kernel = kernel_address(step.kernel) if step.kernel is not None else 0
+    last = kernel_address(step.last) if step.last is not None else 0
+    # What a step needs besides operands shares fields: no kind needs both meanings.
+    extra = step.peer
+    if step.kind in (Kind.LEAD, Kind.FOLLOW):
+        last = program.call.fingerprint()
+    elif step.kind in (Kind.ENTER, Kind.BEGIN):
+        kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
+    elif step.kind in (Kind.DIVERT, Kind.JUMP, Kind.PICK):
+        extra = step.skip
+    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED, Kind.LOOP):
+        last, extra, kernel = step.free, step.back, step.repeat
+    elif step.kind in (Kind.FLOW, Kind.FOLD):
+        extra = step.repeat
+    elif step.kind is Kind.SHOW:
+        kernel, extra = record.ctypes.data, program.call.fingerprint()
+    elif step.kind is Kind.CHECK:
+        row[2], extra = step.peer, program.call.fingerprint()
+    both = kernel_address(step.both) if step.both is not None else 0
+    if step.kind is Kind.REDN:
+        both, extra = copier, int(step.dst.space in SHOWN)
+    elif step.kind in COPIES:
+        kernel = copier
+    return [*row, kernel, last, int(step.arg), step.total, extra, both]
+
+
+def record_bytes(call: Call) -> npt.NDArray[np.uint8]:
+    """Return the static part of a call's record: UTF-8 text, cut and padded."""
+    raw = call.describe().encode()[:TEXT_BYTES]
+    return np.frombuffer(raw.ljust(TEXT_BYTES, b"\0"), np.uint8).copy()

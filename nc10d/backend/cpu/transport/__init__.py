@@ -1,0 +1,1 @@
+"""Connections between hosts: addresses, connect, accept, streams, links."""

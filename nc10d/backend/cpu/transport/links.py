@@ -1,0 +1,284 @@
+"""Point-to-point: one link for each direction between two ranks of a group, made when first used.
+
+Whoever needs a link first makes it, in its own arena, and puts its place into the sender's area;
+if both do, one of them wins and the other gives its memory back. Messages of one sender arrive
+in order. A receive takes the first message with its tag; a message that nobody has asked for yet
+is taken out of the way by a rank that waits for a later one, and kept until it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.algorithms import message
+from nc10d.backend.cpu.engine.call_sites import text_in
+from nc10d.backend.cpu.engine.channel import Channel, Shared, Submission
+from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.program.linker import Linked
+from nc10d.backend.cpu.program.linker import link as link_program
+from nc10d.backend.cpu.program.program import Call, Program, Step
+from nc10d.backend.cpu.program.steps import gate, pack, unpack
+from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.errors import GroupClosed
+
+HALF = 128 * 1024
+DIRECT = HALF + 1
+"""Bytes from which a registered message is read where it lies: what half a board does not hold."""
+LINK_BYTES = at.LINK_BOARD + 2 * HALF
+# The word in the sender's area: the offset of the link, plus whose arena it is in.
+BY_SENDER, BY_RECEIVER = 1, 2
+
+
+@dataclass(slots=True)
+class Unexpected:
+    """A message that came before anybody asked for its tag; `submission` brings it in."""
+
+    tag: int
+    dtype: int
+    data: npt.NDArray[np.uint8]
+    submission: Submission
+    site: str
+
+
+def sender_site(channel: Channel) -> str:
+    """Return where the message at a link's head was sent from; "" if it is not known."""
+    start = channel.shared.counters[0] + at.LINK_SITES
+    return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
+
+
+class Inbox:
+    """My end of the link from one sender; held by `with inbox.lock, inbox`, once at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.early: deque[Unexpected] = deque()
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Let nobody begin to receive past the ring."""
+        self._guard(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._guard(0)
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a receive is under way in its caller's own thread, not in the channel's ring."""
+        return self.channel.get(at.C_RECEIVING) != 0
+
+    def keep(self, message: Unexpected) -> None:
+        """Keep a message that came early; the caller holds the inbox."""
+        self.early.append(message)
+
+    def take_early(self, tag: int) -> Unexpected | None:
+        """Return the oldest kept message with `tag`, if any; the caller holds the inbox."""
+        for kept in self.early:
+            if kept.tag == tag:
+                self.early.remove(kept)
+                return kept
+        return None
+
+    def _guard(self, holders: int) -> None:
+        # Written anew each time: where Ctrl-C comes between, the next who holds it mends it.
+        # A full fence: who receives past the ring is seen, or sees this.
+        now = self.channel.get(at.C_GUARD)
+        there = holders + len(self.early)
+        entry_points.compare_and_swap(self.channel.address + at.C_GUARD, now, there)
+
+    def stray(self) -> tuple[int, int, int] | None:
+        """Return (tag, bytes, dtype) of a message at the head that nobody has asked for, if any.
+
+        The caller holds the inbox, so nothing new is posted; but what was posted just before may
+        be matched and end meanwhile, and then the link is further on than it was.
+        """
+        channel = self.channel
+        # Who was let in before I held the inbox is about to take it, or to see that it can't.
+        while self.receiving and channel.get(at.C_UNMATCHED):
+            time.sleep(0)
+        place = channel.get(at.C_SEQ)
+        if self.receiving or not channel.get(at.C_UNMATCHED):
+            return None
+        first = at.C_MESSAGE_TAG // 8
+        tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
+        if self._posted(tag) or channel.get(at.C_SEQ) != place:
+            return None
+        return tag, nbytes, dtype
+
+    def _posted(self, tag: int) -> bool:
+        posted = list(self.channel.flying.values())
+        return any(not sub.finished() and int(sub.words[at.D_TAG // 8]) == tag for sub in posted)
+
+
+class Links:
+    """All links of one rank in one group."""
+
+    def __init__(self, areas: Areas, outside: Outside | None = None) -> None:
+        self._areas = areas
+        self._outside = outside
+        self._lock = threading.RLock()
+        self._out: dict[int, Channel] = {}
+        self._in: dict[int, Inbox] = {}
+        self._programs: dict[tuple[bool, int, bool, int, bool], Linked] = {}
+        self._mine: list[int] = []
+        self._stopped = False
+
+    def to(self, peer: int) -> Channel:
+        """Return my end of the link to a rank."""
+        with self._lock:
+            found = self._out.get(peer)
+            if found is None:
+                found = self._out[peer] = self._connect(self._areas.number, peer)
+            return found
+
+    def inbox(self, peer: int) -> Inbox:
+        """Return my end of the link from a rank."""
+        with self._lock:
+            found = self._in.get(peer)
+            if found is None:
+                found = self._in[peer] = Inbox(self._connect(peer, self._areas.number))
+            return found
+
+    def program(
+        self,
+        sending: bool,
+        nbytes: int,
+        folded: bool = False,
+        gates: int = 0,
+        away: bool = False,
+    ) -> Linked:
+        """Return the program that moves `nbytes` through a link.
+
+        Its arrays are the message; if it is `folded`, the strided array that it is a copy of, and
+        that one's shape; and each of the `gates` to wait for. `away` is for another host.
+        """
+        key = (sending, nbytes, folded, gates, away)
+        found = self._programs.get(key)
+        if found is None:
+            call = Call("send" if sending else "recv", count=nbytes)
+            users = (3 if folded else 1) + gates
+            steps = tuple(_message(sending, nbytes, folded, range(users - gates, users), away))
+            found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
+            if len(self._programs) > 1024:
+                self._programs.clear()
+            self._programs[key] = found
+        return found
+
+    def channels(self) -> list[Channel]:
+        """Return the channels of all links made so far."""
+        with self._lock:
+            return [*self._out.values(), *(inbox.channel for inbox in self._in.values())]
+
+    def stop(self) -> None:
+        """Stop all links for good, and let none be made any more."""
+        with self._lock:
+            self._stopped = True
+        for channel in self.channels():
+            channel.stop()
+
+    def inboxes(self) -> list[Inbox]:
+        """Return what has been made of incoming links."""
+        with self._lock:
+            return list(self._in.values())
+
+    def peer_of(self, channel: Channel) -> int | None:
+        """Return the rank at the other end of a link."""
+        with self._lock:
+            ends = [*self._out.items(), *((peer, box.channel) for peer, box in self._in.items())]
+        return next((peer for peer, end in ends if end is channel), None)
+
+    def used(self, rank: int) -> list[str]:
+        """Say to and from whom a rank of this host (by its number here) has moved messages here."""
+        numbers = self._areas.numbers
+        sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
+        taken = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
+        return [
+            f"{way} rank {numbers[receiver if way == 'to' else sender]}"
+            for way, sender, receiver, counter in (*sent, *taken)
+            if (start := self._start(sender, receiver)) and entry_points.load_word(start + counter)
+        ]
+
+    def memory(self) -> list[int]:
+        """Return the offsets in my arena that links occupy."""
+        return list(self._mine)
+
+    def _connect(self, sender: int, receiver: int) -> Channel:
+        if self._stopped:
+            raise GroupClosed("the group has failed or been closed: no new links")
+        peer = receiver if sender == self._areas.number else sender
+        if self._outside is not None and self._outside.has(peer):
+            return self._abroad(self._outside, peer, sending=peer == receiver)
+        numbers = self._areas.numbers
+        return self._nearby(numbers.index(sender), numbers.index(receiver))
+
+    def _abroad(self, outside: Outside, peer: int, *, sending: bool) -> Channel:
+        areas = self._areas
+        return areas.host.channels.make(
+            outside.message_end(peer, areas.address(areas.rank), sending=sending)
+        )
+
+    def _nearby(self, sender: int, receiver: int) -> Channel:
+        """Make my end of a link to a host mate; both are numbers of mates."""
+        areas = self._areas
+        sending = areas.rank == sender
+        start = self._start(sender, receiver)
+        if not start:
+            self._make(areas.links_word(sender, receiver), sending)
+            start = self._start(sender, receiver)
+        boards = start + at.LINK_BOARD
+        shared = Shared(
+            rank=message.SENDER if sending else message.RECEIVER,
+            size=2,
+            area=areas.address(areas.rank),
+            counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
+            boards=((boards, boards), (boards + HALF, boards + HALF)),
+            kind=at.SENDER if sending else at.RECEIVER,
+            reach=areas.reach([sender, receiver]),
+        )
+        return areas.host.channels.make(shared)
+
+    def _start(self, sender: int, receiver: int) -> int:
+        """Return where the link between two mates (numbers of them) lies; 0: it is not made yet."""
+        areas = self._areas
+        place = int(entry_points.load_word(areas.links_word(sender, receiver)))
+        owner = sender if place & 3 == BY_SENDER else receiver
+        base = areas.host.mates[areas.members[owner]].mapping.base
+        return base + (place & ~3) if place else 0
+
+    def _make(self, word: int, sending: bool) -> None:
+        """Make a link's memory, unless the other end has just done so."""
+        host = self._areas.host
+        offset = host.allocate(LINK_BYTES)
+        mine = offset | (BY_SENDER if sending else BY_RECEIVER)
+        if entry_points.compare_and_swap(word, 0, mine) != 0:
+            host.arena.free(offset)
+        else:
+            self._mine.append(offset)
+
+
+def _message(
+    sending: bool, nbytes: int, folded: bool, gates: Iterable[int], away: bool
+) -> Iterator[Step]:
+    yield from (gate(number, 0) for number in gates)
+    if sending and folded:
+        yield pack(0, 1, 2)
+    if away:
+        yield from (message.send_away if sending else message.recv_away)(nbytes)
+    elif sending:
+        yield from message.send(HALF, nbytes, DIRECT)
+    else:
+        yield from message.recv(HALF, nbytes, DIRECT)
+    if folded and not sending:
+        yield unpack(1, 0, 2)
+
+
+def _no_kernel(_: object) -> int:
+    raise AssertionError("messages need no kernel")

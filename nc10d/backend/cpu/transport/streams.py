@@ -1,0 +1,143 @@
+"""Links to other hosts as the engine sees them, and the thread that sleeps for all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.engine.call_sites import called
+from nc10d.backend.cpu.native import net as native
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.backend.cpu.native.sockets import EVENT_BYTES
+from nc10d.backend.cpu.native.streams import FUNCTIONS
+from nc10d.kernels import copy
+
+Words = npt.NDArray[np.int64]
+SLICE_MS = 1000
+PAGE = 512
+"""Words of a page of blocks."""
+
+
+@dataclass(slots=True)
+class Link:
+    """One socket to one rank: `address` is its block, for the engine."""
+
+    rank: int
+    wire: socket.socket
+    address: int
+
+
+class Streams:
+    """What the programs of one channel cross by: links by rank, and a line to wait on."""
+
+    def __init__(self, net: Net, links: Mapping[int, Link], size: int) -> None:
+        self.links = links
+        self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        """Where bytes land first if the kernel is slow to copy them to their place: nc10d_take."""
+        self._table: Words = np.zeros(size, np.int64)
+        for rank, link in links.items():
+            self._table[rank] = link.address
+        self._waiting: Words = np.zeros(4 * size, np.int64)
+        self._poll: Words = np.zeros(2 * size, np.int64)
+        self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
+        self.address: int = plain.address(self._words)
+        fields = {
+            at.S_LINE: net.block(),
+            at.S_EPOLL: net.epoll.fileno(),
+            at.S_LINKS: plain.address(self._table),
+            at.S_WAITING: plain.address(self._waiting),
+            at.S_POLL: plain.address(self._poll),
+        }
+        fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
+        if copy.kernel_is_slow():
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE, private)
+            self.spare = np.frombuffer(pages, np.uint8)
+            fields[at.S_SPARE] = plain.address(self.spare)
+            fields[at.S_COPY] = copy.quick_copy_address()
+        for offset, value in fields.items():
+            self._words[offset // 8] = value
+
+    def seen(self) -> str:
+        """Return what a rank called that called something else, and where."""
+        what = self._seen(at.RECORD_TEXT, at.TEXT_BYTES)
+        return called(what, self._seen(at.RECORD_SITE, at.SITE_BYTES))
+
+    def _seen(self, start: int, count: int) -> str:
+        raw = self._words.view(np.uint8)[at.S_SEEN + start : at.S_SEEN + start + count]
+        return raw.tobytes().partition(b"\0")[0].decode(errors="replace")
+
+    def error(self) -> str:
+        """Say how a link has failed."""
+        number = int(self._words[at.S_ERROR // 8])
+        return os.strerror(number) if number else "the connection was closed"
+
+
+class Net:
+    """All links of a process. Blocks are never given back: the thread may look at any of them."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self.epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        native.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
+        self._events: Words = np.zeros(native.EVENTS * EVENT_BYTES // 8, np.int64)
+        self._pages: list[Words] = []
+        self._used = PAGE
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="nc10d-net", daemon=True)
+        self._thread.start()
+
+    def block(self) -> int:
+        """Return the address of a zeroed block, big enough for a link or a line."""
+        with self._lock:
+            if self._used == PAGE:
+                self._pages.append(np.zeros(PAGE, np.int64))
+                self._used = 0
+            start = self._used
+            self._used += at.LINK_BLOCK_BYTES // 8
+            return int(plain.address(self._pages[-1][start:]))
+
+    def link(self, rank: int, wire: socket.socket) -> Link:
+        """Make a link of a connected, non-blocking socket."""
+        address = self.block()
+        words = _words(address)
+        words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
+        native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
+        return Link(rank, wire, address)
+
+    def streams(self, links: Mapping[int, Link], size: int) -> Streams:
+        """Make what the programs of a channel cross by; ranks are below `size`."""
+        return Streams(self, links, size)
+
+    def close(self) -> None:
+        """Join the thread, which the process's stop word ends; idempotent."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            self.disown()
+
+    def disown(self) -> None:
+        """Close the descriptors."""
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+            self.epoll.close()
+
+    def _run(self) -> None:
+        native.net(self._process, self.epoll.fileno(), plain.address(self._events), SLICE_MS)
+
+
+def _words(address: int) -> Words:
+    kind = ctypes.c_int64 * (at.LINK_BLOCK_BYTES // 8)
+    return np.ctypeslib.as_array(kind.from_address(address))

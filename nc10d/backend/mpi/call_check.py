@@ -1,0 +1,126 @@
+"""Whether all ranks made the same call: found out before anything is sent.
+
+A launch's collectives are put into words, the words into 62 bits, and one small all_reduce tells
+every rank whether all have the same bits; since it ends when all have come, it is the barrier too.
+The same words are what an error shows. With the words goes whether this rank's arrays make the
+operations of a batch wait for one another: if one rank's do, all run them one after another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.arrays.buffer import as_buffer
+from nc10d.backend.mpi.collectives import announced
+from nc10d.backend.mpi.library import MPI, Request
+from nc10d.errors import CollectiveMismatch
+from nc10d.ops import (
+    OP_NAMES,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+
+WORDS = 240
+"""Bytes of a call's description that ranks show each other when they disagree."""
+
+
+def describe(ops: Sequence[Op]) -> str:
+    """Put calls into words: all that ranks must have alike, and nothing else."""
+    return "; ".join(map(_describe, ops))
+
+
+def _describe(op: Op) -> str:
+    name = OP_NAMES[type(op)]
+    if isinstance(op, (Barrier, Send, Recv)):
+        return name
+    reduces = isinstance(op, (AllReduce, Reduce, ReduceScatter))
+    how = f", op={_reduction(op)}" if reduces else ""
+    root = getattr(op, "root", None)
+    who = "" if root is None else f", root={root}"
+    return f"{name}(dtype={_dtype(op)}, {_sizes(op)}{how}{who})"
+
+
+def _reduction(op: Any) -> str:
+    factor: float | None = op.op.factor
+    return str(op.op.name) if factor is None else f"{op.op.name}({factor})"
+
+
+def _dtype(op: Any) -> str:
+    array = op.x if hasattr(op, "x") else op.out if isinstance(op, Scatter) else op.inp
+    first = array[0] if isinstance(array, (list, tuple)) else array
+    return as_buffer(first).dtype.label
+
+
+def _sizes(op: Any) -> str:
+    if announced(op):
+        return "announced sizes"
+    if isinstance(op, (AllGather, ReduceScatter)):
+        whole = op.out if isinstance(op, AllGather) else op.inp
+        if isinstance(whole, (list, tuple)):
+            counts = [as_buffer(x).count for x in whole]
+            even = len(set(counts)) == 1
+            return f"count={sum(counts)}" if even else f"counts={counts}"
+        return f"count={as_buffer(whole).count}"
+    return f"count={as_buffer(op.inp if isinstance(op, AllToAll) else op.x).count}"
+
+
+class Agreement:
+    """One launch's question to all ranks: is this your call too, and may it run side by side?"""
+
+    __slots__ = ("_least", "text")
+
+    def __init__(self, text: str, conflict: bool) -> None:
+        self.text = text
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        word = int.from_bytes(digest, "little") >> 2
+        self._least = np.array([word, -word, -int(conflict)], np.int64)
+
+    def ask(self, comm: Any) -> Request:
+        """Start asking; MIN of a number and of its negative are opposite only if all are alike."""
+        return comm.Iallreduce(MPI.IN_PLACE, self._least, MPI.MIN)
+
+    @property
+    def reached(self) -> bool:
+        """Whether all calls were the same."""
+        return bool(self._least[0] == -self._least[1])
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether some rank has operations that must run one after another."""
+        return bool(self._least[2] < 0)
+
+
+def shown(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return a description as bytes to send, and room for those of all ranks."""
+    cut = text.encode()[:WORDS].ljust(WORDS, b"\0")
+    return np.frombuffer(cut, np.uint8), np.empty((size, WORDS), np.uint8)
+
+
+def mismatch(everybody: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMismatch:
+    """Return the error that names who called what; the same on every rank."""
+    texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everybody]
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    told = ", ".join(f"{text} on {_few(who)}" for text, who in list(ranks.items())[:4])
+    message = f"group {group!r}: the ranks made different calls at #{seq}: {told}"
+    odd = min(ranks.values(), key=lambda who: (len(who), -who[0]))[0]
+    name = texts[odd].partition("(")[0]
+    return CollectiveMismatch(message, rank=odd, group=group, op=name, seq=seq)
+
+
+def _few(ranks: Sequence[int]) -> str:
+    text = ", ".join(map(str, ranks[:8])) + ("" if len(ranks) <= 8 else ", ...")
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

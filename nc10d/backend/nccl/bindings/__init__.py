@@ -1,0 +1,1 @@
+"""The NCCL library through ctypes: function table, versions, configuration."""

@@ -1,0 +1,182 @@
+"""libnccl by ctypes: found, loaded, and called by the table; nothing is hidden, errors are raised.
+
+The library is that of NC10D_NCCL_LIBRARY, else the one of the wheel nvidia-nccl-cu12 or -cu13, else
+the system's libnccl.so.2. A function that the loaded release does not have yet raises
+UnsupportedPlatform and says which release brought it; nothing is looked up before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nc10d.backend.nccl.bindings.table import CONSTANTS, ENUMS, FUNCTIONS, STRUCTS, Version
+from nc10d.errors import NCCLError, UnsupportedPlatform
+
+RESULT = ENUMS["ncclResult_t"]
+SUCCESS, IN_PROGRESS = RESULT["ncclSuccess"], RESULT["ncclInProgress"]
+_SONAME = "libnccl.so.2"
+_HOW = 'pip install "nc10d[cu12]" (or cu13), or name a libnccl.so.2 by NC10D_NCCL_LIBRARY'
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: what the ranks of a communicator must have alike; passed by value."""
+
+    _fields_ = (("internal", ctypes.c_char * CONSTANTS["NCCL_UNIQUE_ID_BYTES"]),)
+
+
+CTYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+    "z": ctypes.c_size_t,
+    "i": ctypes.c_int,
+    "u": ctypes.c_uint,
+    "U": ctypes.c_uint64,
+    "f": ctypes.c_float,
+    "D": UniqueId,
+    "v": None,
+}
+
+
+class Library:
+    """One loaded libnccl. Calls give the GIL back while they run."""
+
+    def __init__(self, path: str) -> None:
+        """Load the library at `path`; UnsupportedPlatform if that can't be."""
+        self.path = path
+        try:
+            self._dll = ctypes.CDLL(path)
+        except OSError as error:
+            raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
+        code = ctypes.c_int()
+        self._raw("ncclGetVersion")(ctypes.byref(code))
+        self.version: Version = version_of(code.value)
+        self._functions: dict[str, Any] = {}
+        self._addresses: dict[str, int] = {}
+
+    def has(self, name: str) -> bool:
+        """Say whether this release has a function of the table."""
+        return FUNCTIONS[name].since <= self.version
+
+    def require(self, since: Version, what: str) -> None:
+        """Raise UnsupportedPlatform if this release is older than `since`."""
+        if self.version < since:
+            message = f"{what} needs NCCL >= {dotted(since)}, this is {dotted(self.version)}"
+            raise UnsupportedPlatform(f"{message} ({self.path})")
+
+    def function(self, name: str) -> Any:
+        """Return a function of the table as ctypes calls it; UnsupportedPlatform if too new."""
+        found = self._functions.get(name)
+        if found is None:
+            self.require(FUNCTIONS[name].since, name)
+            found = self._functions[name] = self._raw(name)
+        return found
+
+    def address(self, name: str) -> int:
+        """Return a function's address, for compiled code that calls it."""
+        found = self._addresses.get(name)
+        if found is None:
+            found = self._addresses[name] = _address(self.function(name))
+        return found
+
+    def _raw(self, name: str) -> Any:
+        row = FUNCTIONS[name]
+        try:
+            function = self._dll[name]
+        except AttributeError as error:
+            message = f"{self.path} has no {name}, which NCCL has from {dotted(row.since)} on"
+            raise UnsupportedPlatform(message) from error
+        function.restype = CTYPES[row.result]
+        function.argtypes = [CTYPES[letter] for letter in row.arguments]
+        return function
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call a function; return SUCCESS or IN_PROGRESS, raise NCCLError for anything else."""
+        code = int(self.function(name)(*arguments))
+        self.check(code, name)
+        return code
+
+    def check(self, code: int, what: str) -> None:
+        """Raise the NCCLError of a result that is a failure, with NCCL's own words."""
+        if code not in (SUCCESS, IN_PROGRESS):
+            raise NCCLError(f"{what}: {self.describe(code)}", code=code)
+
+    def describe(self, code: int) -> str:
+        """Return what a result means, and what NCCL last complained of; for failures only.
+
+        NCCL keeps the last message even when later calls succeed.
+        """
+        text = self.function("ncclGetErrorString")(code).decode(errors="replace")
+        last = (self.function("ncclGetLastError")(None) or b"").decode(errors="replace").strip()
+        return f"{text} ({last})" if last else text
+
+    def unique_id(self) -> bytes:
+        """Return the 128 bytes that the ranks of a new communicator need; starts a listener."""
+        made = UniqueId()
+        self.call("ncclGetUniqueId", ctypes.byref(made))
+        return bytes(made)
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """Make the calls of this thread inside one submission; it is ended on an error too."""
+        self.call("ncclGroupStart")
+        try:
+            yield
+        except BaseException:
+            self.function("ncclGroupEnd")()
+            raise
+        self.call("ncclGroupEnd")
+
+
+def _address(function: Any) -> int:
+    found = ctypes.cast(function, ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
+def version_of(code: int) -> Version:
+    """Read NCCL_VERSION_CODE (nccl.h: 2.8 and older count in hundreds)."""
+    if code < 10_000:
+        return code // 1000, code // 100 % 10, code % 100
+    return code // 10_000, code // 100 % 100, code % 100
+
+
+def version_code(version: Version) -> int:
+    """Return the NCCL_VERSION_CODE of a release after 2.8."""
+    major, minor, patch = version
+    return 10_000 * major + 100 * minor + patch
+
+
+def dotted(version: Version) -> str:
+    """Write a version as people do; a patch of 0 stands for the first of its line."""
+    return ".".join(map(str, version if version[2] else version[:2]))
+
+
+@functools.cache
+def struct_type(name: str, version: Version) -> type[ctypes.Structure]:
+    """Return a struct of the table as a release knows it: without the fields that came later."""
+    fields = [(f.name, CTYPES[f.kind]) for f in STRUCTS[name] if f.since <= version]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+@functools.cache
+def library() -> Library:
+    """Return the libnccl of this process, loaded at the first call."""
+    return Library(find_library())
+
+
+def find_library() -> str:
+    """Return the path, or the bare name, of the libnccl to load; see the module."""
+    asked = os.environ.get("NC10D_NCCL_LIBRARY")
+    if asked:
+        return asked
+    spec = importlib.util.find_spec("nvidia")  # the folder that NVIDIA's wheels share
+    folders = spec.submodule_search_locations if spec else None
+    found = (Path(folder, "nccl", "lib", _SONAME) for folder in folders or ())
+    return next((str(path) for path in found if path.exists()), _SONAME)

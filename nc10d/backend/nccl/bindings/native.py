@@ -1,0 +1,189 @@
+"""The compiled loop: C calls one after another, read from a table, without the GIL.
+
+A row is WORDS integers: the address of a C function, how many arguments it takes, a mark, and up to
+eight arguments. All are passed as 64 bits: the System V and the ARM ABI give each of the first
+eight integers a register or a slot of that size, of which the callee reads as much as it declared.
+A mark says what an error means for the rows behind: GROUPED rows are skipped up to the row that
+ENDS their group, which is run in any case; nothing behind that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from nc10d.backend.cpu.native.atomics import load, move, nc10d_now, store
+from nc10d.backend.cpu.native.offsets import RECORD_TEXT, TEXT_BYTES
+from nc10d.kernels.cache import compiled, compiled_callback
+
+WORDS = 11
+PLAIN, GROUPED, ENDS = 0, 1, 2
+IN_PROGRESS = 7
+"""ncclInProgress: not an error, but rows behind the end of the group have to wait for it."""
+SCALE = 1000
+"""An answer is SCALE * (row + 1) + code for an error, -row where to go on later, 0 at the end."""
+
+_ROW = 8 * WORDS
+_I64 = ir.IntType(64)
+
+
+def _caller(count: int) -> Any:
+    """Return an intrinsic that calls the C function at an address with `count` integers."""
+
+    @intrinsic
+    def call(_typing: Any, function: Any, arguments: Any) -> Any:
+        def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(ir.IntType(32), [_I64] * count)
+            table = b.inttoptr(args[1], _I64.as_pointer())
+            values = [b.load(b.gep(table, [_I64(index)])) for index in range(count)]
+            answer = b.call(b.inttoptr(args[0], kind.as_pointer()), values)
+            return b.sext(answer, _I64)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return call
+
+
+_call0, _call1, _call2, _call3 = map(_caller, (0, 1, 2, 3))
+_call6, _call7, _call8 = map(_caller, (6, 7, 8))
+
+
+@njit(nogil=True)
+def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
+    """Make the call of the row at an address; return its result."""
+    function, count, arguments = load(row), load(row + 8), row + 24
+    if count == 7:
+        return _call7(function, arguments)
+    if count == 6:
+        return _call6(function, arguments)
+    if count == 8:
+        return _call8(function, arguments)
+    if count == 2:
+        return _call2(function, arguments)
+    if count == 3:
+        return _call3(function, arguments)
+    if count == 1:
+        return _call1(function, arguments)
+    return _call0(function, arguments)
+
+
+@njit(nogil=True)
+def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
+    """Make the calls of rows first..count-1 of a table; see SCALE for what is returned."""
+    waiting = False
+    index = first
+    while index < count:
+        row = table + index * _ROW
+        mark = load(row + 16)
+        code = nc10d_nccl_call(row)
+        if code == IN_PROGRESS:
+            waiting = True
+        elif code != 0:
+            failed = SCALE * (index + 1) + code
+            if mark == GROUPED:
+                while mark != ENDS:
+                    index += 1
+                    row = table + index * _ROW
+                    mark = load(row + 16)
+                nc10d_nccl_call(row)
+            return failed
+        index += 1
+        if waiting and mark != GROUPED and index < count:
+            return -index
+    return 0
+
+
+@compiled_callback("int64(int64, int64)")
+def nc10d_nccl_note(record, text):  # type: ignore[no-untyped-def]
+    """Write a launch into a record: its number, when it began (ns), and what it is."""
+    store(record, load(record) + 1)
+    store(record + 8, nc10d_now())
+    move(record + RECORD_TEXT, text, TEXT_BYTES)
+    return 0
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64, int64)")
+def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: ignore[no-untyped-def]
+    """Make the calls of rows first..count-1 with a device's context as the thread's current one.
+
+    `device` is the address of two rows: what makes the context current, and what puts back the one
+    before. The default streams are those of the current context. What differs from launch to launch
+    is written to the table first: the stream `current` and the event `ended`, which row `end`
+    records and the one behind it waits for.
+    """
+    last = table + end * _ROW
+    store(table + _ROW + 32, current)
+    store(last + 24, ended)
+    store(last + _ROW + 24, current)
+    store(last + _ROW + 32, ended)
+    code = nc10d_nccl_call(device)
+    if code != 0:
+        return SCALE + code
+    answer = nc10d_nccl_rows(table, first, count)
+    nc10d_nccl_call(device + _ROW)
+    return answer
+
+
+_SIZE = object.__basicsize__
+"""Where a list keeps its length, and behind it the address of its items (CPython's header)."""
+
+
+@compiled("int64(int64, int64, int64)")
+def nc10d_nccl_same(items, known, count):  # type: ignore[no-untyped-def]
+    """Say whether the list at an address has these `count` objects, by their addresses (ids)."""
+    if load(items + _SIZE) != count:
+        return 0
+    first = load(items + _SIZE + 8)
+    for index in range(count):
+        if load(first + 8 * index) != load(known + 8 * index):
+            return 0
+    return 1
+
+
+@njit(nogil=True)
+def nc10d_nccl_sort(keys, order, count):  # type: ignore[no-untyped-def]
+    """order = keys[order].argsort(), by Shell's method: blocks are short, and often sorted."""
+    gap = count // 2
+    while gap > 0:
+        for index in range(gap, count):
+            this = load(order + 8 * index)
+            place = index
+            while place >= gap:
+                other = load(order + 8 * (place - gap))
+                if load(keys + 8 * other) <= load(keys + 8 * this):
+                    break
+                store(order + 8 * place, other)
+                place -= gap
+            store(order + 8 * place, this)
+        gap //= 2
+
+
+@compiled("int64(int64, int64, int64, int64, int64)")
+def nc10d_nccl_alike(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
+    """Fill in where arrays are, and how large, in `count` rows that are alike.
+
+    `places` is the address of `count` addresses, as many counts, and as many words of room. Says
+    whether the arrays have elements, are aligned, and lie apart; if not, no row is of use.
+    """
+    counts, order = places + 8 * count, places + 16 * count
+    for index in range(count):
+        address, n = load(places + 8 * index), load(counts + 8 * index)
+        if n == 0 or address % min(itemsize, 8) != 0:
+            return 0
+        row = table + index * _ROW
+        store(row + 24, address)
+        store(row + 32, address)
+        store(row + 40, n * elements)
+        store(order + 8 * index, index)
+    nc10d_nccl_sort(places, order, count)
+    end = 0
+    for index in range(count):
+        at = load(order + 8 * index)
+        address = load(places + 8 * at)
+        if index > 0 and address < end:
+            return 0
+        end = address + load(counts + 8 * at) * itemsize
+    return 1

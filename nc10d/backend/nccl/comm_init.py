@@ -1,0 +1,48 @@
+"""How ranks meet before NCCL: all are known to be there, and hold the same unique id.
+
+NCCL waits for a missing rank for ever. So the ranks count themselves in the store; the last to come
+writes that all may go, who gives up writes why nobody does; the first word holds for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nc10d.backend.nccl.bindings.library import Library
+from nc10d.base.deadline import Deadline
+from nc10d.errors import RendezvousError
+from nc10d.store.arrival import come
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+_GO = "go"
+
+
+def meet(
+    store: Store,
+    library: Library,
+    what: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> bytes:
+    """Wait until all `size` ranks have called with a store of their own; return the unique id.
+
+    `what` is what they form, for errors; `check` is called meanwhile and raises what makes waiting
+    pointless. RendezvousError, the same on all ranks, says who had not come by the first deadline.
+    """
+    if rank == 0:
+        store.set("id", library.unique_id())
+    store.set(f"here/{rank}", "")
+
+    def give_up() -> str:
+        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        return f"{what}: ranks {missing} of {size} have not come in time"
+
+    verdict = come(store, size, lambda: _GO, give_up, deadline, check)
+    if verdict != _GO.encode():
+        raise RendezvousError(verdict.decode(errors="replace"))
+    return store.get("id")

@@ -1,0 +1,198 @@
+"""Lanes: a communicator and the stream that it works on, for a group and for each of its links.
+
+A link is a direction between two ranks for one tag; messages so overtake collectives and each
+other, and both ranks may send first, which one communicator would not allow: it does one thing
+after the other. A lane is formed when it is first used, on a thread of its own, because the other
+ranks may come to it later, by way of operations that this rank has to do first. What is launched
+meanwhile is submitted when the lane is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nc10d.backend.nccl.bindings.library import Library
+from nc10d.backend.nccl.comm_init import meet
+from nc10d.backend.nccl.communicator import Communicator
+from nc10d.backend.nccl.options import NcclOptions
+from nc10d.base.deadline import Deadline
+from nc10d.cuda.driver import on_device
+from nc10d.cuda.events import EventPool
+from nc10d.cuda.streams import Stream
+from nc10d.errors import DistError
+from nc10d.ops import Op, Recv, Send
+from nc10d.store.prefix import PrefixStore
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+
+ALL = "all"
+"""The name of the lane of a group's collectives."""
+
+
+class Who(NamedTuple):
+    """Which group this is, and who is this rank in it."""
+
+    group: str
+    rank: int
+    size: int
+
+
+class Lane:
+    """One communicator with its stream. `queue` is what waits for it to be formed."""
+
+    def __init__(self, name: str, rank: int, size: int, stream: Stream, event: int) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.event = event
+        self.comm: Communicator | None = None
+        self.queue: deque[Any] = deque()
+        self.launched = 0
+        self._stream = stream
+        self.stream = stream.handle
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What a thread holds while it is in NCCL with the communicator."""
+        assert self.comm is not None, "a lane has no communicator before it is formed"
+        return self.comm.lock
+
+    @property
+    def handle(self) -> int:
+        """The ncclComm_t; GroupClosed once it has ended."""
+        assert self.comm is not None, "a lane has no communicator before it is formed"
+        return self.comm.handle
+
+    def settle(self, deadline: Deadline, what: str) -> None:
+        """Wait until a nonblocking communicator takes calls again."""
+        assert self.comm is not None, "a lane has no communicator before it is formed"
+        self.comm.settle(deadline, what)
+
+    def check(self) -> None:
+        """Raise NCCLError if something has failed on the way."""
+        comm = self.comm
+        assert comm is not None, "a lane has no communicator before it is formed"
+        comm.library.check(comm.async_error(), f"nccl lane {self.name!r}")
+
+
+class Lanes:
+    """The lanes of one group on one device.
+
+    `formed` is called when one is, and `fail` with what kept it from being formed, both on the
+    thread that formed it; `check` raises what has made the group fail.
+    """
+
+    def __init__(
+        self,
+        who: Who,
+        store: Store,
+        library: Library,
+        options: NcclOptions,
+        pool: EventPool,
+        *,
+        formed: Callable[[], None],
+        fail: Callable[[DistError], None],
+        check: Callable[[], None],
+    ) -> None:
+        self._group, self._rank, self._size = who
+        self._store = store
+        self._library = library
+        self._options = options
+        self._pool = pool
+        self._formed = formed
+        self._fail = fail
+        self._check = check
+        self._lanes: dict[str, Lane] = {}
+        self._ended = False
+
+    def all(self) -> list[Lane]:
+        """Return the lanes that there are."""
+        return list(self._lanes.values())
+
+    def find(self, name: str) -> Lane | None:
+        """Return a lane by name if there is one."""
+        return self._lanes.get(name)
+
+    def of(self, op: Op, deadline: Deadline) -> Lane:
+        """Return the lane of an operation; begins to form it, until `deadline`, if it is new."""
+        if isinstance(op, Send):
+            return self._link(self._rank, op.peer, op.tag, deadline)
+        if isinstance(op, Recv):
+            assert op.peer is not None, "a receive from anybody is refused before"
+            return self._link(op.peer, self._rank, op.tag, deadline)
+        return self.get(ALL, self._rank, self._size, deadline)
+
+    def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> Lane:
+        return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)
+
+    def get(self, name: str, rank: int, size: int, deadline: Deadline) -> Lane:
+        """Return a lane by name; begins to form it if it is new."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            stream = Stream(self._pool.device, self._options.high_priority)
+            lane = self._lanes[name] = Lane(name, rank, size, stream, self._pool.take())
+            form = threading.Thread(
+                target=self._form,
+                args=(lane, deadline),
+                name=f"nc10d-nccl-form-{name}",
+                daemon=True,
+            )
+            form.start()
+        return lane
+
+    def _form(self, lane: Lane, deadline: Deadline) -> None:
+        """Form a lane, on a thread of its own; whatever goes wrong is the group's failure."""
+        try:
+            comm = self._communicator(lane, deadline)
+        except DistError as error:
+            self._fail(error)
+            return
+        lane.comm = comm
+        if self._ended:  # meanwhile: whoever ended the others has not seen this one
+            comm.abort()
+        else:
+            self._formed()
+
+    def _communicator(self, lane: Lane, deadline: Deadline) -> Communicator:
+        store = self._store.clone()
+        try:
+            what = f"group {self._group!r}, nccl lane {lane.name!r}"
+            keys = PrefixStore(lane.name, store)
+            unique = meet(keys, self._library, what, lane.rank, lane.size, deadline, self._check)
+        finally:
+            store.close()
+        return Communicator.create(
+            self._library,
+            unique,
+            lane.rank,
+            lane.size,
+            deadline,
+            lambda: on_device(self._pool.device),
+            self._options.config,
+        )
+
+    def abort(self) -> None:
+        """End all communicators and what is under way on them; waits for NCCL to have done so.
+
+        One that is being formed ends when it is. What has waited for it is dropped: nothing may be
+        submitted any more.
+        """
+        self._ended = True
+        for comm in self._communicators():
+            comm.abort()
+        for lane in self.all():
+            lane.queue.clear()
+
+    def close(self) -> None:
+        """Give all communicators back; nothing is under way."""
+        self._ended = True
+        for comm in self._communicators():
+            comm.close()
+
+    def _communicators(self) -> list[Communicator]:
+        return [lane.comm for lane in self.all() if lane.comm is not None]

@@ -1,0 +1,171 @@
+"""Strided arrays: NCCL gets contiguous copies of them, made and written back on the lane's stream.
+
+Contract: elements go in C order, as with every backend, whatever lies between them on this rank or
+another. The copies are rows of a program: part of the order on the device, and of graphs. They are
+as many as the array has pieces that one copy of the driver's (rows of one width, equally far apart)
+can't take together; ValueError where that is more than MOST.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from nc10d.arrays.access import access, arrays_of
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.interop import on_each
+from nc10d.cuda.driver import address, driver
+from nc10d.cuda.memory import DeviceArray, empty
+from nc10d.ops import OP_NAMES, Array, Op
+
+MOST = 4096
+"""Copies of one array: beyond, queueing them costs more than a kernel of the caller's."""
+_FARTHEST = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of all devices
+
+
+class Piece(NamedTuple):
+    """`height` times `width` bytes: where they lie in an array, and in its copy, in bytes."""
+
+    at: int
+    pitch: int
+    to: int
+    to_pitch: int
+    width: int
+    height: int
+
+
+class _Side(NamedTuple):
+    """A dimension: its length, and the bytes between two places of it in the array and the copy."""
+
+    length: int
+    step: int
+    to_step: int
+
+
+def pieces(x: Buffer) -> Iterator[Piece]:
+    """Cut an array into pieces of a copy in C order; the first element is at 0 in both."""
+    if not x.count:
+        return
+    width, sides = _sides(x)
+    best = max((side for side in sides if _fits(side, width)), default=None)
+    rest = list(sides)
+    if best is not None:
+        rest.remove(best)
+    tall = best or _Side(1, width, width)
+    for places in itertools.product(*(range(side.length) for side in rest)):
+        at = sum(place * side.step for place, side in zip(places, rest, strict=True))
+        to = sum(place * side.to_step for place, side in zip(places, rest, strict=True))
+        yield Piece(at, tall.step, to, tall.to_step, width, tall.length)
+
+
+def how_many(x: Buffer) -> int:
+    """Return how many pieces an array has."""
+    if not x.count:
+        return 0
+    width, sides = _sides(x)
+    fit = [side.length for side in sides if _fits(side, width)]
+    return prod(side.length for side in sides) // max(fit, default=1)
+
+
+def _sides(x: Buffer) -> tuple[int, list[_Side]]:
+    """Return the bytes that lie together in array and copy, and the dimensions around them."""
+    sides: list[_Side] = []
+    width, to_step = x.dtype.itemsize, x.dtype.itemsize
+    for count, step in reversed(list(zip(x.shape, x.strides, strict=True))):
+        inner = sides[-1] if sides else _Side(width, 1, 1)
+        if count == 1:
+            continue
+        if step == inner.length * inner.step:  # goes on where the inner one ends
+            if sides:
+                sides[-1] = _Side(inner.length * count, inner.step, inner.to_step)
+            else:
+                width *= count
+        else:
+            sides.append(_Side(count, step, to_step))
+        to_step *= count
+    return width, sides
+
+
+def _fits(side: _Side, width: int) -> bool:
+    return width <= side.step <= _FARTHEST and side.to_step <= _FARTHEST
+
+
+Row = tuple[int, int]
+"""A call of the driver's that copies, less the stream: its function, and what it copies."""
+
+
+class Straight:
+    """A launch on contiguous arrays: `ops` has copies in the place of strided arrays.
+
+    `before` and `behind` return what makes the copies, and writes them back, for operations by
+    their places. `kept` must live as long as the launch, and never refers to the caller's arrays.
+    """
+
+    def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
+        self._rank = rank
+        self._device = device
+        self._copies: dict[tuple[Any, ...], DeviceArray] = {}
+        self._given = ops
+        self._rectangles: list[Any] = []
+        self.kept: object = (self._copies, self._rectangles)
+        self.ops: Sequence[Op] = ops
+        if any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op)):
+            self.ops = [self._straightened(op) for op in ops]
+
+    def _straightened(self, op: Op) -> Op:
+        try:
+            return on_each(op, self._see)
+        except ValueError as error:
+            raise ValueError(f"{OP_NAMES[type(op)]}: {error}") from None
+
+    def _see(self, x: Array) -> Array:
+        found = as_buffer(x)
+        return x if found.contiguous or found.device != "cuda" else self._copy(found)
+
+    def _copy(self, x: Buffer) -> DeviceArray:
+        key = (x.address, x.shape, x.strides, x.dtype)
+        made = self._copies.get(key)
+        if made is None:
+            if how_many(x) > MOST:
+                raise ValueError(
+                    f"an array of shape {x.shape} and strides {x.strides} lies in {how_many(x)} "
+                    f"pieces, more than {MOST}: copy it, and copy back what comes"
+                )
+            made = self._copies[key] = empty(x.shape, x.dtype, self._device)
+        return made
+
+    def before(self, places: Sequence[int]) -> list[Row]:
+        """Return the calls that copy what operations read."""
+        return [row for x in self._strided(places, 0) for row in self._rows(x, back=False)]
+
+    def behind(self, places: Sequence[int]) -> list[Row]:
+        """Return the calls that write back what operations have written."""
+        return [row for x in self._strided(places, 1) for row in self._rows(x, back=True)]
+
+    def _strided(self, places: Sequence[int], side: int) -> Iterator[Buffer]:
+        """Yield the strided arrays that operations read (0) or write (1)."""
+        if self._copies:
+            for place in places:
+                found = map(as_buffer, access(self._given[place], self._rank)[side])
+                yield from (x for x in found if not x.contiguous)
+
+    def _rows(self, x: Buffer, back: bool) -> Iterator[Row]:
+        copy, function = self._copy(x).address, address("cuMemcpy2DAsync_v2")
+        for piece in pieces(x):
+            rectangle = _rectangle(piece, x.address, copy, back)
+            self._rectangles.append(rectangle)
+            yield function, int(rectangle.getPtr())
+
+
+def _rectangle(piece: Piece, array: int, copy: int, back: bool) -> Any:
+    """Describe one copy for the driver."""
+    sides = (array + piece.at, piece.pitch), (copy + piece.to, piece.to_pitch)
+    made = driver().CUDA_MEMCPY2D()
+    made.srcMemoryType = made.dstMemoryType = driver().CUmemorytype.CU_MEMORYTYPE_DEVICE
+    (made.srcDevice, made.srcPitch), (made.dstDevice, made.dstPitch) = (
+        sides[::-1] if back else sides
+    )
+    made.WidthInBytes, made.Height = piece.width, piece.height
+    return made

@@ -1,0 +1,46 @@
+"""Failures: a late launch in words; any as text in the store, so that all ranks raise the same."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from nc10d.base import error_wire
+from nc10d.errors import CollectiveTimeout, DistError
+
+if TYPE_CHECKING:
+    from nc10d.backend.base import Others
+    from nc10d.backend.nccl.comm_streams import Who
+    from nc10d.backend.nccl.works import NcclWork
+    from nc10d.store.base import Store
+
+KEY = "cause"
+
+
+def told(store: Store, cause: DistError) -> DistError:
+    """Tell the others a cause; return the one that holds: the first that anybody told."""
+    mine = error_wire.written(cause)
+    said = store.compare_set(KEY, "", mine)
+    return cause if said == mine else error_wire.read(said)
+
+
+def heard(store: Store) -> DistError | None:
+    """Return the cause that somebody has told, if anybody has; never blocks."""
+    return error_wire.read(store.get(KEY)) if store.check([KEY]) else None
+
+
+def too_late(who: Who, work: NcclWork, others: Others) -> CollectiveTimeout:
+    """Return the failure of a launch that has not ended by its deadline."""
+    name = work._describe()
+    what = f"{name} #{work.seq} of rank {who.rank} in group {who.group!r}"
+    where = "has waited for other ranks to come" if work.submitted else "is still under way"
+    told, last = others.whereabouts()
+    return CollectiveTimeout(
+        f"{what} {where} at its timeout{told}",
+        rank=who.rank,
+        pid=os.getpid(),
+        group=who.group,
+        op=name,
+        seq=work.seq,
+        last=last or None,
+    )

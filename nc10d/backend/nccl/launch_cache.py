@@ -1,0 +1,163 @@
+"""Launches that are known: found again by the identity of their arrays.
+
+A recipe is found only while each array is the very object that it was made for, at the same address
+and of the same size and type (an array that can't change is not looked at again). It holds arrays
+weakly: what nobody else needs is freed, and its recipe is never found again, whose ids others have.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+from nc10d.arrays.access import arrays_of, first_array
+from nc10d.arrays.buffer import as_buffer
+from nc10d.backend.nccl.bindings import native
+from nc10d.backend.nccl.comm_streams import Lane
+from nc10d.backend.nccl.launch_table import Program
+from nc10d.cuda.memory import DeviceArray
+from nc10d.cuda.streams import home_of
+from nc10d.kernels.cache import entry_point
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllReduces,
+    Barrier,
+    Broadcast,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Send,
+)
+
+_same = entry_point(native.nc10d_nccl_same)
+MOST = 64
+Key = tuple[Any, ...]
+
+# What makes two operations the same; lists of arrays are not kept.
+_SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
+    AllReduce: lambda op: (AllReduce, id(op.x), op.op),
+    Reduce: lambda op: (Reduce, id(op.x), op.op, op.root),
+    Broadcast: lambda op: (Broadcast, id(op.x), op.root),
+    AllGather: lambda op: (AllGather, id(op.out), id(op.inp)),
+    ReduceScatter: lambda op: (ReduceScatter, id(op.out), id(op.inp), op.op),
+    Send: lambda op: (Send, id(op.x), op.peer, op.tag),
+    Recv: lambda op: (Recv, id(op.x), op.peer, op.tag),
+}
+
+
+class Recipe:
+    """How a launch is run: its lanes, and the table of calls once they are formed.
+
+    `receives` says whether there are receives in it, whose senders are the launch's result;
+    `blocks` whether there is a barrier, for which the host waits too. `home` is the stream that is
+    current for its first array where nobody chooses one; None: that has to be asked.
+    """
+
+    __slots__ = (
+        *("_gone", "_ids", "_refs", "_spots"),
+        *("blocks", "home", "lanes", "program", "receives"),
+    )
+
+    def __init__(self, lanes: tuple[Lane, ...], ops: Sequence[Op]) -> None:
+        alike = type(ops) is AllReduces
+        self.lanes = lanes
+        self.home = home_of(first_array(ops))
+        self.receives = not alike and any(type(op) is Recv for op in ops)
+        self.blocks = not alike and any(type(op) is Barrier for op in ops)
+        self.program: Program | None = None
+        self._gone: list[object] = []
+        self._ids = array("q")
+        self._refs: Sequence[Callable[[], Any]] = ()
+        self._spots: list[tuple[Callable[[], Any], Spot]] = []
+
+    def remember(self, arrays: Sequence[Any]) -> None:
+        """Hold the arrays weakly; TypeError if they can't be."""
+        gone = self._gone.append  # called with the reference when an array is freed
+        self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
+        self._ids = array("q", map(id, arrays))
+        if set(map(type, arrays)) != {DeviceArray}:
+            self._spots = [
+                (ref, _spot(x))
+                for ref, x in zip(refs, arrays, strict=True)
+                if type(x) is not DeviceArray
+            ]
+
+    def fits(self) -> bool:
+        """Say whether all arrays are alive, and what they were."""
+        return not self._gone and (not self._spots or self._in_place())
+
+    def is_of(self, arrays: Sequence[Any]) -> bool:
+        """Say whether these are the very arrays, all of which are alive."""
+        if type(arrays) is not list:
+            return list(map(id, arrays)) == self._ids.tolist()
+        ids, count = self._ids.buffer_info()
+        return bool(_same(id(arrays), ids, count))
+
+    def _in_place(self) -> bool:
+        return all(_spot(ref()) == spot for ref, spot in self._spots)
+
+
+Spot = tuple[Any, ...]
+
+
+def _spot(x: Any) -> Spot:
+    """Return all that a program knows of an array which may change."""
+    found = as_buffer(x)
+    return found.address, found.shape, found.strides, found.dtype, found.writable
+
+
+class Recipes:
+    """The latest recipes; used under the lock of the launches."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, Recipe] = {}
+
+    def find(self, key: Key | None, ops: Sequence[Op]) -> Recipe | None:
+        """Return the recipe of operations with a key if it still fits."""
+        found = None if key is None else self._known.get(key)
+        if found is None or key is None:
+            return None
+        if found.fits() and (type(ops) is not AllReduces or found.is_of(ops.arrays)):
+            return found
+        del self._known[key]
+        return None
+
+    def keep(self, key: Key | None, ops: Sequence[Op], recipe: Recipe) -> None:
+        """Keep a recipe that is complete, in place of the oldest."""
+        if key is None or recipe.program is None:
+            return
+        try:
+            recipe.remember(_all_arrays(ops))
+        except TypeError:  # arrays that can't be referred to weakly
+            return
+        if len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[key] = recipe
+
+
+def key_of(ops: Sequence[Op]) -> Key | None:
+    """Return what a launch is known by; None for one that is not kept.
+
+    A block of all_reduces is looked for by its ends, and then looked at in full.
+    """
+    if isinstance(ops, AllReduces):
+        arrays = ops.arrays
+        return ops.op, len(arrays), id(arrays[0]), id(arrays[-1])
+    key = tuple(map(_signature, ops))
+    return None if None in key else key
+
+
+def _signature(op: Op) -> Key | None:
+    sign = _SIGNATURES.get(type(op))
+    if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
+        return None
+    return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
+
+
+def _all_arrays(ops: Sequence[Op]) -> Sequence[Any]:
+    return ops.arrays if isinstance(ops, AllReduces) else [x for op in ops for x in arrays_of(op)]

@@ -1,0 +1,93 @@
+"""One launch's arrays on the host: what is brought there, the operations on it, what goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d.arrays.access import access, arrays_of
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.interop import on_each
+from nc10d.backend.staged.layout import HostLayout, Rows, meet, rows
+from nc10d.backend.staged.pinned import Pinned, PinnedPool
+from nc10d.cuda.driver import call, driver
+from nc10d.ops import Array, Op
+
+
+class Stage:
+    """The arrays of `ops`, as `rank` uses them. Copies are queued on a stream, not waited for."""
+
+    def __init__(self, ops: Sequence[Op], rank: int) -> None:
+        self._ops = ops
+        self._buffers = [as_buffer(x) for op in ops for x in arrays_of(op)]
+        reads, writes = zip(*(access(op, rank) for op in ops), strict=True)
+        self._reads = [as_buffer(x) for arrays in reads for x in arrays]
+        self._writes = [as_buffer(x) for arrays in writes for x in arrays]
+        self._layout = HostLayout(self._buffers)
+        self._pinned: Pinned | None = None
+
+    @property
+    def sample(self) -> Buffer | None:
+        """An array that has elements, None if no array has."""
+        return next((buffer for buffer in self._buffers if buffer.count), None)
+
+    def follows(self, earlier: Stage) -> bool:
+        """Say whether an earlier launch uses memory in a way that this one must wait for."""
+        return meet(self._buffers, earlier._writes) or meet(self._writes, earlier._buffers)
+
+    def bring(self, pool: PinnedPool, stream: int) -> None:
+        """Queue the copies of what is read; with `ops` on them the inner backend can go on."""
+        if self._layout.nbytes:
+            self._pinned = pool.take(self._layout.nbytes)
+        # What is written but not in full, by an operation of the block, keeps its other bytes.
+        self._copy(self._reads, stream, to_device=False)
+
+    def put_back(self, stream: int) -> None:
+        """Queue the copies of what was written."""
+        self._copy(self._writes, stream, to_device=True)
+
+    def on_host(self) -> tuple[Op, ...]:
+        """Return the operations on the arrays in host memory."""
+        memory = None if self._pinned is None else self._pinned.as_bytes()
+        return tuple(on_each(op, lambda x: self._view(memory, x)) for op in self._ops)
+
+    def _view(self, memory: Any, x: Array) -> Array:
+        buffer = as_buffer(x)
+        dtype = buffer.dtype.numpy
+        if not buffer.count:
+            return np.empty(buffer.shape, dtype)
+        offset = self._layout.offset(buffer.address)
+        return np.ndarray(buffer.shape, dtype, memory, offset, buffer.strides)
+
+    def _copy(self, buffers: Iterable[Buffer], stream: int, to_device: bool) -> None:
+        for buffer in buffers:
+            for piece in rows(buffer):
+                assert self._pinned is not None
+                host = self._pinned.address + self._layout.offset(piece.address)
+                _copy_rows(piece, host, stream, to_device)
+
+
+def _copy_rows(piece: Rows, host: int, stream: int, to_device: bool) -> None:
+    if piece.height > 1:
+        call("cuMemcpy2DAsync", _rectangle(piece, host, to_device), stream)
+    elif to_device:
+        call("cuMemcpyHtoDAsync", piece.address, host, piece.width, stream)
+    else:
+        call("cuMemcpyDtoHAsync", host, piece.address, piece.width, stream)
+
+
+def _rectangle(piece: Rows, host: int, to_device: bool) -> Any:
+    """Describe a copy of rows that are equally far apart on both sides."""
+    kinds = driver().CUmemorytype
+    copy = driver().CUDA_MEMCPY2D()
+    copy.srcPitch = copy.dstPitch = piece.pitch
+    copy.WidthInBytes, copy.Height = piece.width, piece.height
+    if to_device:
+        copy.srcMemoryType, copy.srcHost = kinds.CU_MEMORYTYPE_HOST, host
+        copy.dstMemoryType, copy.dstDevice = kinds.CU_MEMORYTYPE_DEVICE, piece.address
+    else:
+        copy.srcMemoryType, copy.srcDevice = kinds.CU_MEMORYTYPE_DEVICE, piece.address
+        copy.dstMemoryType, copy.dstHost = kinds.CU_MEMORYTYPE_HOST, host
+    return copy

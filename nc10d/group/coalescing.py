@@ -1,0 +1,240 @@
+"""Coalescing: collect operations, launch them once.
+
+The open batch belongs to (group, thread). Inside a block, calls on that group only join it: they
+return None, or with `async_op` a pending Work whose `wait` raises until the block has ended.
+Calls on other groups go straight through. A second block on the same group, object collectives,
+`new_group` and `monitored_barrier` raise inside. Operations may be mixed, point-to-point too. An
+exception inside drops the batch and leaves the group as if the block had not begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nc10d.arrays.buffer import settled
+from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.ops import AllReduce, AllReduces, Array, Kept, Op, Recv, ReduceOp
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.group.process_group import ProcessGroup
+
+
+_UNLIKE = object()  # the reduction of operations that have none in common: no argument is this
+
+
+class BatchedWork(Work):
+    """One operation of a batch: it ends when the whole batch does."""
+
+    __slots__ = ("_place", "_whole")
+
+    def __init__(self, op: Op, place: int) -> None:
+        super().__init__((op,))
+        self._place = place
+        self._whole: Work | None = None
+
+    def _settle(self, timeout: Timeout) -> None:
+        if self._whole is None and not self._look():
+            what = self._describe()
+            raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
+        super()._settle(timeout)
+
+    def _value(self) -> Any:
+        # A batch need not tell who sent what was asked for by name.
+        op = self.ops[0]
+        known = op.peer if isinstance(op, Recv) and self._result is None else None
+        return super()._value() if known is None else known
+
+    def _bind(self, whole: Work) -> None:
+        self._whole = whole
+        if self._callbacks is not None:
+            self._watch()
+
+    def _poll(self) -> None:
+        if self._whole is not None:
+            self._whole._look()
+            self._follow(self._whole)
+
+    def _block(self, deadline: Deadline) -> None:
+        if self._whole is not None:
+            if not self._whole._look():
+                self._whole._block(deadline)
+            self._follow(self._whole)
+
+    def _watch(self) -> None:
+        if self._whole is not None:
+            self._whole._attach(self._follow)
+
+    def _follow(self, whole: Work) -> None:
+        """End as `whole` did, if it has; a batch's result is one entry per operation."""
+        if whole._state:
+            results = whole._result
+            single = results[self._place] if isinstance(results, (list, tuple)) else results
+            self._finish(whole._exception, single)
+
+
+class Batch:
+    """Operations on their way to one launch, and the pending Works that were handed out."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self._ops: list[Op] = []
+        self._arrays: list[Array] = []
+        self._how: ReduceOp | None = None
+        self.append = self._ops.append
+        self.take = self._arrays.append
+        self.plain: type | None = None
+        self.how: object = _UNLIKE
+        self.works: list[BatchedWork] = []
+        self.device: str | None = None
+        self.timeout = math.inf
+
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take one operation; ValueError if it is for another device than those before."""
+        if self.device not in (None, device):
+            message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
+            raise ValueError(message)
+        limit = self.group.timeout if timeout is None else seconds(timeout)
+        self.timeout = min(self.timeout, limit)
+        self.device = device
+        self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
+        if type(op) is AllReduce and not (async_op or len(self) or device == "cpu"):
+            self._begin_alike(op)
+            return None
+        self.append(op)
+        if not async_op:
+            return None
+        work = BatchedWork(op, len(self) - 1)
+        self.works.append(work)
+        return work
+
+    def __len__(self) -> int:
+        return len(self._ops) + len(self._arrays)
+
+    @property
+    def ops(self) -> Sequence[Op]:
+        """The operations so far."""
+        return self._ops if self._how is None else AllReduces(self._arrays, self._how)
+
+    def _begin_alike(self, op: AllReduce) -> None:
+        """Take a first all_reduce: as long as others are like it, their arrays are enough."""
+        if isinstance(op.op, ReduceOp):
+            self.how = self._how = op.op
+            self.append = self._end_alike
+            self.take(op.x)
+        else:  # a mistake, which the launch will name
+            self.append(op)
+
+    def _end_alike(self, op: Op) -> None:
+        """Take an operation that is not like those before."""
+        self._ops += self.ops
+        self.how, self._how = _UNLIKE, None
+        self._arrays.clear()
+        self.append = self._ops.append
+        self.append(op)
+
+    def _kind_of(self, op: Op) -> type | None:
+        """Return the type of arrays that are sure to be on the block's device."""
+        if self.device == "cpu":
+            return np.ndarray
+        kind = type(getattr(op, "x", None))
+        return kind if kind in settled else None
+
+    def launch(self, async_op: bool) -> Work | None:
+        """Launch everything as one submission; the pending Works end with it."""
+        if not len(self):
+            return None
+        ops = self.ops if self._how is not None else tuple(self._ops)
+        try:
+            whole = self.group.launch(
+                ops, self.device or "cpu", async_op or bool(self.works), self.timeout
+            )
+        except BaseException as error:
+            self.drop(error)
+            raise
+        if whole is not None:
+            self._bind(whole)
+        if whole is None or async_op:
+            return whole
+        whole.wait()
+        return None
+
+    def drop(self, error: BaseException) -> None:
+        """Launch nothing; the pending Works fail with `error`."""
+        for work in self.works:
+            work._finish(error)
+
+    def _bind(self, whole: Work) -> None:
+        for work in self.works:
+            work._bind(whole)
+
+
+class Plan:
+    """A batch that is kept, to be launched again on the same arrays."""
+
+    def __init__(self, group: ProcessGroup, ops: Sequence[Op], device: str, timeout: float) -> None:
+        self.group = group
+        self.ops = Kept(ops)
+        self._device = device
+        self._timeout = None if timeout == group.timeout else timeout
+
+    def launch(self, async_op: bool = False) -> Work | None:
+        """Run the operations again as one submission: block, or return a Work."""
+        if not self.ops:
+            return None
+        group = self.group
+        if group._batches:
+            group.refuse_in_batch("launching a plan")
+        return group.launch(self.ops, self._device, async_op, self._timeout)
+
+
+class CoalescingManager:
+    """One coalescing block: `with coalescing_manager(group) as cm`."""
+
+    def __init__(self, group: ProcessGroup, async_ops: bool) -> None:
+        self.works: list[Work] = []
+        self._batch = Batch(group)
+        self._async_ops = async_ops
+        self._ended = False
+
+    def __enter__(self) -> CoalescingManager:
+        if self._ended:
+            raise ValueError("a coalescing block can be entered once; keep it with plan()")
+        self._batch.group.open_batch(self._batch)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._batch.group.close_batch()
+        self._ended = True
+        if error is not None:
+            self._batch.drop(RuntimeError("the coalescing block raised: nothing was launched"))
+            return
+        work = self._batch.launch(self._async_ops)
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self, timeout: Timeout = None) -> None:
+        """Block until the batch is over; raise what made it fail. Needs the block to have ended."""
+        self._need_end("wait()")
+        for work in self.works:
+            work.wait(timeout)
+
+    def plan(self) -> Plan:
+        """Keep the block's operations, to be launched again. Needs the block to have ended."""
+        self._need_end("plan()")
+        batch = self._batch
+        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout)
+
+    def _need_end(self, what: str) -> None:
+        if not self._ended:
+            raise ValueError(f"{what} of a coalescing block comes after the block")

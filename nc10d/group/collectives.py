@@ -1,0 +1,281 @@
+"""The collectives as methods, for whoever has a `_run`: each makes its op and hands it on.
+
+What each does, and with which arrays, is written once, at the function of the same name in
+nc10d.api.calls. Two things are different here: ranks are ranks in the group, and `timeout`
+(seconds or
+timedelta) replaces the group's for this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from nc10d.arrays.arguments import integer
+from nc10d.base.deadline import Timeout
+from nc10d.ops import (
+    SUM,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+from nc10d.work import Work
+
+# A barrier has no array; it goes where NumPy's arrays go.
+_NO_ARRAY: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+
+
+def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Read an empty sequence as None: c10d's callers use both for "nothing"."""
+    return None if items is None or len(items) == 0 else items
+
+
+# Ranks become plain ints here, whatever else the caller has: 1.0 and np.int64(1) are equal to 1 as
+# keys of what is known already, and would pass for it.
+
+
+class OpenBatch(Protocol):
+    """What a group knows of a coalescing block: it takes operations.
+
+    An operation on arrays of the type `plain`, with the group's timeout, may be appended. Of an
+    all_reduce of such an array by the very object `how`, the array may be taken.
+    """
+
+    plain: type | None
+    how: object
+    append: Callable[[Op], None]
+    take: Callable[[Array], None]
+
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take one operation; return its pending Work if `async_op`."""
+        ...
+
+
+class Runner:
+    """Whoever can have an operation run."""
+
+    _batches: Mapping[int, OpenBatch] = MappingProxyType({})
+    """The open coalescing block of each thread that has one."""
+
+    def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
+        """Launch `op`; `array` is one of its arrays, which tells the device."""
+        raise NotImplementedError
+
+    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Any) -> bool:
+        """Run an operation if it is known and nothing stands in its way; see dispatch.Known.
+
+        `extra` is a key of HotBackend.latest, of its very type; a tag has been looked at.
+        """
+        return False
+
+    def _quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:
+        """Send or receive if the message is known and ends at once."""
+        return None
+
+    def _quick_batch(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
+        """Start messages, sends first, if all are known and nothing stands in their way."""
+        return None
+
+
+class Collectives(Runner):
+    """The collectives of a group; a subclass says in `_run` what becomes of one."""
+
+    def all_reduce(
+        self,
+        tensor: Array,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.all_reduce on this group."""
+        if async_op or timeout is not None:
+            return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
+        if self._batches:
+            batch = self._batches.get(get_ident())
+            if batch is not None and batch.plain is type(tensor):  # what blocks have by the dozen
+                if op is not batch.how:
+                    batch.append(AllReduce(tensor, op))
+                else:
+                    batch.take(tensor)
+                return None
+        elif self._quick(AllReduce, op, tensor, tensor):
+            return None
+        return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
+
+    def reduce(
+        self,
+        tensor: Array,
+        dst: int,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.reduce on this group; `dst` is a rank of it."""
+        if type(dst) is not int:
+            dst = integer("reduce", "dst", dst)
+        if not async_op and timeout is None and self._quick(Reduce, (dst, op), tensor, tensor):
+            return None
+        return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
+
+    def broadcast(
+        self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Do as nc10d.broadcast on this group; `src` is a rank of it."""
+        if type(src) is not int:
+            src = integer("broadcast", "src", src)
+        if not async_op and timeout is None and self._quick(Broadcast, src, tensor, tensor):
+            return None
+        return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Array],
+        tensor: Array,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.all_gather on this group."""
+        return self._run(AllGather(tensor_list, tensor), tensor, async_op, timeout)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: Array,
+        input_tensor: Array,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.all_gather_into_tensor on this group."""
+        quick = not async_op and timeout is None
+        if quick and self._quick(AllGather, None, input_tensor, output_tensor):
+            return None
+        return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
+
+    all_gather_single = all_gather_into_tensor
+
+    def reduce_scatter(
+        self,
+        output: Array,
+        input_list: Sequence[Array],
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.reduce_scatter on this group."""
+        return self._run(ReduceScatter(output, input_list, op), output, async_op, timeout)
+
+    def reduce_scatter_tensor(
+        self,
+        output: Array,
+        input: Array,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.reduce_scatter_tensor on this group."""
+        if not async_op and timeout is None and self._quick(ReduceScatter, op, output, input):
+            return None
+        return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
+
+    reduce_scatter_single = reduce_scatter_tensor
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Array],
+        input_tensor_list: Sequence[Array],
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.all_to_all on this group."""
+        op = AllToAll(output_tensor_list, input_tensor_list)
+        return self._run(op, output_tensor_list, async_op, timeout)
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.all_to_all_single on this group."""
+        even = output_split_sizes is None and input_split_sizes is None
+        quick = even and not async_op and timeout is None
+        if quick and self._quick(AllToAll, None, input, output):
+            return None
+        op = AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
+        return self._run(op, output, async_op, timeout)
+
+    def gather(
+        self,
+        tensor: Array,
+        gather_list: Sequence[Array] | None = None,
+        dst: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.gather on this group; `dst` is a rank of it."""
+        if type(dst) is not int:
+            dst = integer("gather", "dst", dst)
+        return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
+
+    def gather_single(
+        self,
+        output: Array | None,
+        input: Array,
+        dst: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.gather_single on this group; `dst` is a rank of it."""
+        if type(dst) is not int:
+            dst = integer("gather_single", "dst", dst)
+        return self._run(Gather(output, input, dst, even=True), input, async_op, timeout)
+
+    def scatter(
+        self,
+        tensor: Array,
+        scatter_list: Sequence[Array] | None = None,
+        src: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.scatter on this group; `src` is a rank of it."""
+        if type(src) is not int:
+            src = integer("scatter", "src", src)
+        return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
+
+    def scatter_single(
+        self,
+        output: Array,
+        input: Array | None,
+        src: int = 0,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Do as nc10d.scatter_single on this group; `src` is a rank of it."""
+        if type(src) is not int:
+            src = integer("scatter_single", "src", src)
+        return self._run(Scatter(output, input, src, even=True), output, async_op, timeout)
+
+    def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
+        """Do as nc10d.barrier on this group."""
+        quick = not async_op and timeout is None
+        if quick and self._quick(Barrier, None, _NO_ARRAY, _NO_ARRAY):
+            return None
+        return self._run(Barrier(), _NO_ARRAY, async_op, timeout)

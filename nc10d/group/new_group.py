@@ -1,0 +1,166 @@
+"""Groups of some of the ranks: `new_group` and what is built from it.
+
+Every rank of the default group makes the same calls in the same order, also for groups that it is
+not in; a call blocks the members until all of them have come. The CPU's backend of a new group is
+split off its parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nc10d.arrays.arguments import check_apart, integer
+from nc10d.base.deadline import Deadline, Timeout
+from nc10d.group.process_group import ProcessGroup, terms
+from nc10d.group.world import (
+    GroupMember,
+    NonMember,
+    current_world,
+    get_default_group,
+    group_or_default,
+)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | NonMember | None:
+    """Make a group of global `ranks` (None: all); every rank calls, in the same order.
+
+    Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
+    GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` only members need to call, and
+    others get None. `timeout` (seconds or timedelta) bounds this call and, by default, the
+    group's operations; it, `backend` and `pg_options` (see init_process_group) default to the
+    default group's.
+
+    Before anything is sent: ValueError for duplicate or unknown ranks, TypeError for ranks that
+    are no integers and for options that the backend does not know. If not all members come in
+    time, RendezvousError on those who have; if one has died or left, PeerLost at once. The group
+    then exists on no rank, and what it had taken is given back.
+    """
+    parent = get_default_group()
+    parent.refuse_in_batch("new_group")
+    members = _members(parent, ranks, sort_ranks)
+    limit, config = terms(parent, timeout, backend, pg_options)
+    deadline = Deadline.after(limit)
+    world = current_world()
+    if use_local_synchronization:
+        if parent.rank not in members:
+            return None
+        name = world.next_local_name(parent.name, members)
+    else:
+        name = world.next_name(parent.name)
+    if parent.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    group = parent.child(name, members, limit, config, pg_options, group_desc)
+    if device_id is not None:
+        group.device_id = device_id
+    return world.add(group, deadline)
+
+
+def _members(
+    parent: ProcessGroup, ranks: Sequence[int] | None, sort_ranks: bool
+) -> tuple[int, ...]:
+    if ranks is None:
+        return parent.ranks
+    members = _ranks("new_group", ranks)
+    members = tuple(sorted(members)) if sort_ranks else members
+    if not members:
+        raise ValueError("a group needs at least one rank, got an empty list")
+    if len(set(members)) != len(members):
+        raise ValueError(f"ranks must not contain duplicates, got {list(members)}")
+    for member in members:
+        parent.group_rank(member)
+    return members
+
+
+def _ranks(call: str, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return plain ints: groups are named by their ranks, and NumPy's integers print otherwise."""
+    return tuple(integer(call, "ranks", rank) for rank in ranks)
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
+    """Cut the ranks of `group` into runs of `group_size`; return (mine, all of them).
+
+    Every rank of the default group calls. `group_size` must divide the size of `group`
+    (ValueError); without it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts
+    them. Blocks and fails as new_group does, as do the other arguments.
+    """
+    whole = group_or_default(group)
+    size = _ranks_per_host() if group_size is None else _size(group_size)
+    if size < 1 or whole.size % size:
+        raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
+    runs = [whole.ranks[start : start + size] for start in range(0, whole.size, size)]
+    return new_subgroups_by_enumeration(runs, timeout, backend, pg_options, group_desc)
+
+
+def _size(group_size: int) -> int:
+    return integer("new_subgroups", "group_size", group_size)
+
+
+def _ranks_per_host() -> int:
+    import os
+
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if text is None:
+        raise ValueError("new_subgroups needs a group_size: LOCAL_WORLD_SIZE is not set")
+    return int(text)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
+    """Make one group per list of global ranks; return (mine or None, all of them).
+
+    Every rank of the default group calls. The lists must not overlap: ValueError. Blocks and
+    fails as new_group does, as do the other arguments.
+    """
+    lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
+    if not lists:
+        raise ValueError("ranks_per_subgroup_list must not be empty")
+    check_apart(lists)
+    for ranks in lists:
+        _members(get_default_group(), ranks, sort_ranks=True)
+    groups = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
+    ]
+    mine = [group for group in groups if isinstance(group, ProcessGroup)]
+    return (mine[0] if mine else None), groups
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Split `parent_pg` into groups by lists of its ranks; return mine, None if I'm in no list.
+
+    Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty
+    (ValueError); ranks are numbered in ascending order. `timeout`, `backend` and `pg_options`
+    default to the parent's. Blocks the members until all of theirs have come, and fails as
+    new_group does.
+    """
+    parent = group_or_default(parent_pg, "parent_pg")
+    group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)
+    return None if group is None else current_world().keep(group)

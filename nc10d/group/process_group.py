@@ -1,0 +1,339 @@
+"""ProcessGroup: some ranks, their order, and what carries their operations.
+
+A group maps each kind of device to a backend, made when it is first needed. Everything about a
+group is an attribute of the group. Any thread may call; the order of launch is the order of
+execution. A group that was aborted, closed or inherited through fork raises in every later call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from nc10d.arrays.arguments import split_lists
+from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.config import LOOKOUT, BackendConfig
+from nc10d.backend.registry import find_backend, load_factory
+from nc10d.base import debug_level, error_wire
+from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.outcome import fresh
+from nc10d.errors import (
+    Aborted,
+    DistError,
+    ForkedGroupError,
+    GroupClosed,
+    UnsupportedPlatform,
+)
+from nc10d.group.coalescing import CoalescingManager
+from nc10d.group.dispatch import Dispatcher, Observer
+from nc10d.group.members import Members
+from nc10d.group.point_to_point import Message, start_all
+from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+__all__ = ["AT_ONCE", "Observer", "ProcessGroup"]
+
+AT_ONCE = ("cpu", LOOKOUT)
+"""The places whose backends are made as soon as a group is: all its ranks are in the call at
+that time, and the host mates map each other's memory then. Groups made from it split these; a
+backend of another device waits until an array of that device comes, and is made afresh.
+"""
+
+
+class ProcessGroup(Dispatcher, Members):
+    """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
+
+    `timeout` is in seconds. `config` says which backend serves which device; `options` (as
+    `pg_options` of init_process_group) go to the backends, after those of `parent`. Operations
+    are methods, with ranks of the group; see nc10d.group.collectives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        store: Store,
+        timeout: float,
+        config: BackendConfig,
+        *,
+        options: Any = None,
+        parent: ProcessGroup | None = None,
+        survivors: Sequence[int] | None = None,
+        description: str | None = None,
+    ) -> None:
+        Members.__init__(self, name, ranks, rank)
+        Dispatcher.__init__(self, config, timeout)
+        self.store = store
+        inherited = {} if parent is None else parent.options
+        self.options: dict[str, Any] = inherited | config.options(options)
+        self.description = description or name
+        self.device_id: Any = None
+        self.splits = 0
+        self._parent = parent
+        self._survivors = survivors
+        _live.add(self)
+
+    def _new_backend(self, device: str, deadline: Deadline) -> Backend:
+        name = self.config.backend_for(device)
+        options = self.options.get(name)
+        parent = self._parent
+        # Every rank must take the same way, so what this one has made already does not count.
+        there = None if parent is None or device not in AT_ONCE else _place_of(name, parent)
+        if parent is not None and there is not None:
+            if self._survivors is not None:
+                whole: Any = parent.backend(there, deadline)
+                return cast(Backend, whole.shrink(self._survivors, self.name, self.store, deadline))
+            relative = [parent.group_rank(member) for member in self.ranks]
+            return parent.backend(there, deadline).split(
+                relative, self.name, self.store, deadline, options
+            )
+        factory = load_factory(find_backend(name))
+        bound = None if device in AT_ONCE else self.device_id
+        setup = BackendSetup(
+            self.name,
+            self.rank,
+            self.size,
+            self.store,
+            deadline,
+            options,
+            device=bound,
+            others=self._backends.others(device),
+        )
+        return factory(setup)
+
+    def make_backends(self, deadline: Deadline | None = None) -> None:
+        """Make the backends that are made at once; all ranks call, and wait for each other.
+
+        Blocks until all have come or `deadline` (without it, for the group's timeout); on an
+        error the group is closed.
+        """
+        try:
+            # What learns of deaths comes first: it helps those that form behind it.
+            for device in sorted(self.config.places, key=lambda place: place not in AT_ONCE):
+                if device in AT_ONCE or self.device_id is not None:
+                    self._make(device, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, place: str, deadline: Deadline | None) -> None:
+        try:
+            self.backend(place, deadline)
+        except UnsupportedPlatform:
+            if place != LOOKOUT:  # without one, ranks tell each other in the store
+                raise
+
+    def _wait_here(self, work: Work) -> None:
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            name = work._describe()
+            message = f"rank {self.rank} was interrupted in {name}"
+            self.abort(Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name, op=name))
+            raise
+
+    @property
+    def inherited(self) -> bool:
+        """Say whether the group belongs to the process that forked this one."""
+        return self._backends.inherited
+
+    @property
+    def backend_name(self) -> str:
+        """The backend by the name that it was asked for."""
+        return self.config.asked
+
+    def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
+        """Collect this thread's calls in a with-block; see nc10d.coalescing_manager."""
+        return CoalescingManager(self, async_ops)
+
+    def batch_isend_irecv(self, p2p_op_list: Sequence[Message]) -> list[Work]:
+        """Launch sends and receives together; see nc10d.batch_isend_irecv."""
+        if not p2p_op_list or any(one.group is not self for one in p2p_op_list):
+            raise ValueError("batch_isend_irecv: all operations must be of the same group")
+        if self.in_batch():
+            return start_all(p2p_op_list)
+        works = self._quick_batch([one.operation() for one in p2p_op_list])
+        if works is not None:
+            return works
+        with self.coalescing_manager(async_ops=True):
+            return start_all(p2p_op_list)
+
+    def split_group(
+        self,
+        split_ranks: Sequence[Sequence[int]] | None,
+        timeout: Timeout = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: str | None = None,
+    ) -> ProcessGroup | None:
+        """Split into groups by lists of my ranks; return mine, None if I'm in no list.
+
+        As nc10d.split_group, but no world keeps the new group: whoever has it closes it.
+        """
+        self.refuse_in_batch("split_group")
+        lists = split_lists(split_ranks, self.size)
+        limit, config = terms(self, timeout, backend, pg_options)
+        deadline = Deadline.after(limit)
+        # A split needs the parent's backends: here are all of its ranks, who may have to meet.
+        self.make_backends(deadline)
+        self.splits += 1
+        mine = next((ranks for ranks in lists if self.rank in ranks), None)
+        if mine is None:
+            return None
+        # Disjoint lists: the smallest member tells the new groups of one split apart.
+        name = f"{self.name}/split{self.splits}-{mine[0]}"
+        members = [self.ranks[rank] for rank in mine]
+        group = self.child(name, members, limit, config, pg_options, group_desc)
+        group.make_backends(deadline)
+        return group
+
+    split = split_group
+
+    def child(
+        self,
+        name: str,
+        members: Sequence[int],
+        timeout: float,
+        config: BackendConfig,
+        options: Any = None,
+        description: str | None = None,
+    ) -> ProcessGroup:
+        """Make the group of some of my `members` (global ranks), me among them; meets nobody."""
+        from nc10d.store import PrefixStore  # for those who make groups of groups alone
+
+        group = ProcessGroup(
+            name,
+            members,
+            members.index(self.global_rank(self.rank)),
+            PrefixStore(name, self.store),
+            timeout,
+            config,
+            options=options,
+            parent=self,
+            description=description,
+        )
+        group.device_id = self.device_id
+        return group
+
+    def successor(
+        self, name: str, members: Sequence[int], store: Store, deadline: Deadline
+    ) -> ProcessGroup:
+        """Make the group of those of my ranks that are left, numbered anew; see nc10d.group.shrink.
+
+        Blocks until all of them have come or `deadline`.
+        """
+        group = ProcessGroup(
+            name,
+            range(len(members)) if self is default_group() else [self.ranks[r] for r in members],
+            members.index(self.rank),
+            store,
+            self.timeout,
+            self.config,
+            parent=self,
+            survivors=members,
+            description=self.description,
+        )
+        group.device_id = self.device_id
+        group.make_backends(deadline)
+        group._parent = None  # it is about to be closed
+        return group
+
+    def abort(self, reason: BaseException | str | None = None) -> None:
+        """Fail every pending and later operation here and on every peer; never blocks.
+
+        They raise `reason` if it is a DistError, else Aborted with its text. The first wins.
+        """
+        cause = self._cause(reason)
+        self._backends.fail(cause)
+        self._hot = None
+        self._backends.abort(cause)
+
+    _abort = abort
+
+    def _cause(self, reason: BaseException | str | None) -> DistError:
+        """Return a reason as an error of this group's own: it may be that of other groups too."""
+        if isinstance(reason, DistError):
+            own = fresh(reason)
+            assert isinstance(own, DistError)
+            if own is not reason:
+                own.group = own.group or self.name
+            return own
+        text = "no reason given" if reason is None else error_wire.in_words(reason)
+        message = f"group {self.name!r} was aborted by its rank {self.rank}: {text}"
+        aborted = Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name)
+        aborted.__cause__ = reason if isinstance(reason, BaseException) else None
+        return aborted
+
+    def close(self) -> None:
+        """Give the backends back; idempotent. Later calls raise GroupClosed."""
+        gone = GroupClosed(f"group {self.name!r} has been destroyed", group=self.name)
+        self._backends.fail(gone)
+        self._hot = None
+        self._backends.close(gone)
+        self._stranded.clear()
+
+    def _disown(self) -> None:
+        """Become unusable in a forked child; what the group owns stays the parent's."""
+        self._lock = threading.RLock()
+        self._batches.clear()
+        self._hot = None
+        message = f"group {self.name!r} belongs to the process that forked this one"
+        self._backends.disown(
+            ForkedGroupError(
+                f"{message}: call init_process_group in the child instead",
+                rank=self.rank,
+                pid=os.getpid(),
+                group=self.name,
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+
+
+def _place_of(name: str, group: ProcessGroup) -> str | None:
+    """Return where a group has a backend of this name that was made at once, if it has one."""
+    places = group.config.places
+    return next((place for place in AT_ONCE if places.get(place) == name), None)
+
+
+def terms(
+    parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any
+) -> tuple[float, BackendConfig]:
+    """Return timeout (seconds) and configuration of a new group; `parent`'s where nothing is said.
+
+    ValueError or TypeError for what a caller can get wrong, before any group is counted: all
+    ranks count alike.
+    """
+    limit = parent.timeout if timeout is None else seconds(timeout)
+    config = parent.config if backend is None else BackendConfig(backend)
+    config.options(options)
+    return limit, config
+
+
+_live: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for group in tuple(_live):
+        group._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def _refresh_all() -> None:
+    for group in tuple(_live):
+        group._refresh()
+
+
+debug_level.listeners.append(_refresh_all)
+
+default_group: Callable[[], ProcessGroup | None] = lambda: None  # noqa: E731
+"""What `nc10d.group.process_group.WORLD` answers with; the world sets it when it is imported."""

@@ -1,0 +1,327 @@
+"""The default group and the groups made from it: what c10d keeps per process.
+
+A World is one rank's view: its default group and all groups that it is in, by name. A process has
+one; a thread can have one of its own (ranks as threads, in tests), which other threads don't see.
+Groups are made by all ranks in the same order, and their names follow from that order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, overload
+
+import nc10d.group.process_group
+from nc10d.backend.config import BackendConfig
+from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.errors import DistError
+from nc10d.group.collectives import Collectives
+from nc10d.group.point_to_point import PointToPoint
+from nc10d.group.process_group import ProcessGroup
+from nc10d.ops import OP_NAMES, Array, Op
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+DEFAULT_TIMEOUT = 30 * 60.0
+"""Seconds that an operation may take when nobody says otherwise; c10d's value."""
+
+
+class World:
+    """One rank's groups: the default one, and all by name in the order of their making."""
+
+    def __init__(self) -> None:
+        self.default: ProcessGroup | None = None
+        self.groups: dict[str, ProcessGroup] = {}
+        self.made = 0
+        self.generation = 0
+        self.owned_store: Store | None = None
+        self._local_counts: dict[tuple[int, ...], int] = {}
+
+    def make_room(self) -> None:
+        """Forget what a fork has left here; ValueError if there is a default group."""
+        if self.default is not None and self.default.inherited:
+            self.clear()
+        if self.default is not None:
+            message = "the default process group exists already"
+            raise ValueError(f"{message}: call destroy_process_group() before another init")
+
+    def next_name(self, base: str) -> str:
+        """Name the next group that all ranks make together."""
+        self.made += 1
+        return f"{base}/{self.made}"
+
+    def next_local_name(self, base: str, ranks: tuple[int, ...]) -> str:
+        """Name a group that its members alone make: by its ranks, and how often they met."""
+        count = self._local_counts[ranks] = self._local_counts.get(ranks, 0) + 1
+        digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+        return f"{base}/local-{digest}-{count}"
+
+    def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
+        """Make the backends that are made at once, and register `group`.
+
+        Blocks until all members have come; after an error nothing is left of the group.
+        """
+        group.make_backends(deadline)
+        return self.keep(group)
+
+    def keep(self, group: ProcessGroup) -> ProcessGroup:
+        """Register a group that is complete."""
+        self.groups[group.name] = group
+        if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
+            from nc10d.group.flight_recorder import attend
+
+            attend(group)
+        return group
+
+    def forget(self, group: ProcessGroup) -> None:
+        """Close `group` and remove it."""
+        self.groups.pop(group.name, None)
+        group.close()
+
+    def clear(self) -> None:
+        """Close every group, the latest first, then the store if it is ours."""
+        groups = [*self.groups.values()]
+        store, self.owned_store = self.owned_store, None
+        self.default = None
+        self.groups.clear()
+        self._local_counts.clear()
+        self.made = 0
+        for group in reversed(groups):
+            group.close()
+        close_store = getattr(store, "close", None)
+        if close_store is not None:
+            close_store()
+
+
+process_world = World()
+# By thread, for those that have one. No threading.local: every call looks, and finds this empty.
+own_worlds: dict[int, World] = {}
+_inherited: list[Any] = []
+
+
+def _disown_store() -> None:
+    """Leave the parent's store alone in a forked child: closing it could end the parent's talk."""
+    mine = current_world()
+    for world in {process_world, mine}:
+        _inherited.append(world.owned_store)
+        world.owned_store = None
+    own_worlds.clear()  # other threads are gone, and their idents free to be used again
+    if mine is not process_world:
+        own_worlds[get_ident()] = mine
+
+
+os.register_at_fork(after_in_child=_disown_store)
+
+
+def current_world() -> World:
+    """Return this thread's World if it has one, else the process's."""
+    return own_worlds.get(get_ident(), process_world)
+
+
+@contextlib.contextmanager
+def own_world() -> Iterator[World]:
+    """Give this thread a World of its own for a while: it is one rank among threads."""
+    me, outer = get_ident(), current_world()
+    own_worlds[me] = World()
+    try:
+        yield own_worlds[me]
+    finally:
+        own_worlds[me] = outer
+        if outer is process_world:
+            del own_worlds[me]
+
+
+def get_default_group() -> ProcessGroup:
+    """Return the default group; ValueError before init_process_group."""
+    group = current_world().default
+    if group is None:
+        raise ValueError("there is no default process group: call init_process_group() first")
+    return group
+
+
+nc10d.group.process_group.default_group = lambda: current_world().default
+
+
+class NonMember(Collectives, PointToPoint):
+    """What `new_group` returns to ranks outside the group: its calls warn and do nothing."""
+
+    rank = size = -1
+
+    def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
+        _warn(OP_NAMES[type(op)])
+
+    def in_batch(self) -> bool:
+        """Say yes: as in an open block, nothing that it receives has come."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(ProcessGroup, name):
+            raise AttributeError(name)
+        return lambda *_, **__: _warn(name)
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+def _warn(call: str) -> None:
+    message = f"{call}: this rank is not in the group, so the call does nothing"
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+class _MemberMeta(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group, or None before init_process_group."""
+        return current_world().default
+
+
+class GroupMember(metaclass=_MemberMeta):
+    """c10d's names for the default group and for not being in a group."""
+
+    NON_GROUP_MEMBER = NonMember()
+
+
+Group = ProcessGroup | NonMember | None
+
+
+@overload
+def group_or_default(group: ProcessGroup | None, name: str = ...) -> ProcessGroup: ...
+
+
+@overload
+def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember: ...
+
+
+def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
+    """Return the group given as argument `name`, for None the default one; else TypeError."""
+    if group is None:
+        return (current_world() if own_worlds else process_world).default or get_default_group()
+    if not isinstance(group, Collectives):
+        raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
+    return group
+
+
+"""What the public calls take: a group, None for the default one, or the mark of a non-member."""
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Timeout = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Meet the other ranks and make the default group; blocks until all have come.
+
+    `init_method` is "env://" (the default), "tcp://host:port" or "file:///path"; a `store` goes
+    instead of it, with `rank` and `world_size`. `backend` is a name, pairs like
+    "cpu:cpu,cuda:nccl", or None for those. `timeout` (seconds or timedelta; 30 minutes) bounds
+    this call as a whole and, by default, every operation. `pg_options` are the backend's own
+    options (of several backends: a dict from name to options); `cpu` has none. `device_id` is
+    kept on the group.
+
+    Before anything is sent: ValueError for a second call and for arguments that don't fit
+    together, TypeError for options that the backend does not know. RendezvousError or
+    StoreError if the ranks don't find each other, PeerLost if one dies meanwhile.
+    """
+    world = current_world()
+    world.make_room()
+    config = BackendConfig(backend)
+    config.options(pg_options)
+    limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
+    deadline = Deadline.after(limit)
+    _check_meeting(store, init_method, rank, world_size)
+    if store is None:
+        store, rank, world_size = _meet(config, init_method, rank, world_size, deadline)
+        world.owned_store = store
+    # A store may see several inits, one after the other: each has keys of its own.
+    world.generation += 1
+    name = group_name or "world"
+    keys = prefix_store(f"{name}/{world.generation}", store)
+    group = ProcessGroup(name, range(world_size), rank, keys, limit, config, options=pg_options)
+    group.device_id = device_id
+    try:
+        world.default = world.add(group, deadline)
+    except BaseException:
+        world.clear()
+        raise
+    _close_at_exit()
+
+
+def _check_meeting(store: Store | None, init_method: str | None, rank: int, size: int) -> None:
+    if store is None:
+        return
+    if init_method is not None:
+        raise ValueError("init_process_group takes a store or an init_method, not both")
+    if size < 1:
+        raise ValueError(f"with a store, world_size must be given and positive, got {size}")
+    if not 0 <= rank < size:
+        raise ValueError(f"with a store, rank must be given, 0 to {size - 1}, got {rank}")
+
+
+def _meet(
+    config: BackendConfig, method: str | None, rank: int, size: int, deadline: Deadline
+) -> tuple[Store, int, int]:
+    """Find the store in which the ranks meet, and who this rank is."""
+    meet = config.meeting()
+    if method is None and meet is not None:
+        return meet(rank, size, deadline)
+    # Sockets are for those who meet others: a store that is given needs none of it.
+    from nc10d.rendezvous.methods import rendezvous
+
+    return rendezvous(method or "env://", rank, size, deadline.remaining())
+
+
+def prefix_store(prefix: str, store: Store) -> Store:
+    """Return `store` with `prefix` before every key."""
+    from nc10d.store import PrefixStore
+
+    return PrefixStore(prefix, store)
+
+
+def _close_at_exit() -> None:
+    atexit.unregister(_exit)
+    atexit.register(_exit)
+
+
+def _exit() -> None:
+    """Give everything back quietly: whoever wanted to hear of failures has destroyed the group."""
+    with contextlib.suppress(DistError, OSError):
+        process_world.clear()
+
+
+def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:
+    """Close `group`; without one, or with the default group, close all of them and the store.
+
+    Operations in flight fail with GroupClosed. ValueError if the group is not one of this rank's.
+    """
+    world = current_world()
+    if isinstance(group, NonMember):
+        return
+    group = group_or_default(group)
+    if group is world.default:
+        world.clear()
+    elif world.groups.get(group.name) is group:
+        world.forget(group)
+    else:
+        raise ValueError(f"{group!r} is not a group of this rank, or has been destroyed already")
+
+
+def abort_process_group(
+    group: ProcessGroup | None = None, reason: BaseException | str | None = None
+) -> None:
+    """Fail all operations of `group` on all its ranks, now; without one, of every group."""
+    world = current_world()
+    group = group_or_default(group)
+    for one in [*world.groups.values()] if group is world.default else [group]:
+        one.abort(reason)

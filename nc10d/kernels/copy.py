@@ -1,0 +1,153 @@
+"""How the engine copies: by vectors where the C library is slow, past the cache what would fill it.
+
+Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
+byte, or are the same. Nothing needs alignment. `copier` says which function is for which sizes.
+
+From 2 KiB on glibc before 2.40 copies by `rep movsb` where a CPU has it. AMD's Zen 3 and 4 take ten
+times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when what
+lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page. Zen 5 doesn't.
+
+The C library, too, goes past the cache with what fills it, but only if that comes in one piece, and
+over boards arrays come in many.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels.cache import compiled_callback, made_once
+from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.simd import I8, I64, STORED, Builder, Value, load, store
+from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
+
+ZEN = ("znver3", "znver4")
+"""AMD's Zen 3 and 4, by LLVM's names."""
+MENDED = (2, 40)
+"""The glibc that does without `rep movsb` on those."""
+QUICK = 2048
+"""Bytes from which copies have a function of their own: below, the C library's are quick."""
+_WORD = 64
+_WORDS = 4
+_STEP = _WORD * _WORDS
+
+_made: dict[str, Any] = {}
+
+
+def copier(each: int, in_all: int) -> int:
+    """Return the address of the function for copies of `each` bytes, `in_all` to one array.
+
+    0 is the C library's. May block to compile.
+    """
+    if in_all >= STREAM_BYTES:
+        return stream_copy_address()
+    return quick_copy_address() if each >= QUICK else 0
+
+
+def quick_copy_address() -> int:
+    """Return the address of dst = src by vectors where the C library's copies are slow, else 0.
+
+    May block to compile.
+    """
+    return vector_copy_address() if needed() else 0
+
+
+@functools.cache
+def needed() -> bool:
+    """Say whether the C library copies slowly on this machine."""
+    return copies_slowly(cpu_name(), _libc())
+
+
+def kernel_is_slow() -> bool:
+    """Say whether the kernel is slow for such addresses: it copies by `rep movsb` on these CPUs."""
+    return cpu_name() in ZEN
+
+
+def cpu_name() -> str:
+    """Return LLVM's name of this machine's CPU."""
+    name: str = binding.get_host_cpu_name()
+    return name
+
+
+def copies_slowly(cpu: str, libc: str) -> bool:
+    """Say whether a C library ("glibc 2.36") copies slowly on a CPU, by LLVM's name of it."""
+    name, _, version = libc.partition(" ")
+    if cpu not in ZEN or name != "glibc":
+        return False
+    return tuple(int(part) for part in version.split(".")[:2]) < MENDED
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except ValueError:  # another library than glibc
+        return ""
+
+
+def vector_copy_address() -> int:
+    """Return the address of dst = src, of any bytes, by vectors. May block to compile."""
+    address: int = made_once(_made, "vector_copy", _kernel).address
+    return address
+
+
+def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each kernel and the call that makes it: for warming up."""
+    yield "vector_copy", vector_copy_address
+
+
+def _kernel() -> Any:
+    word, step = _moved(1), _moved(_WORDS)
+
+    def vector_copy(dst, src, unused, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src"""
+        if nbytes < _STEP:
+            library_copy(dst, src, nbytes)
+            return
+        # The first and the last words may overlap what lies between, which begins a line of dst.
+        word(dst, src)
+        for at in range(-dst & (_WORD - 1), nbytes - _STEP, _STEP):
+            step(dst + at, src + at)
+        step(dst + nbytes - _STEP, src + nbytes - _STEP)
+
+    # The name is the key in the cache and the symbol in memory.
+    vector_copy.__qualname__ = vector_copy.__name__
+    return compiled_callback(SIGNATURE)(vector_copy)
+
+
+def _moved(times: int) -> Any:
+    """Return the function that copies `times` words: loaded, then stored."""
+
+    @intrinsic
+    def move(_typing: Any, to: Any, at: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at = arguments
+            places = [I64(_WORD * number) for number in range(times)]
+            found = [load(b, b.add(at, place), STORED[DType.UINT8], _WORD) for place in places]
+            for value, place in zip(found, places, strict=True):
+                store(b, value, b.add(to, place))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
+
+    return move
+
+
+@intrinsic
+def library_copy(_typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+    """dst[:nbytes] = src[:nbytes], by the C library's memmove."""
+
+    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+        pointer = I8.as_pointer()
+        copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
+        to, at = (b.inttoptr(address, pointer) for address in arguments[:2])
+        b.call(copy, [to, at, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit

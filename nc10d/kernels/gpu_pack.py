@@ -1,0 +1,262 @@
+"""Packing by blocks of threads: the loops of a CUDA kernel, which also run on the CPU.
+
+Contract: the arrays are a table of rows (dst, src, nbytes of src), three int64 each, as for
+`pack.move_all`, and a table of chunks (row, first byte), two int64 each: one for each block. A body
+is called as body(table, chunks, factor, place), and does the share of one thread. Addresses are
+int64; those of elements that are cast are aligned to an element, others need no alignment; src and
+dst share no byte.
+
+`Target` says how code for a machine is made, and what `place` is: where a CPU finds block, thread
+and threads of a block, three int64, and nothing to a GPU, which knows. So a test runs the very
+loops of a kernel. A chunk is moved in words of 16 bytes where both sides are aligned to that, else
+in the largest that both are aligned to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from nc10d.arrays.dtypes import DType, Family
+from nc10d.kernels.simd import (
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I64,
+    NARROW,
+    STORED,
+    WIDEN,
+    Builder,
+    Value,
+    shuffle,
+    spread,
+    vector,
+)
+
+CHUNK = 16 << 10
+"""The bytes of src that a block moves: enough blocks for a GPU in a bucket of a few MiB."""
+THREADS = 256
+"""The threads of a block: each moves four words of 16 bytes of a chunk."""
+_WORDS = {1: vector(I8, 1), 2: vector(I16, 1), 4: vector(I32, 1), 8: vector(I32, 2)}
+_WORD = vector(I32, 4)
+_ALIGN = 16
+_UNROLLED = 4
+
+Chunks = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How code is made for a machine: Numba's `intrinsic`, and the address space of arrays.
+
+    `coordinate(b, place, index)` emits the reading of block, thread or threads (0, 1, 2).
+    """
+
+    intrinsic: Callable[..., Any]
+    space: int
+    coordinate: Callable[[Builder, Value, int], Value]
+
+
+def chunks_of(nbytes: Sequence[int]) -> Chunks:
+    """Return the table of chunks for rows of so many bytes."""
+    counts = [-(-size // CHUNK) for size in nbytes]
+    rows = np.repeat(np.arange(len(counts)), counts)
+    firsts = [CHUNK * at for count in counts for at in range(count)]
+    return np.column_stack([rows, np.array(firsts, np.int64)]).astype(np.int64)
+
+
+def supports(src: DType, dst: DType) -> bool:
+    """Say whether there is a body from `src` to `dst`: real floats but float64, or no change."""
+    floats = {src.family, dst.family} == {Family.FLOAT} and DType.FLOAT64 not in (src, dst)
+    return src is dst or floats
+
+
+def copy_body(target: Target) -> Any:
+    """Return the body of dst[:] = src, for any dtype."""
+    word = _word(target)
+    block_of, thread_of, threads_of = (_coordinate(target, index) for index in range(3))
+    move64, move16 = _move(target, _WORD, 16, _UNROLLED), _move(target, _WORD, 16)
+    move8, move4, move1 = (_move(target, _WORDS[n], n) for n in (8, 4, 1))
+
+    def copy_chunk(table, chunks, factor, place):  # type: ignore[no-untyped-def]
+        """dst[first : first + CHUNK] = src[first : first + CHUNK], in bytes"""
+        thread, threads = thread_of(place), threads_of(place)
+        chunk = chunks + 16 * block_of(place)
+        row, first = table + 24 * word(chunk), word(chunk + 8)
+        dst, src = word(row) + first, word(row + 8) + first
+        nbytes = min(word(row + 16) - first, CHUNK)
+        odd = (dst | src) & 15
+        done = 0
+        if odd == 0:
+            stride = 16 * threads
+            if nbytes >= 4 * stride:  # once: a loop would be unrolled, which costs registers
+                move64(dst + 16 * thread, src + 16 * thread, stride)
+                done = 4 * stride
+            for at in range(done + 16 * thread, nbytes & -16, stride):
+                move16(dst + at, src + at, 0)
+            done = nbytes & -16
+        elif odd & 7 == 0:
+            done = nbytes & -8
+            for at in range(8 * thread, done, 8 * threads):
+                move8(dst + at, src + at, 0)
+        elif odd & 3 == 0:
+            done = nbytes & -4
+            for at in range(4 * thread, done, 4 * threads):
+                move4(dst + at, src + at, 0)
+        for at in range(done + thread, nbytes, threads):
+            move1(dst + at, src + at, 0)
+
+    return copy_chunk
+
+
+def cast_body(target: Target, src: DType, dst: DType) -> Any:
+    """Return the body of dst[:] = src * factor; float32 in between, rounded once."""
+    read, write = src.itemsize, dst.itemsize
+    lanes = 16 // min(read, write)
+    word = _word(target)
+    block_of, thread_of, threads_of = (_coordinate(target, index) for index in range(3))
+    wide_step, single_step = _cast(target, src, dst, lanes), _cast(target, src, dst, 1)
+
+    def cast_chunk(table, chunks, factor, place):  # type: ignore[no-untyped-def]
+        """dst[first : first + n] = src[first : first + n] * factor, in elements"""
+        thread, threads = thread_of(place), threads_of(place)
+        chunk = chunks + 16 * block_of(place)
+        row, first = table + 24 * word(chunk), word(chunk + 8)
+        to, at = word(row) + first // read * write, word(row + 8) + first
+        count = min(word(row + 16) - first, CHUNK) // read
+        done = 0
+        if (to | at) & 15 == 0:
+            done = count // lanes * lanes
+            for i in range(lanes * thread, done, lanes * threads):
+                wide_step(to + i * write, at + i * read, factor)
+        for i in range(done + thread, count, threads):
+            single_step(to + i * write, at + i * read, factor)
+
+    return cast_chunk
+
+
+def _pointer(b: Builder, target: Target, address: Value, kind: ir.Type) -> Value:
+    return b.inttoptr(address, ir.PointerType(kind, target.space))
+
+
+def _word(target: Target) -> Any:
+    """Return the function that reads an int64."""
+
+    @target.intrinsic
+    def word(_typing: Any, address: Any) -> Any:
+        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            return b.load(_pointer(b, target, arguments[0], I64), align=8)
+
+        return types.int64(types.int64), emit
+
+    return word
+
+
+def _coordinate(target: Target, index: int) -> Any:
+    @target.intrinsic
+    def coordinate(_typing: Any, place: Any) -> Any:
+        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            return target.coordinate(b, arguments[0], index)
+
+        return types.int64(types.int64), emit
+
+    return coordinate
+
+
+def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
+    """Return the function that copies `times` words, `stride` bytes apart: loaded, then stored."""
+
+    @target.intrinsic
+    def move(_typing: Any, to: Any, at: Any, stride: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at, stride = arguments
+            steps = [b.mul(stride, I64(i)) for i in range(times)]
+            found = [
+                b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps
+            ]
+            for value, step in zip(found, steps, strict=True):
+                b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), emit
+
+    return move
+
+
+def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
+    @target.intrinsic
+    def step(_typing: Any, to: Any, at: Any, factor: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            to, at, factor = arguments
+            x = _read(b, target, at, STORED[src], lanes)
+            wide = WIDEN[src](b, x) if src in WIDEN else x
+            product = b.fmul(wide, spread(b, b.fptrunc(factor, FLOAT), lanes))
+            _write(b, target, to, NARROW[dst](b, product) if dst in NARROW else product)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.float64), emit
+
+    return step
+
+
+def _read(b: Builder, target: Target, address: Value, element: ir.Type, lanes: int) -> Value:
+    """Load elements: small ones as words, of which NVVM makes one load; then taken apart."""
+    parts = _parts(element, lanes)
+    if parts == 1:
+        kind = vector(element, lanes)
+        return b.load(_pointer(b, target, address, kind), align=_align(element, lanes))
+    words = b.load(_pointer(b, target, address, vector(I32, lanes // parts)), align=_ALIGN)
+    shifts = [ir.Constant(words.type, [32 // parts * i] * words.type.count) for i in range(parts)]
+    found = [b.trunc(b.lshr(words, by), vector(element, words.type.count)) for by in shifts]
+    return _interleaved(b, found)
+
+
+def _write(b: Builder, target: Target, address: Value, value: Value) -> None:
+    """Store elements as `_read` loads them."""
+    element, lanes = value.type.element, value.type.count
+    parts = _parts(element, lanes)
+    if parts > 1:
+        wide = vector(I32, lanes // parts)
+        found = ir.Constant(wide, [0] * wide.count)
+        for i in range(parts):
+            part = shuffle(b, value, value, list(range(i, lanes, parts)))
+            by = ir.Constant(wide, [32 // parts * i] * wide.count)
+            found = b.or_(found, b.shl(b.zext(part, wide), by))
+        value = found
+    align = _ALIGN if parts > 1 else _align(element, lanes)
+    b.store(value, _pointer(b, target, address, value.type), align=align)
+
+
+def _interleaved(b: Builder, parts: Sequence[Value]) -> Value:
+    """Return lane 0 of each part, then lane 1 of each, and so on."""
+    whole = parts[0]
+    for at, part in enumerate(parts[1:], 1):
+        # Bring both to one length, then place the new lanes behind each group.
+        count = part.type.count
+        lanes = []
+        for lane in range(count):
+            lanes += [*range(lane * at, lane * at + at), whole.type.count + lane]
+        whole = shuffle(b, whole, _padded(b, part, whole.type.count), lanes)
+    return whole
+
+
+def _padded(b: Builder, part: Value, count: int) -> Value:
+    lanes = [min(lane, part.type.count - 1) for lane in range(count)]
+    return shuffle(b, part, part, lanes)
+
+
+def _parts(element: ir.Type, lanes: int) -> int:
+    """Return how many elements share a word; 1 where they need not."""
+    small = isinstance(element, ir.IntType) and element.width < 32 and lanes > 1
+    return 32 // element.width if small else 1
+
+
+def _align(element: ir.Type, lanes: int) -> int:
+    width: int = {FLOAT: 32}.get(element) or element.width
+    return _ALIGN if lanes > 1 else width // 8

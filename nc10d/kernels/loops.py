@@ -1,0 +1,192 @@
+"""The loops of every kernel: a wide step, a 16-byte step, and single elements for the rest.
+
+Contract: a kernel takes raw addresses and a length in bytes, all int64. Outputs may be the
+inputs themselves, without partial overlap; nothing needs alignment. A step is one straight
+piece of vector code (`lanes`), loaded whole before it is stored: so the loops are the same for
+every way in which the addresses may coincide, and LLVM need not prove that they don't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels.cache import compiled_callback
+from nc10d.kernels.combine import Combine
+from nc10d.kernels.simd import STORED, WIDEN, Builder, Value, lanes_in, load, spread, store
+
+SIGNATURE = "void(int64, int64, int64, int64)"
+MIDDLE = 16
+LINE = 64
+LONG = 4096
+"""From how many bytes on a kernel of two inputs first goes to where a line of its output begins.
+Wide stores that straddle two lines take up to twice as long, in a cache and out of it."""
+
+Prepare = Callable[[Builder, Value], Value]
+
+_NUMBA_SCALAR = {
+    ir.FloatType(): types.float32,
+    ir.DoubleType(): types.float64,
+    ir.IntType(8): types.uint8,
+    ir.IntType(16): types.uint16,
+    ir.IntType(32): types.uint32,
+    ir.IntType(64): types.uint64,
+}
+
+
+def wide_bytes(dtype: DType) -> int:
+    """Return the bytes of a wide step: two AVX-512 registers, or 64 lanes that get widened."""
+    return 64 * dtype.itemsize if dtype in WIDEN else 128
+
+
+def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
+    """Compile dst = a `rule` b, as a C function (dst, a, b, nbytes)."""
+    wide, single = wide_bytes(dtype), dtype.itemsize
+    wide_step = _binary_step(dtype, rule, wide)
+    middle_step = _binary_step(dtype, rule, MIDDLE)
+    single_step = _binary_step(dtype, rule, single)
+
+    def kernel(dst, a, b, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = a op b"""
+        head, start = 0, 0
+        if nbytes >= LONG and dst & (single - 1) == 0:
+            head, start = -dst & (MIDDLE - 1), -dst & (LINE - 1)
+        wide_end = start + ((nbytes - start) & -wide)
+        middle_end = start + ((nbytes - start) & -MIDDLE)
+        for at in range(0, head, single):
+            single_step(dst + at, a + at, b + at)
+        for at in range(head, start, MIDDLE):
+            middle_step(dst + at, a + at, b + at)
+        for at in range(start, wide_end, wide):
+            wide_step(dst + at, a + at, b + at)
+        for at in range(wide_end, middle_end, MIDDLE):
+            middle_step(dst + at, a + at, b + at)
+        for at in range(middle_end, nbytes, single):
+            single_step(dst + at, a + at, b + at)
+
+    return _compile(kernel, name)
+
+
+def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> Any:
+    """Compile dst = src `rule` prepare(arg), as a C function (dst, src, arg, nbytes).
+
+    `rule` gets the prepared scalar in every lane of its second vector.
+    """
+    single = dtype.itemsize
+    middle = min(wide, MIDDLE)
+    prepare_scalar = _scalar(prepare)
+    wide_step = _unary_step(dtype, rule, wide)
+    middle_step = _unary_step(dtype, rule, middle)
+    single_step = _unary_step(dtype, rule, single)
+
+    def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = src op arg"""
+        value = prepare_scalar(arg)
+        wide_end = nbytes & -wide
+        middle_end = nbytes & -middle
+        for at in range(0, wide_end, wide):
+            wide_step(dst + at, src + at, value)
+        for at in range(wide_end, middle_end, middle):
+            middle_step(dst + at, src + at, value)
+        for at in range(middle_end, nbytes, single):
+            single_step(dst + at, src + at, value)
+
+    return _compile(kernel, name)
+
+
+def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
+    """Compile a = b = a `rule` b, as a C function (a, b, unused, nbytes)."""
+    wide, single = wide_bytes(dtype), dtype.itemsize
+    wide_step = _both_step(dtype, rule, wide)
+    middle_step = _both_step(dtype, rule, MIDDLE)
+    single_step = _both_step(dtype, rule, single)
+
+    def kernel(a, b, _unused, nbytes):  # type: ignore[no-untyped-def]
+        """a[:] = b[:] = a op b"""
+        wide_end = nbytes & -wide
+        middle_end = nbytes & -MIDDLE
+        for at in range(0, wide_end, wide):
+            wide_step(a + at, b + at)
+        for at in range(wide_end, middle_end, MIDDLE):
+            middle_step(a + at, b + at)
+        for at in range(middle_end, nbytes, single):
+            single_step(a + at, b + at)
+
+    return _compile(kernel, name)
+
+
+def _compile(kernel: Any, name: str) -> Any:
+    # The name is the key in the cache and the symbol in memory: one for each kernel.
+    kernel.__name__ = kernel.__qualname__ = name
+    return compiled_callback(SIGNATURE)(kernel)
+
+
+def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+    element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
+
+    @intrinsic
+    def step(_typing: Any, dst: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
+            dst, x, y = addresses
+            value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
+            store(b, value, dst)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), emit
+
+    return step
+
+
+def _both_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+    element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
+
+    @intrinsic
+    def step(_typing: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
+            x, y = addresses
+            value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
+            store(b, value, x)
+            store(b, value, y)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
+
+    return step
+
+
+def _unary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+    element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
+
+    @intrinsic
+    def step(_typing: Any, dst: Any, src: Any, value: Any) -> Any:
+        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            dst, x, scalar = arguments
+            store(b, rule(b, load(b, x, element, lanes), spread(b, scalar, lanes)), dst)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, value), emit
+
+    return step
+
+
+def _scalar(prepare: Prepare) -> Any:
+    """Wrap `prepare`, which turns the kernel's int64 argument into the scalar that it uses."""
+    probe = ir.IRBuilder(ir.Function(ir.Module(), _ONE_INT, "probe").append_basic_block())
+    result = _NUMBA_SCALAR[prepare(probe, probe.function.args[0]).type]
+
+    @intrinsic
+    def scalar(_typing: Any, arg: Any) -> Any:
+        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
+            return prepare(b, arguments[0])
+
+        return result(types.int64), emit
+
+    return scalar
+
+
+_ONE_INT = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])

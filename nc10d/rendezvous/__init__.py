@@ -1,0 +1,1 @@
+"""How ranks find each other: rendezvous methods and launcher environments."""

@@ -1,0 +1,205 @@
+"""One connection of a client to a store's server: requests out, replies in, by a deadline.
+
+Whatever waits is interrupted by a signal (Ctrl-C raises at once).
+Failures are plain ones here, TimeoutError and OSError; who knows the keys makes them StoreErrors.
+After a failure the stream may be out of step, so a link that has failed is closed, not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import time
+
+from nc10d.store import messages as m
+from nc10d.store.error_text import Disconnected, Foreign
+
+_READ = 1 << 16
+_READ_LARGE = 1 << 20
+_ROOM = 1 << 20
+_LONGEST_POLL = 3600.0
+_FIRST_LOOK = 0.004
+_I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
+_write = os.write
+
+
+class Link:
+    """A connected socket, and the bytes of the reply that have not been taken yet.
+
+    The socket never blocks, or each signal would begin a wait's time anew. The first look for a
+    reply is Python's own receive with a timeout, which polls in C; only what takes longer is
+    polled for here. Sending that way would poll too, though there is room nearly always: so the
+    descriptor is written to.
+    """
+
+    __slots__ = (
+        *("_at", "_fileno", "_got", "_poll", "_recv"),
+        *("deadline", "has_near", "holds_requests", "sock", "waits"),
+    )
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        sock.settimeout(_FIRST_LOOK)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:  # by default, 300 small packets would fill it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+        self.sock = sock
+        self.deadline = deadline
+        self.waits = False  # whether a CANCEL_WAIT would end what is under way
+        self._fileno, self._recv = sock.fileno, sock.recv
+        self._got = b""
+        self._at = 0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        answer = self._shake_hands()
+        self.holds_requests = answer in (m.READY, m.READY_NEAR)
+        self.has_near = answer == m.READY_NEAR
+
+    def _shake_hands(self) -> bytes:
+        """Introduce this client; return what the server says to HOLDS_REQUESTS."""
+        nonce = os.getpid() & 0xFFFFFFFF
+        self.send(
+            m.with_u32(m.VALIDATE, m.MAGIC)
+            + m.with_u32(m.PING, nonce)
+            + m.with_keys(m.CHECK, [m.HOLDS_REQUESTS])
+        )
+        answer = self.take(4)
+        if answer != m.U32.pack(nonce):
+            raise Foreign(f"what listens there is not a store: its answer begins with {answer!r}")
+        return self.take(1)
+
+    def near_name(self) -> bytes:
+        """Return the name of the server's Unix socket; empty if this host has none such."""
+        if not self.has_near or not _same_host(self.sock) or os.environ.get("NC10D_STORE_TCP"):
+            return b""
+        self.send(m.with_key(m.GET, m.NEAR))
+        return self.take_string()
+
+    def send(self, data: bytes) -> None:
+        """Hand all of `data` to the kernel; TimeoutError at the deadline."""
+        try:
+            sent = _write(self._fileno(), data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            self._send_rest(memoryview(data)[sent:])
+
+    def post(self, data: bytes, limit: float) -> None:
+        """Send what has no answer, within `limit` seconds (counted only if it is not gone yet)."""
+        try:
+            sent = _write(self._fileno(), data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            self.deadline, self.waits = time.monotonic() + limit, False
+            self._send_rest(memoryview(data)[sent:])
+
+    def _send_rest(self, rest: memoryview) -> None:
+        while rest:
+            self._ready(select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[_write(self._fileno(), rest) :]
+
+    def take(self, count: int) -> bytes:
+        """Return the reply's next `count` bytes; TimeoutError at the deadline."""
+        at = self._at
+        end = at + count
+        got = self._got
+        if end > len(got):
+            got, at, end = self._more(count), 0, count
+        self._at = end
+        return got if count == len(got) else got[at:end]
+
+    def take_number(self) -> int:
+        """Return the reply's next 64-bit number."""
+        number: int = _I64(self.take(8))[0]
+        return number
+
+    def take_string(self) -> bytes:
+        """Return the reply's next string."""
+        return self.take(_U64(self.take(8))[0])
+
+    def take_stop(self) -> None:
+        """Take the end of a wait: what comes behind it can't be taken back any more."""
+        answer = self.take(1)
+        if answer != m.STOP_WAITING:
+            raise Disconnected(f"the server ended a wait with {answer!r}")
+        self.waits = False
+
+    def take_stop_and_string(self) -> bytes:
+        """Take the end of a wait, with which a reply begins, and the string behind it.
+
+        Nearly always they come together. One look does then: who has slept for long finds its
+        code in no cache, and every function counts.
+        """
+        got = self._more(1)
+        if len(got) >= 9 and got[0] == 0 and len(got) == 9 + _u64_from(got, 1)[0]:
+            self.waits = False
+            self._at = len(got)
+            return got[9:]
+        self._at = 0
+        self.take_stop()
+        return self.take_string()
+
+    def _more(self, count: int) -> bytes:
+        """Receive until `count` bytes are there that have not been taken; return them first."""
+        data = self._some(_READ)
+        if self._at < len(self._got):
+            data = self._got[self._at :] + data
+        self._got = data if len(data) >= count else self._rest(data, count - len(data))
+        return self._got
+
+    def _rest(self, first: bytes, missing: int) -> bytes:
+        parts = [first]
+        while missing > 0:
+            parts.append(self._some(_READ if missing <= _READ else _READ_LARGE))
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def _some(self, most: int) -> bytes:
+        """Return what comes first, at most so many bytes; Disconnected if nothing will."""
+        while True:
+            try:
+                data = self._recv(most)
+            except TimeoutError:
+                self._ready(select.POLLIN)
+                continue
+            if data:
+                return data
+            raise Disconnected("the server closed the connection")
+
+    def _ready(self, event: int) -> None:
+        """Wait for room or a reply; TimeoutError at the deadline. Any signal handler may raise."""
+        self._poll.modify(self.sock, event)
+        while not self._poll.poll(self._slice()):
+            if time.monotonic() >= self.deadline:
+                raise TimeoutError
+
+    def _slice(self) -> int:
+        """Return the milliseconds left, rounded up so that a wait never ends early."""
+        left = min(self.deadline - time.monotonic(), _LONGEST_POLL)
+        return max(0, math.ceil(left * 1000))
+
+    def cancel_wait(self, grace: float) -> bool:
+        """Take back a wait that is under way; say whether the server agreed within `grace` s."""
+        self.deadline = time.monotonic() + grace
+        self.send(m.simple(m.CANCEL_WAIT))
+        return self.take(1) == m.WAIT_CANCELED
+
+    def shut(self) -> None:
+        """End the call that is under way in another thread, which then closes this link."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+def _same_host(sock: socket.socket) -> bool:
+    """Say whether the peer has an address of this host: one speaks to one's own from the same."""
+    here, there = sock.getsockname()[0], sock.getpeername()[0]
+    return bool(here == there or (here.startswith("127.") and there.startswith("127.")))

@@ -1,0 +1,56 @@
+"""A connection to a server that serves only those who know the job's token."""
+
+from __future__ import annotations
+
+import socket
+
+from nc10d.auth.handshake import BadHandshake, BadSeal, Caller, Opener, Sealer
+from nc10d.store.auth_server import WHO
+from nc10d.store.connection import Link
+from nc10d.store.error_text import Disconnected, Foreign
+
+
+class SealedLink(Link):
+    """A Link that begins with the handshake; then all that it sends and takes is sealed."""
+
+    __slots__ = ("_opener", "_sealer", "_token")
+
+    def __init__(self, sock: socket.socket, deadline: float, token: bytes) -> None:
+        self._token = token
+        self._opener: Opener | None = None
+        super().__init__(sock, deadline)
+
+    def _shake_hands(self) -> bytes:
+        caller = Caller(self._token, WHO)
+        super().send(caller.hello)
+        try:
+            super().send(caller.feed(self.take(caller.wants)))
+        except BadHandshake as error:
+            raise Foreign("what listens there does not know this job's token") from error
+        except Disconnected as error:
+            raise Disconnected("the server closed the connection at the handshake") from error
+        assert caller.keys is not None
+        self._sealer = Sealer(caller.keys.sending)
+        self._opener = Opener(caller.keys.taking)
+        return super()._shake_hands()
+
+    def send(self, data: bytes) -> None:
+        """Hand all of `data` to the kernel, sealed; TimeoutError at the deadline."""
+        super().send(self._sealer.seal(data))
+
+    def post(self, data: bytes, limit: float) -> None:
+        """Send what has no answer, sealed; see Link."""
+        super().post(self._sealer.seal(data), limit)
+
+    def _some(self, most: int) -> bytes:
+        opener = self._opener
+        while True:
+            data = super()._some(most)
+            if opener is None:
+                return data
+            try:
+                data = opener.feed(data)
+            except BadSeal as error:
+                raise Disconnected(f"what came is not from the server: {error}") from error
+            if data:
+                return data

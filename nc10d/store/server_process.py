@@ -1,0 +1,47 @@
+"""The server's process: `python -I -S server_process.py LISTENER OWNER SECRET [LIMIT ...]`.
+
+LISTENER and OWNER are descriptors; the first SECRET bytes that OWNER gives are the job's token.
+
+Starts in a few milliseconds because nothing but the standard library is loaded: the package's
+own `__init__` is not run, an empty module stands in for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+
+def _stand_in(name: str, folder: Path) -> None:
+    module = types.ModuleType(name)
+    module.__path__ = [str(folder)]
+    sys.modules[name] = module
+
+
+def main(listener: int, owner: int, secret: int, *limits: int) -> None:
+    """Serve `listener` until `owner` reads end-of-file and the last client has gone."""
+    _stand_in("nc10d", Path(__file__).resolve().parent.parent)
+    _stand_in("nc10d.store", Path(__file__).resolve().parent)
+    from nc10d.store.hosting import server_for
+    from nc10d.store.messages import Limits
+    from nc10d.store.server import raise_descriptor_limit
+
+    # The terminal's Ctrl-C is for the ranks; the server ends after them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Leave the owner's process tree, so that nobody has to wait for us.
+    if os.fork():
+        os._exit(0)
+    raise_descriptor_limit()
+    gc.disable()  # the loop makes no cycles
+    token = os.read(owner, secret) if secret else None
+    server_for(socket.socket(fileno=listener), owner, Limits(*limits), token).serve()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Programs of all ranks in one process under any interleaving, with vector clocks."""

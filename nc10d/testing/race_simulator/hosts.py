@@ -1,0 +1,222 @@
+"""Runs the programs of a group that spans hosts: one simulated memory a host, pipes between them.
+
+Between two ranks of different hosts runs a pipe that holds only so many bytes, so that programs
+which count on more room than a socket has come to a standstill here. Memory inside a host is
+watched for races as ever; that two hosts have met orders nothing inside either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.program.linker import scratch_bytes
+from nc10d.backend.cpu.program.program import At, Kind, Program, Space, Step
+from nc10d.testing.race_simulator.simulator import HANDLERS, Handler, Rank, World, run_all
+from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
+
+
+class Pipes:
+    """What is on its way between ranks of different hosts; each pipe holds `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.changes = 0
+        self.moved: dict[tuple[int, int], int] = {}
+        self._bytes: dict[tuple[int, int], bytearray] = {}
+
+    def push(self, src: int, dst: int, data: Bytes) -> int:
+        """Put in as much as there is room for; return how much."""
+        pipe = self._bytes.setdefault((src, dst), bytearray())
+        count = min(self.room - len(pipe), data.size)
+        pipe += data[:count].tobytes()
+        self.changes += count > 0
+        self.moved[src, dst] = self.moved.get((src, dst), 0) + count
+        return count
+
+    def pull(self, src: int, dst: int, data: Bytes) -> int:
+        """Take out as much as there is, and `data` holds; return how much."""
+        pipe = self._bytes.setdefault((src, dst), bytearray())
+        count = min(len(pipe), data.size)
+        data[:count] = np.frombuffer(bytes(pipe[:count]), np.uint8)
+        del pipe[:count]
+        self.changes += count > 0
+        return count
+
+    def empty(self) -> bool:
+        """Say whether all that was sent has been taken."""
+        return not any(self._bytes.values())
+
+
+class FarRank(Rank):
+    """A rank with scratch memory, and pipes to ranks of other hosts."""
+
+    def __init__(self, world: HostWorld, rank: int) -> None:
+        super().__init__(world, rank)
+        self.number = world.numbers[rank]
+        self.pipes = world.pipes
+        self.scratch: Bytes = np.zeros(0, np.uint8)
+        self.rooms: dict[int, int] = {}
+        self.calls_begun = 0
+        self.progress: dict[tuple[Kind, int], int] = {}
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """Return what each kind of step means."""
+        return FAR_HANDLERS
+
+    def place(self, step: Step, *, dst: bool = False) -> Bytes:
+        """Return a row's bytes of this segment."""
+        nbytes = self.length(step)
+        return self.view(step.dst if dst else step.src, nbytes, write=dst)
+
+    def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
+        """Return an operand's bytes; scratch memory is nobody else's."""
+        if at.space is not Space.SCRATCH:
+            return super().view(at, nbytes, write=write, rank=rank)
+        low = at.offset + self.segment * at.stride
+        assert nbytes == 0 or low + nbytes <= self.rooms[id(self.queue[0][0])], (at, low, nbytes)
+        return self.scratch[low : low + nbytes]
+
+
+class HostWorld(World):
+    """The ranks of one host of a cluster."""
+
+    def __init__(
+        self, numbers: Sequence[int], half: int, pipes: Pipes, unreadable: Collection[int] = ()
+    ) -> None:
+        self.numbers = numbers
+        self.pipes = pipes
+        closed = [mate for mate, rank in enumerate(numbers) if rank in unreadable]
+        super().__init__(len(numbers), half, closed)
+
+    def make_rank(self, rank: int) -> Rank:
+        """Return a rank's machine."""
+        return FarRank(self, rank)
+
+    def signalled(self) -> None:
+        """Note that something has changed that others may wait for."""
+        self.pipes.changes += 1
+
+
+class Cluster:
+    """All ranks of a group across hosts; what the `unreadable` expose, their mates can't read."""
+
+    def __init__(
+        self, hosts: Topology, half: int, room: int = 1000, unreadable: Collection[int] = ()
+    ) -> None:
+        self.pipes = Pipes(room)
+        self._worlds = [HostWorld(ranks, half, self.pipes, unreadable) for ranks in hosts.hosts]
+        by_number: dict[int, Rank] = {}
+        for world in self._worlds:
+            by_number.update(zip(world.numbers, world.ranks, strict=True))
+        self.ranks = [by_number[rank] for rank in range(hosts.size)]
+
+    def submit(self, rank: int, program: Program, users: Sequence[Bytes]) -> None:
+        """Queue a program on a rank; `users` are its arrays as bytes."""
+        me = cast(FarRank, self.ranks[rank])
+        me.queue.append((program, users))
+        need = me.rooms[id(program)] = scratch_bytes(program)
+        if need > me.scratch.size:
+            me.scratch = np.full(need, 0xAA, np.uint8)
+
+    def run(self, choose: Callable[[int], int] | None = None) -> None:
+        """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
+        run_all(self.ranks, lambda: self.pipes.changes, choose)
+        assert self.pipes.empty(), "bytes that nobody has taken"
+
+
+def _flow(rank: Rank, step: Step) -> bool:
+    me = cast(FarRank, rank)
+    rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.repeat]
+    done = [_row(me, row) for row in rows]  # each moves, whether or not another has to wait
+    if not all(done):
+        return False
+    for row in rows:
+        if row.kind is not Kind.PUSH:
+            me.progress.pop(_way(row))
+    me.pc += step.repeat
+    return True
+
+
+def _row(me: FarRank, row: Step) -> bool:
+    taking, key = row.kind is Kind.TAKE, _way(row)
+    done = me.progress.setdefault(key, 0)
+    if done == me.length(row):
+        return True
+    data = me.place(row, dst=taking)
+    if taking:
+        done += me.pipes.pull(row.peer, me.number, data[done:])
+    else:
+        done += me.pipes.push(me.number, row.peer, data[done:])
+    me.progress[key] = done
+    return done == data.size or row.kind is Kind.PUSH
+
+
+def _way(row: Step) -> tuple[Kind, int]:
+    """Return what a transfer's progress belongs to: a direction, and the rank at the other end."""
+    return (Kind.TAKE if row.kind is Kind.TAKE else Kind.GIVE), row.peer
+
+
+def _enter(rank: Rank, step: Step) -> bool:
+    cast(FarRank, rank).calls_begun += 1
+    return HANDLERS[step.kind](rank, step)
+
+
+def _header(me: FarRank) -> Bytes:
+    words = [me.calls_begun, me.queue[0][0].call.fingerprint()]
+    return np.array(words, np.int64).view(np.uint8)
+
+
+def _show(rank: Rank, step: Step) -> bool:
+    me = cast(FarRank, rank)
+    me.view(step.dst, 16, write=True)[:] = _header(me)
+    return True
+
+
+def _check(rank: Rank, step: Step) -> bool:
+    me = cast(FarRank, rank)
+    if not np.array_equal(me.view(step.src, 16, write=False), _header(me)):
+        raise Disagreement(f"rank {me.number} and rank {step.peer}")
+    return True
+
+
+def _expect(me: Rank, step: Step) -> bool:
+    theirs = me.view(step.src, step.nbytes, write=False)
+    if not np.array_equal(theirs, me.view(step.own, step.nbytes, write=False)):
+        raise Disagreement(f"rank {step.peer} announces another size than is awaited")
+    return True
+
+
+def _pair(me: Rank, step: Step) -> bool:
+    assert step.kernel is not None
+    nbytes = me.length(step)
+    a = me.view(step.src, nbytes, write=False).copy().view(step.kernel.dtype)
+    b = me.view(step.own, nbytes, write=False).copy().view(step.kernel.dtype)
+    result = np.asarray(PAIR[step.kernel.kind](a, b))
+    me.view(step.dst, nbytes, write=True)[:] = result.view(np.uint8)
+    return True
+
+
+def _loop(me: Rank, step: Step) -> bool:
+    me.segment += 1
+    if me.segment < step.repeat:
+        me.pc -= step.back + 1
+    else:
+        me.segment = 0
+    return True
+
+
+FAR_HANDLERS: dict[Kind, Handler] = {
+    **HANDLERS,
+    Kind.ENTER: _enter,
+    Kind.BEGIN: _enter,
+    Kind.FLOW: _flow,
+    Kind.SHOW: _show,
+    Kind.CHECK: _check,
+    Kind.EXPECT: _expect,
+    Kind.PAIR: _pair,
+    Kind.LOOP: _loop,
+}

@@ -1,0 +1,170 @@
+"""What the simulator makes of steps that read other ranks' arrays where they lie, and of gates.
+
+An exposed array is watched from `expose` to the program's end: its owner's accesses are held
+against its peers', and the end counts as a write, because the caller may do anything then. So does
+`recall`, which ends what peers may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nc10d.backend.cpu.program.program import Kind, Space, Step
+from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Region, mapped
+
+if TYPE_CHECKING:
+    from nc10d.testing.race_simulator.simulator import Rank
+
+
+def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
+    """Record an access to one of my arrays, if it is exposed."""
+    for region in me.exposed.values():
+        if np.shares_memory(region.data, array):
+            start = low + _address(array) - _address(region.data)
+            if start >= 0:
+                region.touch(start, start + nbytes, me.rank, me.clock, write=write)
+
+
+def withdraw(me: Rank) -> None:
+    """The program has ended: its arrays are their caller's again."""
+    for region in me.exposed.values():
+        region.touch(0, region.data.size, me.rank, me.clock, write=True)
+    me.exposed.clear()
+    assert me.lent == 0, "a program ends with what it has lent"
+
+
+def _address(array: Bytes) -> int:
+    return int(array.ctypes.data)
+
+
+def _expose(me: Rank, step: Step) -> bool:
+    half, place = me.round & 1, (me.round & 1, step.dst.offset)
+    me.view(step.dst, 16, write=True)
+    _, users = me.queue[0]
+    assert step.src.space is Space.USER, step
+    data = users[step.src.index][step.src.offset :]
+    me.exposed[place] = Region(f"array of rank {me.rank}", data)
+    if me.rank in me.world.unreadable:
+        me.flags[half] = me.flags[half] or bool(step.tick)
+        del me.exposed[place]
+    elif me.rank not in me.world.keeping and step.nbytes:
+        me.lent, me.lending = step.nbytes, me.exposed[place]
+    return True
+
+
+def _recall(me: Rank, step: Step) -> bool:
+    del step
+    if me.lent:
+        assert me.lending is not None
+        me.lending.touch(0, me.lent, me.rank, me.clock, write=True)
+    me.lent = 0
+    return True
+
+
+def _exposed(me: Rank, step: Step, peer: int) -> Region:
+    half, slot = me.round & 1, step.src.offset
+    owner = me.world.ranks[peer]
+    owner.boards[half].touch(slot, slot + 16, me.rank, me.clock, write=False)
+    region = owner.exposed.get((half, slot))
+    assert region is not None, f"rank {peer} has exposed nothing to {step}"
+    return region
+
+
+def _fetch(me: Rank, step: Step) -> bool:
+    region, low = _exposed(me, step, step.peer), int(step.arg)
+    there = min(step.nbytes, max(0, me.lent - low))
+    low, nbytes = low + there, step.nbytes - there
+    dst = me.view(replace(step.dst, offset=step.dst.offset + there), nbytes, write=True)
+    region.touch(low, low + nbytes, me.rank, me.clock, write=False)
+    dst[:] = region.data[low : low + nbytes]
+    return True
+
+
+def _fold(me: Rank, step: Step) -> bool:
+    assert step.kernel is not None
+    low, nbytes = step.total, step.nbytes
+    me.view(step.also, 2 * step.repeat, write=True)
+    total: Any = None
+    for rank in range(me.world.size):
+        if rank == me.rank:
+            part = me.view(step.own, nbytes, write=False)
+        else:
+            region = _exposed(me, step, rank)
+            region.touch(low, low + nbytes, me.rank, me.clock, write=False)
+            part = region.data[low : low + nbytes]
+        values = part.copy().view(step.kernel.dtype)
+        total = values if total is None else PAIR[step.kernel.kind](total, values)
+    folded = np.asarray(total).view(np.uint8)
+    if step.last is not None:
+        folded = mapped(step.last, folded, step.arg)
+    me.view(step.dst, nbytes, write=True)[:] = folded
+    _give(me, step, folded[: max(0, step.tick - low)], low)
+    return True
+
+
+def _give(me: Rank, step: Step, data: Bytes, low: int) -> None:
+    """Put bytes into what peers have lent, as far as they have."""
+    for rank in range(me.world.size):
+        given = min(data.size, me.world.ranks[rank].lent - low)
+        if rank != me.rank and given > 0:
+            region = _exposed(me, step, rank)
+            region.touch(low, low + given, me.rank, me.clock, write=True)
+            region.data[low : low + given] = data[:given]
+
+
+def _fill(me: Rank, step: Step) -> bool:
+    # Who has lent does not fetch that: it must be all that is filled, and no more.
+    for rank in me.others:
+        assert me.world.ranks[rank].lent in (0, step.nbytes), step
+    _give(me, step, me.view(step.own, step.nbytes, write=False), 0)
+    return True
+
+
+def _divert(me: Rank, step: Step) -> bool:
+    if not me.everyone_reached(me.seq + step.tick):
+        return False
+    if me.compare(me.others):
+        me.lent = 0
+        me.pc += step.skip
+    return True
+
+
+def _jump(me: Rank, step: Step) -> bool:
+    me.pc += step.skip
+    return True
+
+
+def _pick(me: Rank, step: Step) -> bool:
+    half, owner = me.round & 1, me.world.ranks[step.src.index]
+    owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
+    if (half, 0) not in owner.exposed:
+        me.pc += step.skip
+    return True
+
+
+def _gate(me: Rank, step: Step) -> bool:
+    return bool(me.view(step.dst, 8, write=False).view(np.int64)[0])
+
+
+def _open(me: Rank, step: Step) -> bool:
+    me.view(step.dst, 8, write=True).view(np.int64)[0] = 1
+    me.world.signalled()
+    return True
+
+
+HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
+    Kind.EXPOSE: _expose,
+    Kind.FETCH: _fetch,
+    Kind.FOLD: _fold,
+    Kind.DIVERT: _divert,
+    Kind.JUMP: _jump,
+    Kind.PICK: _pick,
+    Kind.GATE: _gate,
+    Kind.OPEN: _open,
+    Kind.RECALL: _recall,
+    Kind.FILL: _fill,
+}

@@ -1,0 +1,349 @@
+"""Runs every rank's program in one Python process, in any interleaving, and watches for races.
+
+Steps mean here what they mean to the engine, but memory is NumPy arrays and each access to a
+board is checked against the others by vector clocks: two accesses to the same bytes, one of them
+a write, must be ordered by signals and waits, whatever the interleaving happened to be. A missing
+wait is therefore an error even in a run that came out right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.program.program import INLINE_BYTES, SHOWN, At, Kind, Program, Space, Step
+from nc10d.testing.race_simulator import peer_arrays, root_ahead
+from nc10d.testing.race_simulator.vector_clocks import (
+    PAIR,
+    Bytes,
+    Clock,
+    Deadlock,
+    Disagreement,
+    Region,
+    mapped,
+)
+
+Handler = Callable[["Rank", Step], bool]
+
+
+class Rank:
+    """One rank's machine: the same state as the engine's channel, one program after another."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.clock: Clock = [0] * world.size
+        self.clock[rank] = 1
+        self.counter = 0
+        self.releases: list[tuple[int, Clock]] = [(0, [0] * world.size)]
+        self.seq = 0
+        self.round = 0
+        self.free_at = [0, 0]
+        self.met = 0
+        self.agreed = 1
+        self.boards = [Region(f"board {rank}/{h}", np.zeros(world.half, np.uint8)) for h in (0, 1)]
+        self.inlines = [
+            Region(f"inline {rank}/{h}", np.zeros(INLINE_BYTES, np.uint8)) for h in (0, 1)
+        ]
+        self.marks = [Region(f"fingerprint {rank}/{h}", np.zeros(1, np.uint8)) for h in (0, 1)]
+        self.calls: list[int] = [0, 0]
+        # Of each half: whether this rank wants the other way, and what it has exposed.
+        self.flags = [False, False]
+        self.exposed: dict[tuple[int, int], Region] = {}
+        self.lent = 0
+        self.lending: Region | None = None
+        self.leading = root_ahead.Leading(rank)
+        self.queue: list[tuple[Program, Sequence[Bytes]]] = []
+        self.pc = 0
+        self.segment = 0
+
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """Return what each kind of step means."""
+        return HANDLERS
+
+    def idle(self) -> bool:
+        """Say whether nothing is left to do."""
+        return not self.queue
+
+    def step(self) -> bool:
+        """Carry out one step; False when it has to wait."""
+        program, _ = self.queue[0]
+        if self.pc == len(program.steps):
+            peer_arrays.withdraw(self)
+            self.queue.pop(0)
+            self.pc = 0
+            return True
+        step = program.steps[self.pc]
+        if not self.handlers()[step.kind](self, step):
+            return False
+        self.pc += 1
+        return True
+
+    def region(self, at: At, rank: int | None = None) -> Region | None:
+        """Return the shared region of an operand (of another rank's, if given), or None."""
+        if at.space not in SHOWN:
+            return None
+        owner = self.world.ranks[at.index if rank is None else rank]
+        halves = owner.inlines if at.space is Space.INLINE else owner.boards
+        return halves[(self.round + (at.space is Space.EARLIER)) & 1]
+
+    def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
+        """Return an operand's bytes, recording the access if they are shared."""
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
+        low = at.offset + self.segment * at.stride
+        region = self.region(at, rank)
+        if region is None:
+            _, users = self.queue[0]
+            assert low + nbytes <= users[at.index].size, (at, low, nbytes)
+            peer_arrays.touch(self, users[at.index], low, nbytes, write=write)
+            return users[at.index][low : low + nbytes]
+        region.touch(low, low + nbytes, self.rank, self.clock, write=write)
+        return region.data[low : low + nbytes]
+
+    def length(self, step: Step) -> int:
+        """Return the bytes of this segment: all, or what is left of the total."""
+        if not step.total:
+            return step.nbytes
+        return max(0, min(step.nbytes, step.total - self.segment * step.nbytes))
+
+    def reached(self, peer: int, target: int) -> bool:
+        """Say whether a peer's counter has come to `target`; if so, learn what it knew then."""
+        other = self.world.ranks[peer]
+        if other.counter < target:
+            return False
+        # The first signal that suffices is all that a wait guarantees.
+        clock = next(clock for value, clock in other.releases if value >= target)
+        self.clock = [max(a, b) for a, b in zip(self.clock, clock, strict=True)]
+        return True
+
+    def everyone_reached(self, target: int) -> bool:
+        """Say whether all peers' counters have come to `target`."""
+        if self.met < target:
+            if any(self.world.ranks[r].counter < target for r in self.others):
+                return False
+            for r in self.others:
+                self.reached(r, target)
+            self.met = target
+            root_ahead.settle(self)
+        return True
+
+    def compare(self, peers: Iterable[int]) -> bool:
+        """Hold peers' fingerprints against mine; say whether anybody has set the flag."""
+        half = self.round & 1
+        flagged = self.flags[half]
+        for peer in peers:
+            other = self.world.ranks[peer]
+            other.marks[half].touch(0, 1, self.rank, self.clock, write=False)
+            if other.calls[half] != self.calls[half]:
+                raise Disagreement(f"rank {self.rank} and rank {peer} at tick {self.seq}")
+            flagged = flagged or other.flags[half]
+        return flagged
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks."""
+        return [r for r in range(self.world.size) if r != self.rank]
+
+
+def _copy(me: Rank, step: Step) -> bool:
+    nbytes = me.length(step)
+    me.view(step.dst, nbytes, write=True)[:] = me.view(step.src, nbytes, write=False)
+    return True
+
+
+def _map(me: Rank, step: Step) -> bool:
+    assert step.kernel is not None
+    nbytes = me.length(step)
+    src = me.view(step.src, nbytes, write=False)
+    me.view(step.dst, nbytes, write=True)[:] = mapped(step.kernel, src, step.arg)
+    return True
+
+
+def _reduce_ranks(me: Rank, step: Step) -> bool:
+    assert step.kernel is not None
+    nbytes = me.length(step)
+    total: npt.NDArray[np.generic] | None = None
+    dst = me.view(step.dst, nbytes, write=True)
+    for rank in range(me.world.size):
+        mine = rank == me.rank
+        part = me.view(step.own if mine else step.src, nbytes, write=False, rank=rank)
+        values = part.copy().view(step.kernel.dtype)
+        # The engine folds pairwise into dst: a contribution that lies there is gone after the
+        # first pair, unless dst is on a board. Showing that here keeps builders honest.
+        if total is None:
+            total = values
+        else:
+            total = np.asarray(PAIR[step.kernel.kind](total, values))
+            dst[:] = total.view(np.uint8)
+    assert total is not None
+    if step.last is not None:
+        dst[:] = mapped(step.last, total.view(np.uint8), step.arg)
+    if step.also.space is not Space.NONE:
+        me.view(step.also, nbytes, write=True)[:] = dst
+    return True
+
+
+def _signal(me: Rank, step: Step) -> bool:
+    value = me.seq + step.tick
+    assert value >= me.counter, "a counter never goes back"
+    me.counter = value
+    me.world.signalled()
+    me.releases.append((value, list(me.clock)))
+    me.clock[me.rank] += 1
+    return True
+
+
+def _wait(me: Rank, step: Step) -> bool:
+    return me.reached(step.peer, me.seq + step.tick)
+
+
+def _wait_all(me: Rank, step: Step) -> bool:
+    return me.everyone_reached(me.seq + step.tick)
+
+
+def _free(me: Rank, step: Step) -> bool:
+    return me.everyone_reached(me.free_at[me.round & 1])
+
+
+def _enter(me: Rank, step: Step) -> bool:
+    half = me.round & 1
+    me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
+    me.calls[half] = me.queue[0][0].call.fingerprint() ^ me.seq
+    me.flags[half] = bool(step.tick)
+    return True
+
+
+def _header(me: Rank, step: Step) -> bool:
+    del step
+    me.marks[me.round & 1].touch(0, 1, me.rank, me.clock, write=True)
+    return True
+
+
+def _meet(me: Rank, step: Step) -> bool:
+    if not _wait(me, step):
+        return False
+    me.compare([step.peer])
+    return True
+
+
+def _meet_all(me: Rank, step: Step) -> bool:
+    if not _wait_all(me, step):
+        return False
+    me.compare(me.others)
+    return True
+
+
+def _agree(me: Rank, step: Step) -> bool:
+    size = me.world.size
+    _, users = me.queue[0]
+    largest = 0
+    for rank in range(size):
+        shown = me.view(At(Space.BOARD, rank), 8 * size, write=False).view(np.int64)
+        expected = users[step.own.index].view(np.int64)[rank]
+        if int(shown[me.rank]) != int(expected):
+            raise Disagreement(f"rank {rank} sends {shown[me.rank]} bytes, awaited {expected}")
+        largest = max(largest, int(shown.max()))
+    me.agreed = max(1, -(-largest // int(step.arg)))
+    return True
+
+
+def _round(me: Rank, step: Step) -> bool:
+    repeat = step.repeat if step.kind is Kind.ROUND else me.agreed
+    if step.free:
+        me.free_at[me.round & 1] = me.seq + step.free
+    me.seq += step.tick
+    me.round += 1
+    me.segment += 1
+    if me.segment < repeat:
+        me.pc -= step.back + 1
+    else:
+        me.segment = 0
+    return True
+
+
+HANDLERS: dict[Kind, Handler] = {
+    Kind.COPY: _copy,
+    Kind.MAP: _map,
+    Kind.REDN: _reduce_ranks,
+    Kind.SIGNAL: _signal,
+    Kind.WAIT: _wait,
+    Kind.WAITALL: _wait_all,
+    Kind.FREE: _free,
+    Kind.ENTER: _enter,
+    Kind.MEET: _meet,
+    Kind.MEETALL: _meet_all,
+    Kind.AGREE: _agree,
+    Kind.ROUND: _round,
+    Kind.LOOP_AGREED: _round,
+    Kind.HEADER: _header,
+    **peer_arrays.HANDLERS,
+    **root_ahead.HANDLERS,
+}
+
+
+class World:
+    """All ranks of one group, with boards of `half` bytes.
+
+    What the ranks in `unreadable` expose, nobody can read; what those in `keeping` do, they don't
+    lend.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        half: int,
+        unreadable: Iterable[int] = (),
+        keeping: Iterable[int] = (),
+    ) -> None:
+        self.size = size
+        self.unreadable = frozenset(unreadable)
+        self.keeping = frozenset(keeping)
+        self.half = half
+        self._counters = 0
+        self.ranks: list[Rank] = []
+        self.ranks.extend(self.make_rank(rank) for rank in range(size))
+
+    def make_rank(self, rank: int) -> Rank:
+        """Return a rank's machine."""
+        return Rank(self, rank)
+
+    def signalled(self) -> None:
+        """Note that some rank's counter has changed."""
+        self._counters += 1
+
+    def submit(self, rank: int, program: Program, users: Sequence[Bytes]) -> None:
+        """Queue a program on a rank; `users` are its arrays as bytes."""
+        self.ranks[rank].queue.append((program, users))
+
+    def run(self, choose: Callable[[int], int] | None = None) -> None:
+        """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
+        run_all(self.ranks, lambda: self._counters, choose)
+
+
+def run_all(
+    ranks: Sequence[Rank], changes: Callable[[], int], choose: Callable[[int], int] | None
+) -> None:
+    """Run all ranks' programs; `changes` counts what may set somebody free."""
+    ready = [rank for rank in ranks if not rank.idle()]
+    stuck: list[Rank] = []
+    turn = 0
+    while ready:
+        index = choose(len(ready)) if choose else turn % len(ready)
+        turn += 1
+        rank, before = ready[index], changes()
+        burst = 1 + choose(8) if choose else 1
+        while burst and not rank.idle() and rank.step():
+            burst -= 1
+        if rank.idle() or burst:
+            ready[index] = ready[-1]
+            ready.pop()
+            if not rank.idle():
+                stuck.append(rank)
+        if changes() != before:
+            ready += stuck
+            stuck.clear()
+    if stuck:
+        raise Deadlock([(rank.rank, rank.pc, rank.seq) for rank in stuck])

@@ -1,0 +1,87 @@
+"""Memory as the simulator sees it: bytes that ranks share, watched by vector clocks.
+
+Two accesses to the same bytes, one of them a write, must be ordered by signals and waits,
+whatever the interleaving happened to be; and reductions by name, in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.program.program import Kernel
+
+Bytes = npt.NDArray[np.uint8]
+Clock = list[int]
+
+
+class Race(AssertionError):
+    """Two ranks touch the same bytes and nothing orders them."""
+
+
+class Deadlock(AssertionError):
+    """Ranks wait and nobody can go on."""
+
+
+class Disagreement(AssertionError):
+    """Ranks run different calls, or exchange sizes that differ."""
+
+
+PAIR: dict[str, Callable[..., object]] = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+
+@dataclass(slots=True)
+class Access:
+    """Who touched bytes [low, high) of a region, and when by its own clock."""
+
+    low: int
+    high: int
+    rank: int
+    time: int
+    write: bool
+
+
+@dataclass(slots=True)
+class Region:
+    """Bytes that all ranks can reach, with the accesses that may still conflict."""
+
+    name: str
+    data: Bytes
+    accesses: list[Access] = field(default_factory=list)
+
+    def touch(self, low: int, high: int, rank: int, clock: Clock, *, write: bool) -> None:
+        """Record an access; raise Race when an earlier one is not ordered before it."""
+        assert 0 <= low <= high <= self.data.size, (self.name, low, high)
+        kept = []
+        for old in self.accesses:
+            meets = old.low < high and low < old.high
+            if meets and old.rank != rank and (write or old.write) and old.time > clock[old.rank]:
+                raise Race(f"{self.name}[{low}:{high}] by rank {rank} against {old}")
+            # What this write covers and follows needs no further watching: whoever races with
+            # the old access races with this one too.
+            if not (write and low <= old.low and old.high <= high):
+                kept.append(old)
+        kept.append(Access(low, high, rank, clock[rank], write))
+        self.accesses = kept
+
+
+def mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:
+    """Return what a kernel of one operand makes of some bytes."""
+    values = data.copy().view(kernel.dtype)
+    if kernel.kind == "SCALE":
+        return np.asarray(values * values.dtype.type(arg)).view(np.uint8)
+    assert kernel.kind == "DIVIDE", kernel
+    exact = np.trunc(values / arg).astype(values.dtype)
+    result = exact if values.dtype.kind in "iu" else values / values.dtype.type(arg)
+    return np.asarray(result, values.dtype).view(np.uint8)

@@ -1,0 +1,95 @@
+"""The engine's programs in any interleaving: several collectives, back to back.
+
+Laws: every array ends as NumPy says; no two ranks touch the same bytes unordered; nobody waits for
+ever; ranks that make different calls are told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.backend.cpu.algorithms import choose
+from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.program.program import Call, Program
+from nc10d.ops import SUM
+from nc10d.testing.race_simulator.simulator import World
+from nc10d.testing.race_simulator.vector_clocks import Disagreement
+from simulation.clock import Simulation
+from simulation.laws import Wrong, demand
+
+_HALF, _SMALL = 2048, 512
+Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What all ranks call, each on an array of `count` numbers."""
+
+    op: str
+    count: int
+    root: int
+    index: int
+
+    def array(self, rank: int) -> Array:
+        """Return what a rank puts in."""
+        return np.arange(self.count, dtype=np.int64) * (rank + 1) + self.index
+
+    def program(self, layout: Layout) -> Program:
+        """Return what a rank does."""
+        if self.op == "broadcast":
+            steps = choose.broadcast(layout, 8 * self.count, self.root)
+        else:
+            how = Reduction(SUM, "int64", layout.size)
+            root = self.root if self.op == "reduce" else -1
+            steps = choose.all_reduce(layout, 8 * self.count, how, root)
+        return Program(Call(self.op, count=self.count, root=self.root), tuple(steps), 1)
+
+    def right(self, size: int, rank: int) -> Array:
+        """Return what a rank must end with."""
+        if self.op == "broadcast":
+            return self.array(self.root)
+        if self.op == "reduce" and rank != self.root:
+            return self.array(rank)
+        total: Array = np.sum([self.array(other) for other in range(size)], axis=0)
+        return total
+
+
+def programs(sim: Simulation) -> None:
+    """Collectives of all ranks; now and then one rank calls something else at last."""
+    random, size = sim.random, sim.random.randint(2, 5)
+    world = World(size, _HALF)
+    layouts = [Layout(size, rank, _HALF, _SMALL) for rank in range(size)]
+    calls = [
+        Collective(
+            random.choice(("all_reduce", "reduce", "broadcast", "broadcast")),
+            random.choice((0, 1, 3, 40, 300)),
+            random.randrange(size),
+            index,
+        )
+        for index in range(random.randint(1, 5))
+    ]
+    wrong = random.random() < 0.2
+    if wrong:
+        calls[-1] = Collective("reduce", 40, 0, len(calls))
+    data = [[call.array(rank) for rank in range(size)] for call in calls]
+    for call, arrays in zip(calls, data, strict=True):
+        for rank, array in enumerate(arrays):
+            odd = wrong and call is calls[-1] and rank == size - 1
+            made = Collective("reduce", 40, 1, 0) if odd else call
+            world.submit(rank, made.program(layouts[rank]), [array.view(np.uint8)])
+    try:
+        world.run(random.randrange)
+    except Disagreement:
+        if wrong:
+            return
+        raise
+    if wrong:
+        raise Wrong("one rank made another call, and nobody was told")
+    for call, arrays in zip(calls, data, strict=True):
+        for rank, array in enumerate(arrays):
+            right = bool(np.array_equal(array, call.right(size, rank)))
+            demand(right, f"{call}: rank {rank} ends with something else")

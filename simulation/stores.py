@@ -1,0 +1,265 @@
+"""The product's own store, client and server, over the virtual network.
+
+Server, table, parser, client, its deadlines and reconnecting are the real ones: here are only the
+two places where they touch sockets. A server may freeze, or die.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from nc10d.base.deadline import Timeout, seconds
+from nc10d.errors import StoreError
+from nc10d.store import messages as m
+from nc10d.store.auth_server import GuardedServer
+from nc10d.store.connection import Link
+from nc10d.store.sealed_connection import SealedLink
+from nc10d.store.server import IN, OUT, Server
+from nc10d.store.session import Caller
+from nc10d.store.table import Table
+from nc10d.store.tcp import TCPStore
+from simulation.network import End, Network
+
+T = TypeVar("T")
+TOKEN = b"t" * 32
+_KINDS = (
+    *("SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "DELETE_KEY", "APPEND", "MULTI_GET"),
+    *("MULTI_SET", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "GETNUMKEYS", "BARRIER"),
+)
+_NAMES = {getattr(m, name): name for name in _KINDS}
+
+
+class Poll:
+    """Where the server says which events it waits for: its ends remember it."""
+
+    def register(self, end: End, events: int) -> None:
+        """Wait for events."""
+        self.modify(end, events)
+
+    def modify(self, end: End, events: int) -> None:
+        """Wait for other events."""
+        end.events = events
+        end.on_event()
+
+    def unregister(self, number: int) -> None:
+        """Wait for nothing any more: the end is about to be closed."""
+
+
+class VirtualServer(Server):
+    """The server's hands without sockets."""
+
+    def __init__(
+        self,
+        listener: Any = None,
+        owner: int | None = None,
+        limits: m.Limits = m.Limits(),  # noqa: B008 (an immutable tuple)
+    ) -> None:
+        self._listeners = {}
+        self._owner, self._owned = None, False
+        self._limits, self._table = limits, Table(limits)
+        self._connections = {}
+        self._pending, self._accepting = 0, True
+        self._poll = Poll()  # type: ignore[assignment]
+        self._second = 1.0
+
+    def greet(self, end: End) -> None:
+        """Take in a client."""
+        connection = self._connection(end)  # type: ignore[arg-type]
+        self._connections[end.fileno()] = connection
+
+    def attend(self, end: End) -> bool:
+        """Do what there is to do at an end; say whether there is more."""
+        connection = self._connections.get(end.fileno())
+        if connection is None:
+            return False
+        event = IN * (end.readable() and end.events & IN > 0)
+        event |= OUT * (end.writable() and end.events & OUT > 0)
+        if event == IN:
+            self._read(connection)
+        elif event:
+            self._serve(connection, event)
+        if end.fileno() < 0:
+            return False
+        return (end.readable() and end.events & IN > 0) or (end.writable() and end.events & OUT > 0)
+
+    def held(self, key: str) -> bytes | None:
+        """Return what lies under a key."""
+        return self._table.values.data.get(b"/" + key.encode())
+
+    def look_at_guests(self) -> None:
+        """Close who has not shown the token in time."""
+        self._patience()
+
+
+class VirtualGuardedServer(GuardedServer, VirtualServer):
+    """The server for those who know the token."""
+
+
+class Site:
+    """A server somewhere in the network, and how clients reach it."""
+
+    def __init__(self, net: Network, token: bytes | None = None) -> None:
+        self.net, self.sim, self.token = net, net.sim, token
+        self.server: VirtualServer
+        if token is None:
+            self.server = VirtualServer()
+        else:
+            self.server = VirtualGuardedServer(None, None, m.Limits(), token)  # type: ignore[arg-type]
+        self.frozen_until = 0.0
+        self.dead = False
+
+    def dial(self, owner: str) -> End:
+        """Return a client's end of a new connection."""
+        if self.dead:
+            raise ConnectionRefusedError("connection refused")
+        mine, theirs = self.net.stream(owner, "server")
+        self.server.greet(theirs)
+        scheduled = False
+
+        def look() -> None:
+            nonlocal scheduled
+            scheduled = False
+            if self.dead:
+                return
+            if self.sim.now < self.frozen_until:
+                later(self.frozen_until - self.sim.now)
+            elif self.server.attend(theirs):
+                later(1e-6)
+
+        def later(delay: float = 1e-6) -> None:
+            nonlocal scheduled
+            if not scheduled:
+                scheduled = True
+                self.sim.after(delay, look)
+
+        theirs.on_event = later
+        if self.token is not None:
+            self.sim.after(2.1, self.server.look_at_guests)
+        return mine
+
+    def die(self) -> None:
+        """End the server as kill -9 does."""
+        self.sim.note("the server dies")
+        self.dead = True
+        self.net.close_all_of("server")
+
+    def fail(self, delay: float) -> bool:
+        """Die, or freeze for good, in a while; say which."""
+        dies = self.sim.random.random() < 0.5
+        self.sim.after(delay, self.die if dies else lambda: self.freeze(1000.0))
+        return dies
+
+    def freeze(self, seconds: float) -> None:
+        """Have the server do nothing for a while."""
+        self.sim.note(f"the server freezes for {seconds:g} s")
+        self.frozen_until = self.sim.now + seconds
+
+
+class VirtualLink(Link):
+    """A client's connection without a socket."""
+
+    __slots__ = ()
+
+    def __init__(self, sock: Any, deadline: float) -> None:
+        self.sock, self.deadline, self.waits = sock, deadline, False
+        self._recv = self._received
+        self._got, self._at = b"", 0
+        answer = self._shake_hands()
+        self.holds_requests = answer in (m.READY, m.READY_NEAR)
+        self.has_near = False
+
+    def _received(self, most: int, flags: int = 0) -> bytes:
+        try:
+            return self._end.recv(most)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    @property
+    def _end(self) -> End:
+        end: Any = self.sock
+        assert isinstance(end, End)
+        return end
+
+    def send(self, data: bytes) -> None:
+        """Hand all of `data` to the network."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._end.send(rest) :]
+            except BlockingIOError:
+                self._ready(select.POLLOUT)
+
+    def post(self, data: bytes, limit: float) -> None:
+        """Send what has no answer, within `limit` seconds."""
+        self.deadline, self.waits = self._end.net.sim.now + limit, False
+        VirtualLink.send(self, data)
+
+    def _ready(self, event: int) -> None:
+        end, sim = self._end, self._end.net.sim
+        ready = end.writable if event == select.POLLOUT else end.readable
+        while not ready():
+            if sim.now >= self.deadline:
+                raise TimeoutError
+            sim.wait(end.changed, self.deadline, ready)
+
+
+class VirtualSealedLink(SealedLink, VirtualLink):
+    """A client's connection with a token."""
+
+    __slots__ = ()
+
+
+class VirtualCaller(Caller):
+    """A client's calls; it finds its server in the virtual network."""
+
+    def __init__(self, site: Site, owner: str, limit: float, token: bytes | None) -> None:
+        super().__init__("server", 1, limit, "store server:1", token)
+        self._site, self._owner = site, owner
+
+    def call(
+        self,
+        packet: bytes,
+        take: Callable[[Link], T],
+        keys: Sequence[str],
+        timeout: Timeout = None,
+        waits: bool = False,
+    ) -> T:
+        """Call, and leave a line in the trace."""
+        self._note(packet, keys)
+        return super().call(packet, take, keys, timeout, waits)
+
+    def tell(self, packet: bytes, keys: Sequence[str]) -> None:
+        """Tell, and leave a line in the trace."""
+        self._note(packet, keys)
+        super().tell(packet, keys)
+
+    def _note(self, packet: bytes, keys: Sequence[str]) -> None:
+        sim = self._site.sim
+        if sim.verbose:
+            sim.note(f"{self._owner}: {_NAMES[packet[0]]} {', '.join(keys)}")
+
+    def _reconnect(self, deadline: float) -> Link:
+        if self._closed:
+            raise StoreError(f"{self.name} is closed on this rank")
+        end: Any = self._site.dial(self._owner)
+        token = self._token
+        made = VirtualSealedLink(end, deadline, token) if token else VirtualLink(end, deadline)
+        self._link = made
+        return made
+
+
+class VirtualStore(TCPStore):
+    """A rank's store: a TCPStore whose server is a Site."""
+
+    def __init__(
+        self, site: Site, owner: str, timeout: Timeout = 5.0, token: bytes | None = None
+    ) -> None:
+        self._seconds = seconds(timeout)
+        self._token = token or site.token
+        self._hosting = None
+        self._host, self._port = "server", 1
+        self._caller = VirtualCaller(site, owner, self._seconds, self._token)
+        self._call, self._tell = self._caller.call, self._caller.tell
+        self._wait_then = self._caller.wait_then
