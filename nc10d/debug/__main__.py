@@ -10,7 +10,7 @@ from pathlib import Path
 from nc10d.debug import plot, timeline, torch_trace
 from nc10d.debug.diagnosis import judge, report
 from nc10d.errors import UnsupportedPlatform
-from nc10d.observe import Dump
+from nc10d.group.flight_recorder import Dump
 
 _ABOUT = """\
 Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and
