@@ -16,7 +16,7 @@ from nc10d.backend.cpu.control.consensus import DECIDED
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.errors import StoreTimeout
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 Change = Callable[[Any], Any]
 

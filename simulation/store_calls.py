@@ -14,7 +14,7 @@ from random import Random
 
 from nc10d.auth.handshake import HELLO, MAGIC
 from nc10d.errors import StoreError, StoreTimeout
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.auth_server import WHO
 from simulation.clock import Simulation
 from simulation.laws import Wrong, demand, ending, in_time, typed

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.auth_server import GuardedServer
 from nc10d.store.connection import Link
 from nc10d.store.sealed_connection import SealedLink

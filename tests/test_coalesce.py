@@ -22,7 +22,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import own_world
 from nc10d.ops import AllReduce, Barrier, Broadcast, Recv, Send
 from nc10d.store import HashStore
-from nc10d.testing.local import LocalBackend, run_local
+from nc10d.testing.local_backend import LocalBackend, run_local
 from nc10d.work import Work
 
 

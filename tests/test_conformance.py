@@ -15,9 +15,9 @@ from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import make
 from nc10d.errors import GroupClosed
-from nc10d.testing import check_backend, local
+from nc10d.testing import check_backend, local_backend
 from nc10d.testing.cases import CALLS, OPS, SHAPES, Case, allowed, cover
-from nc10d.testing.local import Hub, LocalBackend
+from nc10d.testing.local_backend import Hub, LocalBackend
 from nc10d.testing.modes import MODES
 from nc10d.testing.strategies import outputs
 from nc10d.work import Work
@@ -139,13 +139,13 @@ FAULTS = [
 def test_a_fault_in_what_is_computed_is_named(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[Any]], None], told: str
 ) -> None:
-    right = local.compute
+    right = local_backend.compute
 
     def wrong(ops: Sequence[Any]) -> None:
         right(ops)
         fault(ops)
 
-    monkeypatch.setattr(local, "compute", wrong)
+    monkeypatch.setattr(local_backend, "compute", wrong)
     with pytest.raises(AssertionError, match="checks failed") as caught:
         check()
     assert told in str(caught.value)

@@ -1,4 +1,4 @@
-"""Write bindings/table.py of the NCCL backend: `python tools/gen_nccl.py path/to/nccl.h`.
+"""Write bindings/header_table.py of the NCCL backend: `python tools/gen_nccl.py path/to/nccl.h`.
 
 Take the newest header: the API only grows. What a header does not say is since when something is
 there; that is kept below, from the tags of the NCCL repository, and has to be added to by hand: the

@@ -14,7 +14,7 @@ from functools import partial
 from benchmarks.faults.cells import HOST, LIMIT, TIMEOUT, Cell, Mailbox, counted, told
 from benchmarks.faults.libraries import Library
 from benchmarks.faults.stage import Report, Stage
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 _KILLED = 0
 _HALF = m.STOP_WAITING + m.string(b"value")[:-3]

@@ -186,7 +186,7 @@ def mutated(library: Library, count: int) -> Cell:
 
 def _requests(count: int, chance: random.Random) -> int:
     """Feed a store's parser; return 0: what it takes is a request, of somebody who may ask."""
-    from nc10d.store import messages as m
+    from nc10d.store import wire as m
 
     good = m.with_u32(m.VALIDATE, m.MAGIC) + m.with_value(m.SET, b"/k", b"value")
     limits = m.Limits()

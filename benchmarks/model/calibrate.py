@@ -22,7 +22,7 @@ from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.cpu.engine.cpu_policy import own_boards
 from nc10d.backend.registry import register_backend
-from nc10d.bench.calls import COLLECTIVES
+from nc10d.bench.workloads import COLLECTIVES
 from nc10d.group.new_group import new_group
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks

@@ -1,6 +1,6 @@
 """The programs of a collective at one size, as every rank of a topology would run them.
 
-Sizes are those of `nc10d.bench.calls`: `nbytes` is the larger buffer of a rank.
+Sizes are those of `nc10d.bench.workloads`: `nbytes` is the larger buffer of a rank.
 """
 
 from __future__ import annotations

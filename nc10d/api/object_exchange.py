@@ -17,7 +17,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.codec import Envelope, Message, encode, encode_pickled
 from nc10d.codec.messages import LARGEST, WORDS
 from nc10d.codec.payload import Bytes, Locate
-from nc10d.codec.registry import carrier_of
+from nc10d.codec.type_registry import carrier_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default

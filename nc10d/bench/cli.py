@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import nc10d as dist
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.measure import Job, Row, measure
+from nc10d.bench.workloads import COLLECTIVES
 from nc10d.testing.ranks import Ranks
 
 DESCRIPTION = """

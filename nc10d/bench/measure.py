@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.calls import COLLECTIVES, Call
+from nc10d.bench.workloads import COLLECTIVES, Call
 from nc10d.group.process_group import ProcessGroup
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from nc10d.arrays.dtypes import DType
 from nc10d.codec.payload import Locate, Payload
-from nc10d.codec.registry import carrier_named
 from nc10d.codec.tags import (
     ARRAY,
     COMPLEX,
@@ -28,6 +27,7 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
+from nc10d.codec.type_registry import carrier_named
 from nc10d.errors import CodecError
 
 _DTYPES = {dtype.code: dtype for dtype in DType}

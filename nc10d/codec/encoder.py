@@ -14,7 +14,6 @@ import numpy as np
 from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.codec.messages import Kind, Message
 from nc10d.codec.payload import Array
-from nc10d.codec.registry import carrier_of
 from nc10d.codec.tags import (
     ARRAY,
     COMPLEX,
@@ -29,6 +28,7 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
+from nc10d.codec.type_registry import carrier_of
 from nc10d.errors import CodecError
 
 

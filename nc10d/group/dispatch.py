@@ -18,9 +18,9 @@ import numpy as np
 from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.interop import borrow, lend, lenders, on_views, view_of
+from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import Backend
 from nc10d.backend.config import BackendConfig
-from nc10d.backend.table import BackendTable
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
 from nc10d.errors import DistError

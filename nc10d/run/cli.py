@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Blocks until every rank has ended. Wrong options end the process with code 2.
     """
     from nc10d.run import agent
-    from nc10d.run.hosting import hosted_store
+    from nc10d.run.job_store import hosted_store
 
     request = read(sys.argv[1:] if argv is None else argv)
     job = request.job

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from nc10d.auth.token import job_token
 from nc10d.errors import AuthError, StoreError
 from nc10d.store.hosting import check_port, listen, server_for
-from nc10d.store.messages import Limits
 from nc10d.store.server import raise_descriptor_limit
+from nc10d.store.wire import Limits
 
 _ABOUT = """\
 Serve a key-value store over TCP until Ctrl-C or SIGTERM. Clients are nc10d.TCPStore(host, port)

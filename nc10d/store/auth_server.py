@@ -20,8 +20,8 @@ from nc10d.auth.handshake import (
     Sealer,
     group_digest,
 )
-from nc10d.store.messages import Limits
 from nc10d.store.server import Connection, Server
+from nc10d.store.wire import Limits
 
 MOST_GUESTS = 1024
 WHO = Introduction(0, 0, 0, group_digest("store"))

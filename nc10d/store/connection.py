@@ -14,8 +14,8 @@ import select
 import socket
 import time
 
-from nc10d.store import messages as m
-from nc10d.store.error_text import Disconnected, Foreign
+from nc10d.store import wire as m
+from nc10d.store.store_errors import Disconnected, Foreign
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20

@@ -20,8 +20,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import StoreError
 from nc10d.store.journal import Journal, JournaledValues
 from nc10d.store.local import LocalStore
-from nc10d.store.messages import BadFrame
 from nc10d.store.values import Values
+from nc10d.store.wire import BadFrame
 
 T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from nc10d.auth.token import exposed, insecure, job_token, reachable
 from nc10d.errors import StoreError
-from nc10d.store.error_text import why_unheard
-from nc10d.store.messages import Limits
 from nc10d.store.server import Server
+from nc10d.store.store_errors import why_unheard
+from nc10d.store.wire import Limits
 
 _BACKLOG = 4096
 _ENTRY = Path(__file__).with_name("server_process.py")

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.values import Values
 
 _ACCESS, _USERS = 0, 1

@@ -22,9 +22,9 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
-from nc10d.store.error_text import not_a_number
-from nc10d.store.messages import i64
+from nc10d.store.store_errors import not_a_number
 from nc10d.store.values import NotANumber, Values
+from nc10d.store.wire import i64
 
 T = TypeVar("T")
 

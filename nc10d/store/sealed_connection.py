@@ -7,7 +7,7 @@ import socket
 from nc10d.auth.handshake import BadHandshake, BadSeal, Caller, Opener, Sealer
 from nc10d.store.auth_server import WHO
 from nc10d.store.connection import Link
-from nc10d.store.error_text import Disconnected, Foreign
+from nc10d.store.store_errors import Disconnected, Foreign
 
 
 class SealedLink(Link):

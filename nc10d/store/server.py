@@ -18,8 +18,8 @@ import socket
 import sys
 from collections import deque
 
-from nc10d.store.messages import BadFrame, Limits, Parser
 from nc10d.store.table import Table
+from nc10d.store.wire import BadFrame, Limits, Parser
 
 _BACKLOG = 4096
 _READ = 1 << 16

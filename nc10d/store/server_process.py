@@ -28,8 +28,8 @@ def main(listener: int, owner: int, secret: int, *limits: int) -> None:
     _stand_in("nc10d", Path(__file__).resolve().parent.parent)
     _stand_in("nc10d.store", Path(__file__).resolve().parent)
     from nc10d.store.hosting import server_for
-    from nc10d.store.messages import Limits
     from nc10d.store.server import raise_descriptor_limit
+    from nc10d.store.wire import Limits
 
     # The terminal's Ctrl-C is for the ranks; the server ends after them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError, StoreTimeout
-from nc10d.store import messages as m
-from nc10d.store.connect import connect, connect_once
+from nc10d.store import wire as m
+from nc10d.store.client_connect import connect, connect_once
 from nc10d.store.connection import Link
-from nc10d.store.error_text import Foreign, why_gone, why_unreached
+from nc10d.store.store_errors import Foreign, why_gone, why_unreached
 
 T = TypeVar("T")
 monotonic = time.monotonic

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.values import Full, NotANumber, Values
 
 Reply = tuple[Any, bytes | None]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from nc10d.auth.token import checked, job_token
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.base import (
     DEFAULT_TIMEOUT,
     MOST_KEY,
@@ -31,9 +31,9 @@ from nc10d.store.base import (
     pair,
 )
 from nc10d.store.connection import Link
-from nc10d.store.error_text import not_a_number
 from nc10d.store.hosting import Hosting, check_port, host_server, shared_server
 from nc10d.store.session import Caller
+from nc10d.store.store_errors import not_a_number
 from nc10d.store.values import NotANumber, read_number
 
 _ARRIVALS = b"init/"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nc10d.testing.conformance import check_backend
     from nc10d.testing.covering import pairwise
     from nc10d.testing.launched import Launcher
-    from nc10d.testing.local import run_local
+    from nc10d.testing.local_backend import run_local
     from nc10d.testing.race_simulator import simulator
     from nc10d.testing.ranks import Ranks, run_ranks
 

@@ -27,7 +27,7 @@ from typing import Any
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import init_process_group
-from nc10d.testing.members import STOP, Member, Outcome, serve
+from nc10d.testing.rank_workers import STOP, Member, Outcome, serve
 from nc10d.testing.ranks import Ranks
 
 SLICE = 0.1

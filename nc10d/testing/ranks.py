@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nc10d.errors import DistError
 from nc10d.group.world import init_process_group
-from nc10d.testing.members import Member, ProcessMember, ThreadMember
+from nc10d.testing.rank_workers import Member, ProcessMember, ThreadMember
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store

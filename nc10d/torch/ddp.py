@@ -25,12 +25,12 @@ from nc10d.reducer import hooks
 from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
-from nc10d.torch.bucket import on_tensors
+from nc10d.torch.autograd_bridge import Gradients
 from nc10d.torch.compiling import in_python
-from nc10d.torch.gradients import Gradients
 from nc10d.torch.graph import unused_in
 from nc10d.torch.placement import placement
 from nc10d.torch.replicas import Contents, same_everywhere
+from nc10d.torch.tensor_bucket import on_tensors
 
 
 class DistributedDataParallel(torch.nn.Module):

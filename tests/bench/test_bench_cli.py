@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
 from nc10d.bench import cli
-from nc10d.bench.calls import COLLECTIVES
 from nc10d.bench.measure import FACTORS, Job, Row
+from nc10d.bench.workloads import COLLECTIVES
 
 BENCH = [sys.executable, "-m", "nc10d.bench"]
 QUICK = ["--min-bytes", "8", "--max-bytes", "64", "--repeats", "1"]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.calls import COLLECTIVES, pattern
 from nc10d.bench.measure import FACTORS, Job, Row, measure
+from nc10d.bench.workloads import COLLECTIVES, pattern
 from nc10d.testing import run_local, run_ranks
 
 # What each collective is called on a group, and where in the call its output stands.

@@ -23,7 +23,7 @@ from clocks import soon
 
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import FileStore, HashStore, Store, TCPStore
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 HOST = "127.0.0.1"
 TRIES, SOON, LATE = 3, 0.1, 20.0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nc10d.errors import StoreError
 from nc10d.store import FileStore
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 FIXTURES = [HealthCheck.function_scoped_fixture]
 

@@ -17,7 +17,7 @@ import pytest
 from nc10d.auth.handshake import STRANGER_SECONDS, Caller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.auth_server import MOST_GUESTS, WHO
 from nc10d.store.table import Table
 

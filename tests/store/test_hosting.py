@@ -20,7 +20,7 @@ from clocks import soon, takes
 
 from nc10d.errors import AuthError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 
 KEYS = st.binary(max_size=20)
 VALUES = st.binary(max_size=200)

@@ -17,7 +17,7 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import StoreError
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.hosting import Hosting, host_server
 
 HELLO = m.with_u32(m.VALIDATE, m.MAGIC)
@@ -275,7 +275,7 @@ def test_it_lives_until_the_last_client_has_gone(kind):
 OWNER = """
 import sys, signal
 from nc10d.store.hosting import host_server
-from nc10d.store.messages import Limits
+from nc10d.store.wire import Limits
 hosting = host_server("127.0.0.1", 0, "process", Limits())
 print(hosting.port, flush=True)
 signal.pause()

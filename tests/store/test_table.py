@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.store import messages as m
+from nc10d.store import wire as m
 from nc10d.store.table import Table
 
 KEYS = st.sampled_from([b"/a", b"/b", b"/c", b"/n"])

@@ -16,8 +16,8 @@ from clocks import soon
 
 import nc10d as dist
 from nc10d.base.outcome import fresh
-from nc10d.testing.local import run_local
-from nc10d.testing.members import portable
+from nc10d.testing.local_backend import run_local
+from nc10d.testing.rank_workers import portable
 from nc10d.testing.ranks import Ranks, run_ranks
 
 

@@ -16,7 +16,7 @@ from nc10d.reducer import hooks
 from nc10d.reducer.plan import Slot
 from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel
-from nc10d.torch.bucket import on_tensors
+from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.work import Future
 
 

@@ -15,7 +15,7 @@ from nc10d.backend.mpi.devices import check_devices
 from nc10d.backend.mpi.forming import come_together
 from nc10d.backend.mpi.group import Lane
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
-from nc10d.backend.mpi.progress import engine
+from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError, RendezvousError
 from nc10d.ops import Op

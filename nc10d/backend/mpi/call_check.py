@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
-from nc10d.backend.mpi.collectives import announced
 from nc10d.backend.mpi.library import MPI, Request
+from nc10d.backend.mpi.mpi_collectives import announced
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import (
     OP_NAMES,

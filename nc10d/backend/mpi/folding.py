@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from nc10d.backend.mpi.buffers import Flat
 from nc10d.backend.mpi.datatypes import kernel
-from nc10d.backend.mpi.memory import Flat
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
 from nc10d.ops import RedOp, ReduceOp
 

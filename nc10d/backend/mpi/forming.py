@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi.library import MPI, Comm, Request, keep
-from nc10d.backend.mpi.messages import KEPT, largest_tag
-from nc10d.backend.mpi.progress import SLICE, YIELDS, engine
+from nc10d.backend.mpi.message_queue import KEPT, largest_tag
+from nc10d.backend.mpi.progress_thread import SLICE, YIELDS, engine
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
 

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.backend.mpi.call_check import Agreement, describe, mismatch, shown
-from nc10d.backend.mpi.collectives import steps
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, Notices
+from nc10d.backend.mpi.dependencies import Needs, needs
 from nc10d.backend.mpi.leaving import Departures
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
-from nc10d.backend.mpi.messages import Mailbox
-from nc10d.backend.mpi.ordering import Needs, needs
-from nc10d.backend.mpi.progress import Engine
+from nc10d.backend.mpi.message_queue import Mailbox
+from nc10d.backend.mpi.mpi_collectives import steps
+from nc10d.backend.mpi.progress_thread import Engine
 from nc10d.backend.mpi.tasks import Message, MpiWork, Task, after, side_by_side
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nc10d.backend.mpi.messages import Mailbox
+from nc10d.backend.mpi.message_queue import Mailbox
 from nc10d.backend.mpi.tasks import Message, Task
 from nc10d.ops import Recv
 

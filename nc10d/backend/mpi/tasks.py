@@ -11,7 +11,7 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.mpi.progress import Engine
+    from nc10d.backend.mpi.progress_thread import Engine
 
 
 class MpiWork(Work):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nc10d.backend.nccl.bindings.config import NCCLConfig, as_struct
+from nc10d.backend.nccl.bindings.comm_config import NCCLConfig, as_struct
+from nc10d.backend.nccl.bindings.header_table import CONSTANTS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, SUCCESS, Library, UniqueId
-from nc10d.backend.nccl.bindings.table import CONSTANTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 

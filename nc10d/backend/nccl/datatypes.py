@@ -11,7 +11,7 @@ import functools
 from typing import NamedTuple
 
 from nc10d.arrays.dtypes import DType, Family
-from nc10d.backend.nccl.bindings.table import ENUMS, Version
+from nc10d.backend.nccl.bindings.header_table import ENUMS, Version
 from nc10d.ops import RedOp, ReduceOp
 
 _TYPES = ENUMS["ncclDataType_t"]

@@ -23,7 +23,7 @@ from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import apart
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_note
-from nc10d.backend.nccl.calls import Call
+from nc10d.backend.nccl.nccl_calls import Call
 from nc10d.backend.nccl.peer_notes import Note, Text
 from nc10d.cuda.driver import address, context
 from nc10d.ops import Op

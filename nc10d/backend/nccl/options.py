@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nc10d.backend.nccl.bindings.config import NCCLConfig
+from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
 
 NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
 """The first of these that is set says whether communicators are nonblocking ("1")."""

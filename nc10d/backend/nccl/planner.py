@@ -12,7 +12,6 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl import datatypes, uniform
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.calls import Call, Place, calls_of
 from nc10d.backend.nccl.comm_streams import ALL, Lane, Lanes, Who
 from nc10d.backend.nccl.contiguous import Straight
 from nc10d.backend.nccl.launch_cache import Key, Recipe, Recipes, key_of
@@ -26,6 +25,7 @@ from nc10d.backend.nccl.launch_table import (
     grouped,
     in_groups,
 )
+from nc10d.backend.nccl.nccl_calls import Call, Place, calls_of
 from nc10d.backend.nccl.options import NcclOptions
 from nc10d.backend.nccl.peer_notes import Note, Text, words_of
 from nc10d.base.deadline import Deadline

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.program.program import INLINE_BYTES, SHOWN, At, Kind, Program, Space, Step
-from nc10d.testing.race_simulator import peer_arrays, root_ahead
+from nc10d.testing.race_simulator import exposed_arrays, root_ahead
 from nc10d.testing.race_simulator.vector_clocks import (
     PAIR,
     Bytes,
@@ -71,7 +71,7 @@ class Rank:
         """Carry out one step; False when it has to wait."""
         program, _ = self.queue[0]
         if self.pc == len(program.steps):
-            peer_arrays.withdraw(self)
+            exposed_arrays.withdraw(self)
             self.queue.pop(0)
             self.pc = 0
             return True
@@ -98,7 +98,7 @@ class Rank:
         if region is None:
             _, users = self.queue[0]
             assert low + nbytes <= users[at.index].size, (at, low, nbytes)
-            peer_arrays.touch(self, users[at.index], low, nbytes, write=write)
+            exposed_arrays.touch(self, users[at.index], low, nbytes, write=write)
             return users[at.index][low : low + nbytes]
         region.touch(low, low + nbytes, self.rank, self.clock, write=write)
         return region.data[low : low + nbytes]
@@ -279,7 +279,7 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.ROUND: _round,
     Kind.LOOP_AGREED: _round,
     Kind.HEADER: _header,
-    **peer_arrays.HANDLERS,
+    **exposed_arrays.HANDLERS,
     **root_ahead.HANDLERS,
 }
 

@@ -18,7 +18,7 @@ import nc10d as dist
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.prepared_calls import address
-from nc10d.backend.cpu.native.streams import FUNCTIONS, MUCH
+from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS, MUCH
 from nc10d.errors import Aborted, CollectiveTimeout, DistError
 from nc10d.testing.ranks import Ranks
 

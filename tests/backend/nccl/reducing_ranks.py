@@ -22,7 +22,7 @@ from lone_ranks import held
 import nc10d as dist
 from nc10d import cuda
 from nc10d.backend.nccl.backend import NcclBackend
-from nc10d.backend.nccl.registered import registered_zeros
+from nc10d.backend.nccl.registered_memory import registered_zeros
 from nc10d.cuda import memory
 from nc10d.cuda.driver import call
 from nc10d.group.process_group import ProcessGroup

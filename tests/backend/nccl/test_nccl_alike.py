@@ -13,8 +13,8 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl import uniform
 from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same
-from nc10d.backend.nccl.calls import Place, calls_of
 from nc10d.backend.nccl.launch_table import in_groups
+from nc10d.backend.nccl.nccl_calls import Place, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
 

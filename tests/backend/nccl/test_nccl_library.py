@@ -15,8 +15,8 @@ import pytest
 from nccl_here import LIBRARY, needs_nccl
 
 from nc10d import cuda
+from nc10d.backend.nccl.bindings.header_table import CONSTANTS, FUNCTIONS, HEADER_VERSION
 from nc10d.backend.nccl.bindings.library import RESULT, Library, UniqueId, find_library, library
-from nc10d.backend.nccl.bindings.table import CONSTANTS, FUNCTIONS, HEADER_VERSION
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 pytestmark = needs_nccl

@@ -11,9 +11,9 @@ import pytest
 
 import nc10d
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.bindings.config import NCCLConfig
-from nc10d.backend.nccl.calls import Place, calls_of
+from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
 from nc10d.backend.nccl.datatypes import FP8
+from nc10d.backend.nccl.nccl_calls import Place, calls_of
 from nc10d.backend.nccl.options import NONBLOCKING, NcclOptions, read_options
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AllReduce, Broadcast

@@ -15,7 +15,7 @@ from reducing_ranks import full_of
 
 import nc10d as dist
 from nc10d import cuda
-from nc10d.backend.nccl.registered import registered_zeros
+from nc10d.backend.nccl.registered_memory import registered_zeros
 from nc10d.cuda.driver import call
 from nc10d.errors import NCCLError
 from nc10d.group.process_group import ProcessGroup

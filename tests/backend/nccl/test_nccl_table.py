@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from nccl_here import HEADERS, needs_headers
 
-from nc10d.backend.nccl.bindings.config import C_NAMES, UNDEFINED, NCCLConfig, as_struct
-from nc10d.backend.nccl.bindings.library import (
-    CTYPES,
-    dotted,
-    struct_type,
-    version_code,
-    version_of,
-)
-from nc10d.backend.nccl.bindings.table import (
+from nc10d.backend.nccl.bindings.comm_config import C_NAMES, UNDEFINED, NCCLConfig, as_struct
+from nc10d.backend.nccl.bindings.header_table import (
     CONSTANTS,
     ENUMS,
     FUNCTIONS,
     HEADER_VERSION,
     STRUCTS,
     Version,
+)
+from nc10d.backend.nccl.bindings.library import (
+    CTYPES,
+    dotted,
+    struct_type,
+    version_code,
+    version_of,
 )
 from nc10d.errors import UnsupportedPlatform
 

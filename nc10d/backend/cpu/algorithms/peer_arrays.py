@@ -3,7 +3,7 @@
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
 all go the way over the boards. An all_reduce, a broadcast, and two ranks' swaps write into peers'
-arrays too, as far as these are lent (see native/peer_arrays.py).
+arrays too, as far as these are lent (see native/peer_steps.py).
 
 Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
 each algorithm from the size on where that pays: see `access_for`. What it fetches to be folded goes

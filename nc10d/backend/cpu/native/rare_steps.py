@@ -35,7 +35,7 @@ from nc10d.backend.cpu.native.offsets import (
     SIZES,
     SLOT_BYTES,
 )
-from nc10d.backend.cpu.native.peer_arrays import (
+from nc10d.backend.cpu.native.peer_steps import (
     nc10d_expose,
     nc10d_fetch,
     nc10d_fill,

@@ -20,7 +20,7 @@ from nc10d.backend.cpu.transport.addresses import own_address
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.context import Host
-    from nc10d.backend.cpu.transport.streams import Streams
+    from nc10d.backend.cpu.transport.poller import Streams
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
 
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     import socket
 
     from nc10d.backend.cpu.context import Host
-    from nc10d.backend.cpu.transport.streams import Net
+    from nc10d.backend.cpu.transport.poller import Net
     from nc10d.base.deadline import Deadline
     from nc10d.store.base import Store
 
@@ -106,9 +106,7 @@ class Abroad:
         """The links' thread; it starts with the first group that needs it."""
         with self._lock:
             if self._net is None:
-                from nc10d.backend.cpu.transport.streams import (
-                    Net,  # compiles what a single host does without
-                )
+                from nc10d.backend.cpu.transport.poller import Net
 
                 self._net = Net(self._host.process)
             return self._net

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nc10d.backend.nccl.bindings.table import CONSTANTS, ENUMS, FUNCTIONS, STRUCTS, Version
+from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS, FUNCTIONS, STRUCTS, Version
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 RESULT = ENUMS["ncclResult_t"]

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi import folding
+from nc10d.backend.mpi.buffers import Flat, Room
 from nc10d.backend.mpi.datatypes import order_matters, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
-from nc10d.backend.mpi.memory import Flat, Room
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import (
     OP_NAMES,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.backend.mpi.buffers import Flat, Room
 from nc10d.backend.mpi.library import MPI, Comm, Steps
-from nc10d.backend.mpi.memory import Flat, Room
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
 

@@ -12,8 +12,8 @@ import ctypes
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nc10d.backend.nccl.bindings.header_table import CONSTANTS, HEADER_VERSION, STRUCTS, Version
 from nc10d.backend.nccl.bindings.library import Library, struct_type, version_code
-from nc10d.backend.nccl.bindings.table import CONSTANTS, HEADER_VERSION, STRUCTS, Version
 
 UNDEFINED = -(2**31)
 """NCCL_CONFIG_UNDEF_INT: the library's own choice."""

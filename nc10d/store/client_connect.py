@@ -8,7 +8,7 @@ import socket
 import time
 
 from nc10d.store.connection import Link
-from nc10d.store.error_text import Foreign, Mute
+from nc10d.store.store_errors import Foreign, Mute
 
 _NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25

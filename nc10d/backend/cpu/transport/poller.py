@@ -19,7 +19,7 @@ from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native.sockets import EVENT_BYTES
-from nc10d.backend.cpu.native.streams import FUNCTIONS
+from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.kernels import copy
 
 Words = npt.NDArray[np.int64]
