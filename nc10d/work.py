@@ -16,14 +16,14 @@ from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout
-from nc10d.base.outcome import DONE, PENDING, Outcome
+from nc10d.base.outcome import DONE, PENDING, Promise
 from nc10d.ops import OP_NAMES, Op
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Work(Outcome):
+class Work(Promise):
     """One launched operation, or one batch of them; keeps its arrays alive.
 
     `await work` suspends an asyncio task until the operation is over, and raises as `wait` does.
@@ -121,7 +121,7 @@ class Work(Outcome):
         return f"<{type(self).__name__} {self._describe()}: {state}>"
 
 
-class Future(Outcome, Generic[T]):
+class Future(Promise, Generic[T]):
     """A value that will be there later; whoever makes it calls `set_result` or `set_exception`."""
 
     __slots__ = ()

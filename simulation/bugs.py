@@ -57,9 +57,12 @@ def hunt(bug: Bug, count: int, begin: int = 0) -> Failure | None:
 
 
 _STORE = ("storing",)
-_TABLE, _VALUES, _ATTEMPT = "store.table:Table", "store.values:Values", "group.shrink:Attempt"
-_COUNCIL, _STEPS = "backend.cpu.control.group_control:Council", "backend.cpu.algorithms.all_reduce:"
-_AGREEMENT = "backend.cpu.control.consensus:Agreement"
+_TABLE, _VALUES, _ATTEMPT = "store.table:Table", "store.values:Values", "group.shrink:ShrinkAttempt"
+_COUNCIL, _STEPS = (
+    "backend.cpu.control.group_control:GroupControl",
+    "backend.cpu.algorithms.all_reduce:",
+)
+_AGREEMENT = "backend.cpu.control.consensus:Consensus"
 _MEETS, _AGREES = ("founding",), ("judging", "shrinking")
 _ALIKE = "reducer.verify:"
 _SHRINKS, _JUDGES, _REDUCES, _RUNS = ("shrinking",), ("judging",), ("buckets",), ("programs",)
@@ -87,9 +90,11 @@ BUGS: dict[str, Bug] = {
     "parser waits for a byte too many": Bug(
         "store.messages:Incomplete.__init__", wrong.one_more, _STORE
     ),
-    "partial read not continued": Bug("store.connection:Link._rest", wrong.first_piece, _STORE),
+    "partial read not continued": Bug(
+        "store.connection:StoreConnection._rest", wrong.first_piece, _STORE
+    ),
     "partial write not continued": Bug("store.server:Server._watch", wrong.nothing, _STORE),
-    "wait not taken back": Bug("store.session:Caller._take_back", wrong.nothing, _STORE),
+    "wait not taken back": Bug("store.session:StoreSession._take_back", wrong.nothing, _STORE),
     "skipped HMAC of frames": Bug(
         "auth.handshake:compare_digest",
         wrong.instead(lambda shown, right: True),
@@ -97,9 +102,9 @@ BUGS: dict[str, Bug] = {
     ),
     "replayed frame accepted": Bug("auth.handshake:FRAME", wrong.uncounted, ("meddled",)),
     "caller's proof not checked": Bug(
-        "auth.handshake:Answerer._check", wrong.instead(wrong.believed), ("strange",)
+        "auth.handshake:HandshakeAnswerer._check", wrong.instead(wrong.believed), ("strange",)
     ),
-    "strangers stay": Bug("store.auth_server:GuardedServer._patience", wrong.nothing, ("strange",)),
+    "strangers stay": Bug("store.auth_server:AuthServer._patience", wrong.nothing, ("strange",)),
     "differing sizes unnoticed": Bug(
         "rendezvous.methods:_dispute", wrong.instead(lambda store, rank, size: ""), ("gathering",)
     ),
@@ -131,11 +136,11 @@ BUGS: dict[str, Bug] = {
         "backend.cpu.failure.cause:publish", wrong.instead(wrong.last_counts), _JUDGES
     ),
     "every host judges": Bug(
-        "backend.cpu.failure.cause:Verdict.report", wrong.instead(wrong.own_verdict), _JUDGES
+        "backend.cpu.failure.cause:AgreedCause.report", wrong.instead(wrong.own_verdict), _JUDGES
     ),
     "silent ranks awaited": Bug(f"{_COUNCIL}.overdue", wrong.nothing, _JUDGES),
     "cut message forgotten": Bug(
-        "backend.cpu.control.connections:Line.receive", wrong.forgets_parts, _JUDGES
+        "backend.cpu.control.connections:ControlConnection.receive", wrong.forgets_parts, _JUDGES
     ),
     "bucket launched twice": Bug("reducer.schedule:Schedule._advance", wrong.again, _REDUCES),
     "buckets leave when ready": Bug(

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.control.connections import Control, Message
-from nc10d.backend.cpu.control.group_control import Council
+from nc10d.backend.cpu.control.connections import ControlConnections, Message
+from nc10d.backend.cpu.control.group_control import GroupControl
 from simulation.clock import Simulation
 from simulation.network import End, Network, Weather
 
@@ -42,14 +42,14 @@ class Member:
         self.closed = False
         self._minding = math.inf
         self.on_loss: Callable[[int], None] = lambda number: None
-        self.control: Control
-        self.council: Council
+        self.control: ControlConnections
+        self.council: GroupControl
 
     def open(self) -> None:
         """Make the product's objects; all wires are there."""
-        self.control = Control(self.wires, self._on_message, self._on_end, self.mind)
+        self.control = ControlConnections(self.wires, self._on_message, self._on_end, self.mind)
         members = list(range(self.company.hosts.size))
-        self.council = Council("group", members, self.rank, self.control, self.gone)
+        self.council = GroupControl("group", members, self.rank, self.control, self.gone)
         for number, wire in self.wires.items():
             end: End = wire
             end.on_event = partial(self.company.sim.after, _SOON, partial(self._attend, number))

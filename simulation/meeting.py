@@ -170,7 +170,7 @@ def _check_meeting(sim: Simulation, actors: list[Actor], trouble: str, victim: i
 
 def form(host: Host, name: str, members: list[int], rank: int, store: Store, limit: float) -> Any:
     """Form a group by the product's way; return where its members' areas lie."""
-    founding = formation.Founding(
+    founding = formation.GroupSpec(
         host,  # type: ignore[arg-type]
         name,
         members,

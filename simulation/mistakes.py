@@ -15,6 +15,7 @@ from typing import Any
 from nc10d.backend.cpu.control.consensus import DECIDED
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.base import error_wire
 from nc10d.errors import StoreTimeout
 from nc10d.store import wire as m
 
@@ -217,13 +218,13 @@ def own_verdict(verdict: Any, error: Any, *, wait: bool) -> None:
 
 def tells_itself(areas: Any, error: Any) -> None:
     """Tell a cause to nobody else on the host."""
-    areas.write_cause(importlib.import_module("nc10d.backend.cpu.failure.cause").encoded(error))
+    areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
     entry_points.compare_and_swap(areas.address(areas.rank) + at.AREA_ABORT, 0, areas.rank + 1)
 
 
 def last_counts(areas: Any, error: Any) -> None:
     """Let the last cause win."""
-    areas.write_cause(importlib.import_module("nc10d.backend.cpu.failure.cause").encoded(error))
+    areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
     for rank in range(areas.size):
         areas._word(rank, at.AREA_ABORT)[0] = areas.rank + 1
 

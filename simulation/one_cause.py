@@ -12,8 +12,8 @@ from typing import Any
 
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.failure.cause import Verdict
-from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.failure.cause import AgreedCause
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from simulation.clock import Signal, Simulation
@@ -35,8 +35,8 @@ class Judge:
         mates = job.hosts.mates(self.rank)
         host: Any = SimpleNamespace(mates=[job.memory[r] for r in mates], ring=job.ring(mates))
         count, mine = len(mates), mates.index(self.rank)
-        self.areas = Areas(host, list(range(count)), mine, [0] * count, 0, list(mates))
-        self.verdict = Verdict(member.council, self.areas)
+        self.areas = GroupMemory(host, list(range(count)), mine, [0] * count, 0, list(mates))
+        self.verdict = AgreedCause(member.council, self.areas)
         member.on_loss = lambda number: self.report(job.lost(number))
 
     def report(self, error: DistError) -> None:

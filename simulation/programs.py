@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import Call, Program
+from nc10d.backend.cpu.program.program import CallInfo, Program
 from nc10d.ops import SUM
-from nc10d.testing.race_simulator.simulator import World
+from nc10d.testing.race_simulator.simulator import SimulatedWorld
 from nc10d.testing.race_simulator.vector_clocks import Disagreement
 from simulation.clock import Simulation
 from simulation.laws import Wrong, demand
@@ -38,7 +38,7 @@ class Collective:
         """Return what a rank puts in."""
         return np.arange(self.count, dtype=np.int64) * (rank + 1) + self.index
 
-    def program(self, layout: Layout) -> Program:
+    def program(self, layout: GroupShape) -> Program:
         """Return what a rank does."""
         if self.op == "broadcast":
             steps = choose.broadcast(layout, 8 * self.count, self.root)
@@ -46,7 +46,7 @@ class Collective:
             how = Reduction(SUM, "int64", layout.size)
             root = self.root if self.op == "reduce" else -1
             steps = choose.all_reduce(layout, 8 * self.count, how, root)
-        return Program(Call(self.op, count=self.count, root=self.root), tuple(steps), 1)
+        return Program(CallInfo(self.op, count=self.count, root=self.root), tuple(steps), 1)
 
     def right(self, size: int, rank: int) -> Array:
         """Return what a rank must end with."""
@@ -61,8 +61,8 @@ class Collective:
 def programs(sim: Simulation) -> None:
     """Collectives of all ranks; now and then one rank calls something else at last."""
     random, size = sim.random, sim.random.randint(2, 5)
-    world = World(size, _HALF)
-    layouts = [Layout(size, rank, _HALF, _SMALL) for rank in range(size)]
+    world = SimulatedWorld(size, _HALF)
+    layouts = [GroupShape(size, rank, _HALF, _SMALL) for rank in range(size)]
     calls = [
         Collective(
             random.choice(("all_reduce", "reduce", "broadcast", "broadcast")),

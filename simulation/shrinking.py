@@ -50,7 +50,7 @@ class Survivor:
         host: Any = self.host
         check = partial(formation.check_alive, host, name, members)
         rank = members.index(self.rank)
-        founding = formation.Founding(host, name, members, rank, store, until, check)
+        founding = formation.GroupSpec(host, name, members, rank, store, until, check)
         areas = formation.form_again(founding, self.member.council)
         expected = [8 * rank for rank in members]
         demand(areas._offsets == expected, f"areas at {areas._offsets} are not those of {members}")

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError
 from nc10d.store import wire as m
-from nc10d.store.auth_server import GuardedServer
-from nc10d.store.connection import Link
-from nc10d.store.sealed_connection import SealedLink
+from nc10d.store.auth_server import AuthServer
+from nc10d.store.connection import StoreConnection
+from nc10d.store.sealed_connection import SealedConnection
 from nc10d.store.server import IN, OUT, Server
-from nc10d.store.session import Caller
+from nc10d.store.session import StoreSession
 from nc10d.store.table import Table
 from nc10d.store.tcp import TCPStore
 from simulation.network import End, Network
@@ -93,7 +93,7 @@ class VirtualServer(Server):
         self._patience()
 
 
-class VirtualGuardedServer(GuardedServer, VirtualServer):
+class VirtualGuardedServer(AuthServer, VirtualServer):
     """The server for those who know the token."""
 
 
@@ -157,7 +157,7 @@ class Site:
         self.frozen_until = self.sim.now + seconds
 
 
-class VirtualLink(Link):
+class VirtualLink(StoreConnection):
     """A client's connection without a socket."""
 
     __slots__ = ()
@@ -205,13 +205,13 @@ class VirtualLink(Link):
             sim.wait(end.changed, self.deadline, ready)
 
 
-class VirtualSealedLink(SealedLink, VirtualLink):
+class VirtualSealedLink(SealedConnection, VirtualLink):
     """A client's connection with a token."""
 
     __slots__ = ()
 
 
-class VirtualCaller(Caller):
+class VirtualCaller(StoreSession):
     """A client's calls; it finds its server in the virtual network."""
 
     def __init__(self, site: Site, owner: str, limit: float, token: bytes | None) -> None:
@@ -221,7 +221,7 @@ class VirtualCaller(Caller):
     def call(
         self,
         packet: bytes,
-        take: Callable[[Link], T],
+        take: Callable[[StoreConnection], T],
         keys: Sequence[str],
         timeout: Timeout = None,
         waits: bool = False,
@@ -240,7 +240,7 @@ class VirtualCaller(Caller):
         if sim.verbose:
             sim.note(f"{self._owner}: {_NAMES[packet[0]]} {', '.join(keys)}")
 
-    def _reconnect(self, deadline: float) -> Link:
+    def _reconnect(self, deadline: float) -> StoreConnection:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
         end: Any = self._site.dial(self._owner)

@@ -16,6 +16,10 @@ settings.load_profile("shared")
 for folder in ("backend/cpu", "emulators"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
+# Tests start scripts that import benchmarks and simulation, which are not installed.
+ROOT = str(Path(__file__).parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+
 # From which sizes the kernel is asked for arrays is then the same wherever the tests run.
 os.environ.setdefault("NC10D_QUICK_BOARDS", "0")
 

@@ -23,7 +23,7 @@ from nc10d.errors import (
 from nc10d.group.world import NonMember, current_world, own_world, own_worlds
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, reference
-from nc10d.testing.local_backend import Hub, run_local
+from nc10d.testing.local_backend import LocalHub, run_local
 
 SIZES = [1, 2, 3, 5]
 _SAME_SIGNATURE = """all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter
@@ -397,7 +397,7 @@ def test_split_group_takes_ranks_of_the_parent() -> None:
 
 
 def test_a_group_without_a_world_has_all_calls_as_methods() -> None:
-    hub, store = Hub(), HashStore()
+    hub, store = LocalHub(), HashStore()
 
     def rank(me: int) -> Any:
         group = dist.ProcessGroup(

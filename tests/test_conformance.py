@@ -16,8 +16,8 @@ from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import make
 from nc10d.errors import GroupClosed
 from nc10d.testing import check_backend, local_backend
-from nc10d.testing.cases import CALLS, OPS, SHAPES, Case, allowed, cover
-from nc10d.testing.local_backend import Hub, LocalBackend
+from nc10d.testing.cases import CALLS, OPS, SHAPES, CollectiveCase, allowed, cover
+from nc10d.testing.local_backend import LocalBackend, LocalHub
 from nc10d.testing.modes import MODES
 from nc10d.testing.strategies import outputs
 from nc10d.work import Work
@@ -62,7 +62,7 @@ def test_the_cover_has_every_pair_that_makes_sense() -> None:
 
 
 def test_a_case_is_the_same_each_time_it_is_built() -> None:
-    case = Case("all_to_all", DType.FLOAT16, "-", 3, "ragged", "sync", 5)
+    case = CollectiveCase("all_to_all", DType.FLOAT16, "-", 3, "ragged", "sync", 5)
     one, other = (np.concatenate([x for row in case.build().inputs for x in row]) for _ in "ab")
     assert one.tobytes() == other.tobytes()
     assert str(case) == "all_to_all of float16, ragged, sync, 3 ranks (seed 5)"
@@ -75,7 +75,7 @@ class Hubs:
     """Makes backends of threads and assignments whose `compute` step has a fault."""
 
     def __init__(self) -> None:
-        self._hubs: defaultdict[int, Hub] = defaultdict(Hub)
+        self._hubs: defaultdict[int, LocalHub] = defaultdict(LocalHub)
 
     def __call__(self, setup: BackendSetup) -> LocalBackend:
         return LocalBackend(self._hubs[setup.size], setup.group_name, setup.rank, setup.size)
@@ -197,7 +197,7 @@ BACKENDS = [
 
 @pytest.mark.parametrize(("kind", "told"), BACKENDS, ids=lambda x: getattr(x, "__name__", None))
 def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str) -> None:
-    hubs: defaultdict[int, Hub] = defaultdict(Hub)
+    hubs: defaultdict[int, LocalHub] = defaultdict(LocalHub)
 
     class Split(kind):  # type: ignore[misc, valid-type]
         def split(self, ranks: Sequence[int], name: str, *_: Any) -> Any:

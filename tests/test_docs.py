@@ -117,5 +117,7 @@ def variables(path: Path) -> set[str]:
 
 def test_the_variables_that_are_read_are_those_of_the_page() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
-    read = set().union(*(variables(path) for path in PACKAGE.rglob("*.py")))
+    folders = (PACKAGE, ROOT / "benchmarks")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    read = set().union(*map(variables, files))
     assert set(re.findall(r"^\| `(\w+)`", page, re.M)) == read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.auth.admission import Guests
+from nc10d.auth.admission import Admission
 from nc10d.auth.handshake import STRANGER_SECONDS
 
 
@@ -17,7 +17,7 @@ from nc10d.auth.handshake import STRANGER_SECONDS
 def test_whoever_is_there_has_come_lately_and_is_one_of_few(
     most: int, gaps: list[float], proved: set[int]
 ) -> None:
-    guests, now, came = Guests[int](most), 0.0, dict[int, float]()
+    guests, now, came = Admission[int](most), 0.0, dict[int, float]()
     for number, gap in enumerate(gaps):
         now += gap
         for gone in guests.late(now):

@@ -17,10 +17,10 @@ from nc10d.auth.handshake import (
     PROOF_BYTES,
     SEAL_BYTES,
     STRANGER_BYTES,
-    Answerer,
     BadHandshake,
     BadSeal,
-    Caller,
+    HandshakeAnswerer,
+    HandshakeCaller,
     Introduction,
     Opener,
     Sealer,
@@ -45,7 +45,7 @@ def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [piece for piece in [*pieces, data] if piece]
 
 
-def feed(side: Caller | Answerer, data: bytes, cuts: list[int]) -> bytes:
+def feed(side: HandshakeCaller | HandshakeAnswerer, data: bytes, cuts: list[int]) -> bytes:
     """Feed `data` in pieces, never more than is wanted; return all that is to be sent."""
     said = b""
     for piece in in_pieces(data, cuts):
@@ -54,8 +54,8 @@ def feed(side: Caller | Answerer, data: bytes, cuts: list[int]) -> bytes:
     return said
 
 
-def shaken(cuts: list[int], key: bytes = KEY) -> tuple[Caller, Answerer]:
-    caller, answerer = Caller(KEY, WHO), Answerer(key, expected)
+def shaken(cuts: list[int], key: bytes = KEY) -> tuple[HandshakeCaller, HandshakeAnswerer]:
+    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(key, expected)
     answer = feed(answerer, caller.hello, cuts)
     feed(answerer, feed(caller, answer, cuts), cuts)
     return caller, answerer
@@ -87,7 +87,7 @@ def test_another_key_is_noticed_by_the_caller_first() -> None:
 
 @given(at=st.integers(0, HELLO.size - 1), bit=st.integers(0, 7))
 def test_no_bit_of_a_hello_may_change(at: int, bit: int) -> None:
-    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
     with pytest.raises(BadHandshake):
         caller.feed(answerer.feed(flipped(caller.hello, at, bit)))
     assert caller.keys is None
@@ -95,14 +95,14 @@ def test_no_bit_of_a_hello_may_change(at: int, bit: int) -> None:
 
 @given(at=st.integers(0, ANSWER_BYTES - 1), bit=st.integers(0, 7))
 def test_no_bit_of_an_answer_may_change(at: int, bit: int) -> None:
-    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
     with pytest.raises(BadHandshake):
         caller.feed(flipped(answerer.feed(caller.hello), at, bit))
 
 
 @given(at=st.integers(0, PROOF_BYTES - 1), bit=st.integers(0, 7))
 def test_no_bit_of_a_callers_proof_may_change(at: int, bit: int) -> None:
-    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
     proof = caller.feed(answerer.feed(caller.hello))
     with pytest.raises(BadHandshake):
         answerer.feed(flipped(proof, at, bit))
@@ -114,9 +114,9 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
 
 
 def test_what_was_heard_once_proves_nothing_later() -> None:
-    caller, answerer = Caller(KEY, WHO), Answerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
     proof = caller.feed(answerer.feed(caller.hello))
-    again = Answerer(KEY, expected)
+    again = HandshakeAnswerer(KEY, expected)
     again.feed(caller.hello)
     with pytest.raises(BadHandshake):
         again.feed(proof)
@@ -124,8 +124,8 @@ def test_what_was_heard_once_proves_nothing_later() -> None:
 
 def test_an_answer_is_not_a_proof_of_the_caller() -> None:
     """Who knows nothing can't have an answerer make the proof that another one wants."""
-    first, second = Answerer(KEY, expected), Answerer(KEY, expected)
-    hello = Caller(KEY, WHO).hello
+    first, second = HandshakeAnswerer(KEY, expected), HandshakeAnswerer(KEY, expected)
+    hello = HandshakeCaller(KEY, WHO).hello
     second.feed(hello)
     with pytest.raises(BadHandshake):
         second.feed(first.feed(hello)[-PROOF_BYTES:])
@@ -142,13 +142,13 @@ def test_an_answer_is_not_a_proof_of_the_caller() -> None:
 )
 def test_who_is_not_awaited_gets_no_answer(who: Introduction) -> None:
     with pytest.raises(BadHandshake, match="nobody of that description"):
-        Answerer(KEY, expected).feed(Caller(KEY, who).hello)
+        HandshakeAnswerer(KEY, expected).feed(HandshakeCaller(KEY, who).hello)
 
 
 @given(first=st.binary(min_size=1, max_size=8).filter(lambda b: not b"nc10d-2\n".startswith(b)))
 def test_another_language_is_noticed_at_its_first_bytes(first: bytes) -> None:
     with pytest.raises(BadHandshake):
-        Answerer(KEY, expected).feed(first)
+        HandshakeAnswerer(KEY, expected).feed(first)
 
 
 # ---- frames --------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def mutation(frame: bytes, chance: random.Random) -> bytes:
 @settings(max_examples=200)
 @given(garbage=st.binary(max_size=200))
 def test_garbage_ends_a_handshake_or_is_waited_for(garbage: bytes) -> None:
-    answerer = Answerer(KEY, expected)
+    answerer = HandshakeAnswerer(KEY, expected)
     try:
         while garbage and answerer.wants:
             answerer.feed(garbage[: answerer.wants])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.errors import RendezvousError
-from nc10d.rendezvous.launcher_env import Place, find_place, first_node, launcher_ancestor
+from nc10d.rendezvous.launcher_env import RankPlace, find_place, first_node, launcher_ancestor
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
@@ -32,12 +32,14 @@ SRUN = {
 }
 
 
-def place(environment: dict[str, str], rank: int | None = None, size: int | None = None) -> Place:
+def place(
+    environment: dict[str, str], rank: int | None = None, size: int | None = None
+) -> RankPlace:
     return find_place(environment, rank, size, lambda: "mpirun-1-2")
 
 
 def test_torchruns_variables_come_first():
-    assert place({**SRUN, **TORCHRUN}) == Place(1, 4, "node7", 29500)
+    assert place({**SRUN, **TORCHRUN}) == RankPlace(1, 4, "node7", 29500)
     served = place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     assert served.served
     assert not place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).served

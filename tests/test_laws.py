@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d import ops as O
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference, run_ranks
 from nc10d.testing.layouts import LAYOUTS, lay
@@ -42,7 +42,7 @@ def normal(dtype: DType, count: int, seed: int) -> Array:
     """Numbers whose sums depend on the order of adding."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)
-    return (x + 1j * x[::-1] if dtype.family is Family.COMPLEX else x).astype(dtype.numpy)
+    return (x + 1j * x[::-1] if dtype.family is ElementKind.COMPLEX else x).astype(dtype.numpy)
 
 
 # The same bits every way
@@ -208,7 +208,7 @@ def test_premul_is_scaling_and_then_summing(ranks: At, dtype: DType) -> None:
     assert all(same_bits(p[0], s[0]) for p, s in zip(premul, summed, strict=True))
 
 
-FLOATS = [d for d in DType if d.family is Family.FLOAT]
+FLOATS = [d for d in DType if d.family is ElementKind.FLOAT]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.label)

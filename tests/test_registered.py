@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import own_world
@@ -132,7 +132,9 @@ def test_which_folds_write_to_both_arrays(size: int, op: ReduceOp, dtype: str) -
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.sampled_from([d.label for d in DType if d.family in (Family.FLOAT, Family.COMPLEX)]),
+    st.sampled_from(
+        [d.label for d in DType if d.family in (ElementKind.FLOAT, ElementKind.COMPLEX)]
+    ),
     st.integers(60_000, 200_000),
     st.sampled_from([[True, True], [True, False], [False, True]]),
     st.integers(0, 5000),

@@ -22,7 +22,7 @@ from nc10d.backend.config import BackendConfig
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError, GroupClosed
 from nc10d.group import shrink
-from nc10d.group.shrink import Attempt
+from nc10d.group.shrink import ShrinkAttempt
 from nc10d.store import HashStore
 from nc10d.testing import run_local, run_ranks
 
@@ -57,7 +57,7 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
     members = [*range(len(fates))]
     until = Deadline.after(0.05 if "silent" in fates else 30.0)
 
-    def ask(attempt: Attempt, made: bool) -> tuple[bool, set[int]]:
+    def ask(attempt: ShrinkAttempt, made: bool) -> tuple[bool, set[int]]:
         return attempt.confirm(members, made, until), attempt.lost
 
     with (
@@ -155,7 +155,7 @@ def test_ctrl_c_in_the_last_vote_closes_what_was_made(monkeypatch: pytest.Monkey
         made.append(successor(*arguments))
         return made[-1]
 
-    def press(attempt: Attempt, *arguments: Any) -> bool:
+    def press(attempt: ShrinkAttempt, *arguments: Any) -> bool:
         raise KeyboardInterrupt
 
     def ask(group: Any) -> None:
@@ -163,7 +163,7 @@ def test_ctrl_c_in_the_last_vote_closes_what_was_made(monkeypatch: pytest.Monkey
             dist.shrink_group()
 
     monkeypatch.setattr(dist.ProcessGroup, "successor", make)
-    monkeypatch.setattr(Attempt, "confirm", press)
+    monkeypatch.setattr(ShrinkAttempt, "confirm", press)
     run_ranks(ask, 1)
     with pytest.raises(GroupClosed):
         made[0].barrier()
@@ -319,7 +319,7 @@ def test_neither_the_store_nor_its_host_is_needed(names: str) -> None:
 
 
 STOPS = """
-from nc10d import shrink
+from nc10d.group import shrink
 from nc10d.errors import Aborted
 
 shrink.PATIENCE = 0.5
@@ -346,7 +346,7 @@ hear()
 """
 
 
-@pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.Attempt.confirm"])
+@pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.ShrinkAttempt.confirm"])
 def test_a_rank_that_stops_meanwhile_is_not_waited_for_longer_than_asked(moment: str) -> None:
     """Before the group forms, and when it has: also then, nobody goes on with who is stopped."""
     with Job(STOPS.replace("MOMENT", moment), 3) as ranks:

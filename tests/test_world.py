@@ -15,8 +15,8 @@ import pytest
 from clocks import takes
 
 import nc10d as dist
-from nc10d.backend.cpu.bootstrap.rank_info import Card, host_id, version
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.host_peer import process
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
@@ -107,10 +107,10 @@ def silent_card(store: Store, rank: int) -> socket.socket:
     name = f"nc10d-test-{secrets.token_hex(8)}"
     listener.bind("\0" + name)
     listener.listen(8)
-    card = Card(
+    card = RankInfo(
         rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, False
     )
-    fields = {field: getattr(card, field) for field in Card.__slots__}
+    fields = {field: getattr(card, field) for field in RankInfo.__slots__}
     prefix_store("world/1", store).set(f"mates/card/{rank}", json.dumps(fields))
     return listener
 
@@ -143,7 +143,7 @@ def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
 ) -> None:
     def come_late(store: Store) -> None:
         with pytest.raises(RendezvousError):
-            Host(Late("world/1", store), 2, 3, Deadline.after(LIMIT))
+            Context(Late("world/1", store), 2, 3, Deadline.after(LIMIT))
 
     with contextlib.ExitStack() as stack:
 

@@ -198,12 +198,21 @@ def _requests(count: int, chance: random.Random) -> int:
 
 def _handshakes(count: int, chance: random.Random) -> int:
     """Feed who answers a call; return how many callers proved what they don't know."""
-    from nc10d.auth.handshake import Answerer, BadHandshake, Caller, Introduction, group_digest
+    from nc10d.auth.handshake import (
+        BadHandshake,
+        HandshakeAnswerer,
+        HandshakeCaller,
+        Introduction,
+        group_digest,
+    )
 
     key, who = chance.randbytes(32), Introduction(1, 0, 0, group_digest("world"))
-    hello, taken = Caller(chance.randbytes(32), who).hello, 0
+    hello, taken = HandshakeCaller(chance.randbytes(32), who).hello, 0
     for _ in range(count):
-        answerer, said = Answerer(key, who.__eq__), _changed(hello, chance) + chance.randbytes(32)
+        answerer, said = (
+            HandshakeAnswerer(key, who.__eq__),
+            _changed(hello, chance) + chance.randbytes(32),
+        )
         with suppress(BadHandshake):
             while answerer.wants and said:
                 wants = answerer.wants
@@ -215,7 +224,7 @@ def _handshakes(count: int, chance: random.Random) -> int:
 
 def _lines(count: int, chance: random.Random) -> int:
     """Feed a control line; return how many messages it gave out that are none."""
-    from nc10d.backend.cpu.control.connections import Line, framed
+    from nc10d.backend.cpu.control.connections import ControlConnection, framed
 
     kinds, good, taken = ("left", "part", "say"), framed({"kind": "left", "group": "w"}), 0
     one, other = socket.socketpair()
@@ -223,7 +232,9 @@ def _lines(count: int, chance: random.Random) -> int:
         one.setblocking(False)
         for _ in range(count):
             other.sendall(_changed(good, chance))
-            taken += sum(message["kind"] not in kinds for message in Line(1, one).receive())
+            taken += sum(
+                message["kind"] not in kinds for message in ControlConnection(1, one).receive()
+            )
     return taken
 
 

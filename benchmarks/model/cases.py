@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
-from nc10d.backend.cpu.program.program import Call, Program, Step, user
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import SUM
 
 ITEM, DTYPE = 4, "float32"
@@ -32,7 +32,7 @@ class Collective:
 
     op: str
     nbytes: int
-    layout: Layout
+    layout: GroupShape
 
     @property
     def hosts(self) -> Topology:
@@ -48,10 +48,10 @@ class Collective:
         """Return the program that choose.py picks for a rank."""
         at = self.layout
         steps, users = MAKERS[self.op](replace(at, rank=rank), self.nbytes)
-        return Program(Call(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
+        return Program(CallInfo(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
 
 
-def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> Layout:
+def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> GroupShape:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
     Every rank has a core of its own. `boards` says how quick boards are (see cpu_policy.py).
@@ -60,7 +60,7 @@ def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORM
     several = hosts if len(hosts.hosts) > 1 else None
     small = one_shot_bytes(size, roomy=several is None)
     sizes = asking(boards if several is None else Boards.NORMAL)
-    return Layout(size, 0, half, small, several, DIRECT, **sizes)
+    return GroupShape(size, 0, half, small, several, DIRECT, **sizes)
 
 
 def spread(ranks: int, mates: int = MATES) -> Topology:
@@ -68,19 +68,19 @@ def spread(ranks: int, mates: int = MATES) -> Topology:
     return grouped([rank // mates for rank in range(ranks)])
 
 
-def _all_reduce(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _all_reduce(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     return choose.all_reduce(layout, nbytes, Reduction(SUM, DTYPE, layout.size)), 1
 
 
-def _reduce(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _reduce(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     return choose.all_reduce(layout, nbytes, Reduction(SUM, DTYPE, layout.size), 0), 1
 
 
-def _broadcast(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _broadcast(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     return choose.broadcast(layout, nbytes, 0), 1
 
 
-def _barrier(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _barrier(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     del nbytes
     return choose.barrier(layout), 0
 
@@ -90,26 +90,26 @@ def chunk(nbytes: int, size: int) -> int:
     return max(ITEM, nbytes // size // ITEM * ITEM)
 
 
-def _all_gather(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _all_gather(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     part = chunk(nbytes, layout.size)
     outs = [user(1, part * rank) for rank in range(layout.size)]
     return choose.all_gather(layout, [part] * layout.size, user(0), outs), 2
 
 
-def _reduce_scatter(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _reduce_scatter(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     size = layout.size
     part, how = chunk(nbytes, size), Reduction(SUM, DTYPE, size)
     inps = [user(1, part * rank) for rank in range(size)]
     return choose.reduce_scatter(layout, [part] * size, user(0), inps, how), 2
 
 
-def _all_to_all(layout: Layout, nbytes: int) -> tuple[list[Step], int]:
+def _all_to_all(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     part = chunk(nbytes, layout.size)
     sends, recvs = ([user(i, part * rank) for rank in range(layout.size)] for i in (0, 1))
     return choose.even_all_to_all(layout, part, sends, recvs), 2
 
 
-MAKERS: dict[str, Callable[[Layout, int], tuple[list[Step], int]]] = {
+MAKERS: dict[str, Callable[[GroupShape, int], tuple[list[Step], int]]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,

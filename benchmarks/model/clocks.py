@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
-from nc10d.backend.cpu.program.program import Kind, Program, Step
+from nc10d.backend.cpu.program.program import Program, Step, StepKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ class Walker:
             self.walk.events.append(event)
 
     def _length(self, step: Step) -> int:
-        if step.kind is Kind.FETCH:  # what I have lent the peer puts there
+        if step.kind is StepKind.FETCH:  # what I have lent the peer puts there
             return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
-        if step.kind is Kind.FILL:
+        if step.kind is StepKind.FILL:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
             return sum(min(step.nbytes, mate._lent) for mate in mates)
-        if step.kind is Kind.FOLD or not step.total:  # an offset, if it is a fold's
+        if step.kind is StepKind.FOLD or not step.total:  # an offset, if it is a fold's
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -268,11 +268,11 @@ class Walker:
         rows = self.program.steps[self._pc + 1 : self._pc + 1 + step.repeat]
         if self._gone is None:
             self._gone = self._send(rows)
-        takes = [row for row in rows if row.kind is Kind.TAKE]
+        takes = [row for row in rows if row.kind is StepKind.TAKE]
         for row in takes:
             if row.peer in self.walk.walkers and self._arrival(row, row.peer, self.rank) is None:
                 return row.peer
-        given = {row.peer for row in rows if row.kind is not Kind.TAKE}
+        given = {row.peer for row in rows if row.kind is not StepKind.TAKE}
         for row in takes:
             self._take(row, mutual=row.peer in given)
         more = max(0, len(takes) - 1) * self.walk.machine.send
@@ -283,7 +283,7 @@ class Walker:
 
     def _send(self, rows: Sequence[Step]) -> float:
         """Send what a flow gives, through one network; return when what is not pushed has left."""
-        gives = [row for row in rows if row.kind is not Kind.TAKE]
+        gives = [row for row in rows if row.kind is not StepKind.TAKE]
         new = [row for row in gives if row.peer not in self._pushed]
         sizes = [self._length(row) for row in new]
         begin = max(self.now, self._host.network)
@@ -303,7 +303,7 @@ class Walker:
             self._host.network = through
             self.walk.woken(self.rank)
         # What is pushed goes on by itself, until it is given.
-        given = [self._pushed.pop(row.peer) for row in gives if row.kind is Kind.GIVE]
+        given = [self._pushed.pop(row.peer) for row in gives if row.kind is StepKind.GIVE]
         return max(given, default=self.now)
 
     def _through(self, sizes: Sequence[int], *, both_ways: bool) -> float:
@@ -338,19 +338,19 @@ class Walker:
         return None
 
 
-_DO: dict[Kind, Callable[[Walker, Step], int | None]] = {
-    Kind.SIGNAL: Walker._signal,
-    Kind.WAIT: Walker._wait,
-    Kind.MEET: Walker._wait,
-    Kind.WAITALL: Walker._wait_all,
-    Kind.MEETALL: Walker._wait_all,
-    Kind.FREE: Walker._free,
-    Kind.DIVERT: Walker._divert,
-    Kind.ENTER: Walker._enter,
-    Kind.EXPOSE: Walker._expose,
-    Kind.RECALL: Walker._recall,
-    Kind.JUMP: Walker._jump,
-    Kind.ROUND: Walker._end_round,
-    Kind.LOOP: Walker._loop,
-    Kind.FLOW: Walker._flow,
+_DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
+    StepKind.SIGNAL: Walker._signal,
+    StepKind.WAIT: Walker._wait,
+    StepKind.MEET: Walker._wait,
+    StepKind.WAITALL: Walker._wait_all,
+    StepKind.MEETALL: Walker._wait_all,
+    StepKind.FREE: Walker._free,
+    StepKind.DIVERT: Walker._divert,
+    StepKind.ENTER: Walker._enter,
+    StepKind.EXPOSE: Walker._expose,
+    StepKind.RECALL: Walker._recall,
+    StepKind.JUMP: Walker._jump,
+    StepKind.ROUND: Walker._end_round,
+    StepKind.LOOP: Walker._loop,
+    StepKind.FLOW: Walker._flow,
 }

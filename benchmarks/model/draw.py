@@ -15,7 +15,7 @@ from benchmarks.model.cases import Collective
 from benchmarks.model.clocks import Event, Walk
 from benchmarks.model.machine import Machine
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.program.program import SHOWN, Kind, Step
+from nc10d.backend.cpu.program.program import SHOWN, Step, StepKind
 
 LIMIT = 30.0
 """Units of time that are drawn at most: what is longer goes on in the same way."""
@@ -28,7 +28,14 @@ COLUMN = 2.3
 TALL = 0.5
 """Height of a box; lanes are 1 apart."""
 DARK = "#333333"
-WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.DIVERT, Kind.FREE)
+WAITS = (
+    StepKind.WAIT,
+    StepKind.WAITALL,
+    StepKind.MEET,
+    StepKind.MEETALL,
+    StepKind.DIVERT,
+    StepKind.FREE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +56,29 @@ TAKE = Look("take from another host", "#f7b6d2")
 ASIDE = Look("enter, announce, compare", "#d9d9d9")
 LOOKS = (PUT, LEND, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
 BY_KIND = {
-    Kind.REDN: FOLD,
-    Kind.FOLD: FOLD,
-    Kind.PAIR: FOLD,
-    Kind.FETCH: GET,
-    Kind.FILL: LEND,
-    Kind.GIVE: GIVE,
-    Kind.PUSH: GIVE,
-    Kind.TAKE: TAKE,
-    Kind.LEAD: PUT,
-    Kind.FOLLOW: GET,
-    Kind.ENTER: ASIDE,
-    Kind.BEGIN: ASIDE,
-    Kind.LISTEN: ASIDE,
-    Kind.EXPOSE: ASIDE,
-    Kind.RECALL: ASIDE,
-    Kind.SHOW: ASIDE,
-    Kind.CHECK: ASIDE,
+    StepKind.REDN: FOLD,
+    StepKind.FOLD: FOLD,
+    StepKind.PAIR: FOLD,
+    StepKind.FETCH: GET,
+    StepKind.FILL: LEND,
+    StepKind.GIVE: GIVE,
+    StepKind.PUSH: GIVE,
+    StepKind.TAKE: TAKE,
+    StepKind.LEAD: PUT,
+    StepKind.FOLLOW: GET,
+    StepKind.ENTER: ASIDE,
+    StepKind.BEGIN: ASIDE,
+    StepKind.LISTEN: ASIDE,
+    StepKind.EXPOSE: ASIDE,
+    StepKind.RECALL: ASIDE,
+    StepKind.SHOW: ASIDE,
+    StepKind.CHECK: ASIDE,
 }
 
 
 def look(step: Step, mate: int) -> Look | None:
     """Return how a step of a rank, number `mate` on its host, looks; None if it is no box."""
-    if step.kind not in (Kind.COPY, Kind.MAP):
+    if step.kind not in (StepKind.COPY, StepKind.MAP):
         return BY_KIND.get(step.kind)
     if step.src.space in SHOWN and step.src.index != mate:
         return GET
@@ -163,13 +170,13 @@ def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int
     row, hosts = lanes[event.rank], collective.hosts
     sort = look(event.step, hosts.places[event.rank][1])
     dark: dict[str, Any] = {"color": DARK, "zorder": 3}
-    if event.step.kind is Kind.SIGNAL:
+    if event.step.kind is StepKind.SIGNAL:
         axes.plot(event.end, row, "o", markersize=4, **{**dark, "zorder": 5})
     elif event.step.kind in WAITS and event.causes:
         axes.plot([event.begin, event.end], [row, row], ":", linewidth=1.6, **dark)
         if event.end > event.begin + 1.5 * MOMENT:  # others had been freed before they asked
             _arrows(axes, event, lanes)
-    elif event.step.kind in (Kind.ROUND, Kind.LOOP):
+    elif event.step.kind in (StepKind.ROUND, StepKind.LOOP):
         axes.plot([event.end] * 2, [row - 0.3, row + 0.3], linewidth=1.5, **dark)
     elif sort is TAKE:
         _arrows(axes, event, lanes)
@@ -224,7 +231,7 @@ def _box(axes: Any, box: Box, row: int) -> None:
 
 def _label(event: Event, sort: Look, mates: Sequence[int]) -> str:
     if sort is GET:
-        local = event.step.peer if event.step.kind is Kind.FETCH else event.step.src.index
+        local = event.step.peer if event.step.kind is StepKind.FETCH else event.step.src.index
         return f"of {mates[local]}"
     if sort in (GIVE, TAKE):
         return f"{'to' if sort is GIVE else 'of'} {event.step.peer}"
@@ -233,7 +240,7 @@ def _label(event: Event, sort: Look, mates: Sequence[int]) -> str:
 
 def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
     last = max((since for _, since in event.causes), default=0.0)
-    crossing = event.step.kind is Kind.TAKE
+    crossing = event.step.kind is StepKind.TAKE
     for peer, since in event.causes:
         decisive = since == last
         style = {

@@ -17,11 +17,11 @@ from typing import Any
 
 from nc10d.backend.cpu.algorithms.tuning import Boards
 from nc10d.backend.cpu.native.offsets import READS, WRITES
-from nc10d.backend.cpu.program.program import SHOWN, At, Kind, Space, Step
+from nc10d.backend.cpu.program.program import SHOWN, At, Space, Step, StepKind
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
-PUTTING = Kind.COPY, Kind.MAP, Kind.REDN
+PUTTING = StepKind.COPY, StepKind.MAP, StepKind.REDN
 """Steps that may put bytes on a board."""
 
 
@@ -100,30 +100,30 @@ class Machine:
         `uses` is of the program that the step is in. Waits and transfers between hosts cost nothing
         by themselves: see clocks.py.
         """
-        if self.rooted and not uses.puts and step.kind is Kind.COPY and _fetched(step, rank):
+        if self.rooted and not uses.puts and step.kind is StepKind.COPY and _fetched(step, rank):
             return self.step + nbytes * at_reach(self.rooted, max(reach, nbytes))
         # A long step is quicker by the byte than a short one. Rates of what fits on a board are of
         # steps over a third of their reach, those of arrays read where they lie over a half.
-        parts = 2 if step.kind in (Kind.FETCH, Kind.FOLD) else 3
+        parts = 2 if step.kind in (StepKind.FETCH, StepKind.FOLD) else 3
         return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes), uses)
 
     def _rate(self, step: Step, rank: int, size: int, reach: float, uses: Uses) -> float:
-        if step.kind in (Kind.COPY, Kind.MAP):
+        if step.kind in (StepKind.COPY, StepKind.MAP):
             return at_reach(self._copying(step, rank, uses), reach)
-        if step.kind is Kind.REDN:
+        if step.kind is StepKind.REDN:
             # What goes on a board is folded in the first cache, and copied like what goes twice.
             copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
             apart = self.third and uses.only_writes(step.dst)
             first = at_reach(self.third if apart else self.fold, reach)
             rest = (size - 2) * at_reach(self.fold, reach)
             return first + rest + copies * self._also(reach)
-        if step.kind is Kind.PAIR:
+        if step.kind is StepKind.PAIR:
             return at_reach(self.pair or self.copy, reach)
-        if step.kind is Kind.FETCH:
+        if step.kind is StepKind.FETCH:
             return at_reach(self.kernel or self.get, reach)
-        if step.kind is Kind.FILL:
+        if step.kind is StepKind.FILL:
             return at_reach(self.fill or self.kernel or self.get, reach)
-        if step.kind is Kind.FOLD:
+        if step.kind is StepKind.FOLD:
             fetched = at_reach(self.kernel or self.get, reach)
             folded = fetched + at_reach(self.copy, reach)
             lent = step.tick and self.access == WRITES
@@ -152,7 +152,9 @@ class Uses:
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Uses:
         """Look through a program's steps."""
-        sources = [at for one in steps if one.kind is not Kind.EXPOSE for at in (one.src, one.own)]
+        sources = [
+            at for one in steps if one.kind is not StepKind.EXPOSE for at in (one.src, one.own)
+        ]
         places = [at for one in steps if one.kind in PUTTING for at in (one.dst, one.also)]
         return cls(
             frozenset(at.index for at in sources if at.space is Space.USER),

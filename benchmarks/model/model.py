@@ -16,7 +16,7 @@ from benchmarks.model.clocks import Walk
 from benchmarks.model.machine import Machine
 from nc10d.backend.cpu.algorithms.hosts_reduce import chained
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.program.program import Kind, Space
+from nc10d.backend.cpu.program.program import Space, StepKind
 
 MANY = 64
 """Ranks from which on two calls in a row are walked, and not three: one is no measure, since
@@ -74,7 +74,7 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     layout, access = layout_of(hosts, boards=machine.boards), machine.access
     steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
-    by_kernel = any(step.kind is Kind.EXPOSE and 0 < step.arg <= access for step in steps)
+    by_kernel = any(step.kind is StepKind.EXPOSE and 0 < step.arg <= access for step in steps)
     if len(hosts.hosts) > 1:
         chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
         name = "chain of hosts" if chain else _across(op, kinds)
@@ -84,22 +84,22 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"
     chunks = any(
-        step.kind is Kind.REDN and Space.BOARD in (step.dst.space, step.also.space)
+        step.kind is StepKind.REDN and Space.BOARD in (step.dst.space, step.also.space)
         for step in steps
     )
     way = "boards, a chunk a rank" if chunks else "boards"
-    return f"{way}, after asking for arrays" if Kind.DIVERT in kinds else way
+    return f"{way}, after asking for arrays" if StepKind.DIVERT in kinds else way
 
 
-def _across(op: str, kinds: Counter[Kind]) -> str:
+def _across(op: str, kinds: Counter[StepKind]) -> str:
     if op == "broadcast":
         return "tree of hosts"
     if op not in ("all_reduce", "reduce"):
         return "from rank to rank"
-    if kinds[Kind.PUSH]:
+    if kinds[StepKind.PUSH]:
         return "rails between hosts"
     # What leaders meet in they also check.
-    more = kinds[Kind.FLOW] > kinds[Kind.CHECK]
+    more = kinds[StepKind.FLOW] > kinds[StepKind.CHECK]
     return "rails, from hand to hand" if more else "leaders, in one shot"
 
 

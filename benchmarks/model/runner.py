@@ -21,7 +21,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as codes
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Call, Kernel, Program, Step
+from nc10d.backend.cpu.program.program import CallInfo, Kernel, Program, Step
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp
@@ -49,7 +49,7 @@ class Bench:
         key = tuple(steps)
         linked = self._kept.get(key)
         if linked is None:
-            program = Program(Call("calibration"), key, 2)
+            program = Program(CallInfo("calibration"), key, 2)
             linked = link(program, self.backend.areas.size, codes.C_TABLES, _kernel, _room)
             self._kept[key] = linked
         channel, other = self.backend.channel.address, x if y is None else y

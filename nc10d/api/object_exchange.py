@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from nc10d.base.deadline import Deadline
-from nc10d.codec import Envelope, Message, encode, encode_pickled
+from nc10d.codec import EncodedMessage, Envelope, encode, encode_pickled
 from nc10d.codec.messages import LARGEST, WORDS
 from nc10d.codec.payload import Bytes, Locate
 from nc10d.codec.type_registry import carrier_of
@@ -26,7 +26,7 @@ Location = Any
 """What `map_location` may be: None, a device, or a function of an array."""
 
 
-class Outgoing:
+class OutgoingObject:
     """This rank's object as a message; if it can't be one, a message that says so."""
 
     def __init__(self, value: Any, allow_pickle: bool) -> None:
@@ -39,7 +39,7 @@ class Outgoing:
     def fail(self, error: Exception) -> None:
         """Send the reason instead of the object."""
         self.error = error
-        self.message = Message.failed(error)
+        self.message = EncodedMessage.failed(error)
 
     def check(self) -> None:
         """Raise what kept the object from being encoded."""
@@ -47,7 +47,7 @@ class Outgoing:
             raise self.error
 
 
-def _encoded(value: Any, allow_pickle: bool) -> Message:
+def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
     try:
         return encode(value)
     except CodecError:
@@ -56,7 +56,7 @@ def _encoded(value: Any, allow_pickle: bool) -> Message:
     return encode_pickled(value)
 
 
-def _sized(message: Message) -> Message:
+def _sized(message: EncodedMessage) -> EncodedMessage:
     """Return a message; CodecError if it is larger than any that is taken."""
     envelope = message.envelope()
     nbytes = envelope.header + envelope.payload
@@ -65,7 +65,7 @@ def _sized(message: Message) -> Message:
     return message
 
 
-class Call:
+class ObjectCall:
     """One object call on one group: its deadline, and what it makes of what comes."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Call:
         """Return the seconds that are left for the next step."""
         return self._deadline.remaining()
 
-    def announce(self, out: Outgoing) -> list[Envelope]:
+    def announce(self, out: OutgoingObject) -> list[Envelope]:
         """Tell everybody what this rank will send; return what each rank will."""
         table = np.empty((self.group.size, WORDS), np.int64)
         self.group.all_gather_into_tensor(table, out.message.words(), timeout=self.left())
@@ -124,7 +124,7 @@ class Call:
         except CodecError as error:
             raise self._blamed(error, sender) from error
 
-    def flat(self, out: Outgoing) -> Bytes:
+    def flat(self, out: OutgoingObject) -> Bytes:
         """Return what travels of an object; without memory for it, the group is aborted."""
         return self._or_abort(out.message.envelope(), out.message.flat)
 

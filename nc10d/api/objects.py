@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.calls import first_unless, rank_in, source_in
-from nc10d.api.object_exchange import Call, Location, Outgoing
-from nc10d.codec import Envelope, Kind
+from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject
+from nc10d.codec import Envelope, MessageKind
 from nc10d.codec.messages import WORDS
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
@@ -53,13 +53,13 @@ def broadcast_object_list(
     All lists have the same length, else CodecError where it differs. What occurs in several of
     the objects is one object again in what is received.
     """
-    call = Call("broadcast_object_list", group, allow_pickle, map_location, device)
+    call = ObjectCall("broadcast_object_list", group, allow_pickle, map_location, device)
     root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
     if not call.begin():
         return
     if call.rank == root:
-        out = Outgoing(list(object_list), allow_pickle)
+        out = OutgoingObject(list(object_list), allow_pickle)
         call.group.broadcast(out.message.words(), root, timeout=call.left())
         call.group.broadcast(call.flat(out), root, timeout=call.left())
         out.check()
@@ -84,12 +84,12 @@ def all_gather_object(
 
     Every rank receives its own object too, as a copy.
     """
-    call = Call("all_gather_object", group, allow_pickle, map_location)
+    call = ObjectCall("all_gather_object", group, allow_pickle, map_location)
     _check_list("all_gather_object", object_list)
     if not call.begin():
         return
     _check_length("object_list", object_list, call.group.size)
-    out = Outgoing(obj, allow_pickle)
+    out = OutgoingObject(obj, allow_pickle)
     envelopes = call.announce(out)
     flats = [call.room(envelope) for envelope in envelopes]
     call.group.all_gather(flats, call.flat(out), timeout=call.left())
@@ -111,12 +111,12 @@ def gather_object(
 
     The list has one place per rank on `dst`, and is None on the other ranks.
     """
-    call = Call("gather_object", group, allow_pickle, map_location)
+    call = ObjectCall("gather_object", group, allow_pickle, map_location)
     root = rank_in(call.found, "dst", first_unless(dst, group_dst), group_dst)
     if not call.begin():
         return
     mine = _gather_list(object_gather_list, call.rank == root, call.group.size)
-    out = Outgoing(obj, allow_pickle)
+    out = OutgoingObject(obj, allow_pickle)
     envelopes = call.announce(out)
     flats = None if mine is None else [call.room(envelope) for envelope in envelopes]
     call.group.gather(call.flat(out), flats, root, timeout=call.left())
@@ -142,14 +142,14 @@ def scatter_object_list(
     The input list has one object per rank on `src`, and is not looked at elsewhere. If one of them
     can't be encoded, nobody gets any.
     """
-    call = Call("scatter_object_list", group, allow_pickle, map_location)
+    call = ObjectCall("scatter_object_list", group, allow_pickle, map_location)
     root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
     if not call.begin():
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
     table = np.empty((call.group.size, WORDS), np.int64)
-    out: list[Outgoing] = []
+    out: list[OutgoingObject] = []
     if call.rank == root:
         out = _for_each_rank(scatter_object_input_list, call.group.size, allow_pickle)
         table[:] = [one.message.words() for one in out]
@@ -177,12 +177,12 @@ def send_object_list(
 
     They go as two messages of tag 0. `use_batch` is accepted for c10d's sake.
     """
-    call = Call("send_object_list", group, allow_pickle, device=device)
+    call = ObjectCall("send_object_list", group, allow_pickle, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
     if not call.begin():
         return
-    out = Outgoing(list(object_list), allow_pickle)
+    out = OutgoingObject(list(object_list), allow_pickle)
     call.group.send(out.message.words(), peer, timeout=call.left())
     call.group.send(call.flat(out), peer, timeout=call.left())
     out.check()
@@ -203,7 +203,7 @@ def recv_object_list(
 
     `object_list` is as long as the sender's (CodecError). Returns -1 for a non-member.
     """
-    call = Call("recv_object_list", group, allow_pickle, map_location, device)
+    call = ObjectCall("recv_object_list", group, allow_pickle, map_location, device)
     peer = source_in(call.found, src, group_src)
     _check_list("recv_object_list", object_list)
     if not call.begin():
@@ -218,12 +218,12 @@ def recv_object_list(
     return call.group.global_rank(sender)
 
 
-def _for_each_rank(objects: Any, size: int, allow_pickle: bool) -> list[Outgoing]:
+def _for_each_rank(objects: Any, size: int, allow_pickle: bool) -> list[OutgoingObject]:
     """Return a message for each rank; if one object fails, all of them say so."""
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
     _check_length("scatter_object_input_list", objects, size)
-    out = [Outgoing(one, allow_pickle) for one in objects]
+    out = [OutgoingObject(one, allow_pickle) for one in objects]
     error = next((one.error for one in out if one.error is not None), None)
     if error is not None:
         for one in out:
@@ -256,7 +256,7 @@ def _check_length(name: str, objects: Sequence[Any], size: int) -> None:
 def _check_all_sent(envelopes: Sequence[Envelope]) -> None:
     """Raise CodecError if a rank had no object to send; only its destination learns more."""
     for rank, envelope in enumerate(envelopes):
-        if envelope.kind is Kind.FAILED:
+        if envelope.kind is MessageKind.FAILED:
             raise CodecError(f"gather_object: rank {rank} could not encode its object", rank=rank)
 
 

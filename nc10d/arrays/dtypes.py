@@ -27,7 +27,7 @@ import numpy as np
 from nc10d.ops import RedOp, ReduceOp
 
 
-class Family(enum.Enum):
+class ElementKind(enum.Enum):
     """What the elements are, whatever their width."""
 
     BOOL = "bool"
@@ -43,30 +43,30 @@ class DType(enum.Enum):
     `code` is a small number that stands for it in fingerprints; it never changes.
     """
 
-    BOOL = (0, "bool", 1, Family.BOOL)
-    UINT8 = (1, "uint8", 1, Family.UINT)
-    INT8 = (2, "int8", 1, Family.INT)
-    UINT16 = (3, "uint16", 2, Family.UINT)
-    INT16 = (4, "int16", 2, Family.INT)
-    UINT32 = (5, "uint32", 4, Family.UINT)
-    INT32 = (6, "int32", 4, Family.INT)
-    UINT64 = (7, "uint64", 8, Family.UINT)
-    INT64 = (8, "int64", 8, Family.INT)
-    FLOAT16 = (9, "float16", 2, Family.FLOAT)
-    BFLOAT16 = (10, "bfloat16", 2, Family.FLOAT)
-    FLOAT8_E4M3FN = (11, "float8_e4m3fn", 1, Family.FLOAT)
-    FLOAT8_E5M2 = (12, "float8_e5m2", 1, Family.FLOAT)
-    FLOAT32 = (13, "float32", 4, Family.FLOAT)
-    FLOAT64 = (14, "float64", 8, Family.FLOAT)
-    COMPLEX64 = (15, "complex64", 8, Family.COMPLEX)
-    COMPLEX128 = (16, "complex128", 16, Family.COMPLEX)
+    BOOL = (0, "bool", 1, ElementKind.BOOL)
+    UINT8 = (1, "uint8", 1, ElementKind.UINT)
+    INT8 = (2, "int8", 1, ElementKind.INT)
+    UINT16 = (3, "uint16", 2, ElementKind.UINT)
+    INT16 = (4, "int16", 2, ElementKind.INT)
+    UINT32 = (5, "uint32", 4, ElementKind.UINT)
+    INT32 = (6, "int32", 4, ElementKind.INT)
+    UINT64 = (7, "uint64", 8, ElementKind.UINT)
+    INT64 = (8, "int64", 8, ElementKind.INT)
+    FLOAT16 = (9, "float16", 2, ElementKind.FLOAT)
+    BFLOAT16 = (10, "bfloat16", 2, ElementKind.FLOAT)
+    FLOAT8_E4M3FN = (11, "float8_e4m3fn", 1, ElementKind.FLOAT)
+    FLOAT8_E5M2 = (12, "float8_e5m2", 1, ElementKind.FLOAT)
+    FLOAT32 = (13, "float32", 4, ElementKind.FLOAT)
+    FLOAT64 = (14, "float64", 8, ElementKind.FLOAT)
+    COMPLEX64 = (15, "complex64", 8, ElementKind.COMPLEX)
+    COMPLEX128 = (16, "complex128", 16, ElementKind.COMPLEX)
 
     code: int
     label: str
     itemsize: int
-    family: Family
+    family: ElementKind
 
-    def __init__(self, code: int, label: str, itemsize: int, family: Family) -> None:
+    def __init__(self, code: int, label: str, itemsize: int, family: ElementKind) -> None:
         self.code = code
         self.label = label
         self.itemsize = itemsize
@@ -124,15 +124,15 @@ def _why_not(dtype: np.dtype[Any]) -> str:
 
 
 _BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})
-_REFUSED: dict[Family, dict[RedOp, str]] = {
-    Family.BOOL: {
+_REFUSED: dict[ElementKind, dict[RedOp, str]] = {
+    ElementKind.BOOL: {
         RedOp.AVG: "the average of truth values is not one",
         RedOp.PREMUL_SUM: "a truth value can't be scaled",
     },
-    Family.UINT: {},
-    Family.INT: {},
-    Family.FLOAT: dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
-    Family.COMPLEX: {
+    ElementKind.UINT: {},
+    ElementKind.INT: {},
+    ElementKind.FLOAT: dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
+    ElementKind.COMPLEX: {
         **dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
         **dict.fromkeys((RedOp.MIN, RedOp.MAX), "complex numbers have no order"),
     },
@@ -145,7 +145,7 @@ def check_reduce(dtype: DType, op: ReduceOp) -> None:
     reason = _REFUSED[dtype.family].get(op.kind)
     if reason is not None:
         raise TypeError(f"{op.name} of {dtype.label}: {reason}")
-    if op.factor is not None and dtype.family in (Family.INT, Family.UINT):
+    if op.factor is not None and dtype.family in (ElementKind.INT, ElementKind.UINT):
         _check_whole(dtype, op.factor)
 
 

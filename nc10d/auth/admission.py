@@ -14,7 +14,7 @@ from nc10d.auth.handshake import STRANGER_SECONDS
 Guest = TypeVar("Guest")
 
 
-class Guests(Generic[Guest]):
+class Admission(Generic[Guest]):
     """At most so many guests; `now` is any clock's, the same for all calls."""
 
     def __init__(self, most: int) -> None:

@@ -66,7 +66,7 @@ def group_digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-class Caller:
+class HandshakeCaller:
     """The side that connects: send `hello`, feed the answer, send what that returns."""
 
     def __init__(self, key: bytes, who: Introduction) -> None:
@@ -94,7 +94,7 @@ class Caller:
         return _proof(self._key, b"caller", said)
 
 
-class Answerer:
+class HandshakeAnswerer:
     """The side that is called: feed what comes, send what that returns.
 
     `accepts` says whether somebody with that introduction is awaited at all.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nc10d.backend.base import Backend, Others
+from nc10d.backend.base import Backend, OtherBackends
 from nc10d.base.deadline import Deadline
 from nc10d.base.outcome import fresh
 from nc10d.errors import DistError, ForkedGroupError, GroupClosed
@@ -53,7 +53,7 @@ class BackendTable:
         """Return a device's backend if it is there and nothing has failed."""
         return self.ready.get(device)
 
-    def others(self, device: str) -> Others:
+    def others(self, device: str) -> OtherBackends:
         """Return the backends of all devices but one, those that are made later among them."""
         return _OthersThan(device, self._made)
 
@@ -95,7 +95,7 @@ class BackendTable:
         self.ready.clear()
 
 
-class _OthersThan(Others):
+class _OthersThan(OtherBackends):
     """What backends of other devices know; only those that have a `failure()` can tell."""
 
     def __init__(self, device: str, made: Mapping[str, Backend]) -> None:

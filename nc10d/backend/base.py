@@ -67,7 +67,7 @@ class Backend(Protocol):
         ...
 
 
-class Others:
+class OtherBackends:
     """The other backends of a group, as one of them sees them; here, that there are none."""
 
     @property
@@ -112,7 +112,7 @@ class BackendSetup:
     deadline: Deadline
     options: Any = None
     device: Any = None
-    others: Others = field(default_factory=Others)
+    others: OtherBackends = field(default_factory=OtherBackends)
 
 
 Factory = Callable[[BackendSetup], Backend]

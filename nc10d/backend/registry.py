@@ -16,7 +16,7 @@ from nc10d.errors import UnsupportedPlatform
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """A registered backend: how to make it, for which devices by default, and its options.
 
     `options` are the types that its `pg_options` may have; None, the default, always goes. `meet`
@@ -40,7 +40,7 @@ class Entry:
         raise TypeError(f"{message}, got {options!r}")
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, BackendEntry] = {}
 
 
 def register_backend(
@@ -67,7 +67,7 @@ def register_backend(
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = Entry(name, factory, tuple(devices), options, meet, lookout)
+    _entries[name] = BackendEntry(name, factory, tuple(devices), options, meet, lookout)
 
 
 def unregister_backend(name: str) -> None:
@@ -75,7 +75,7 @@ def unregister_backend(name: str) -> None:
     _entries.pop(name.lower(), None)
 
 
-def find_backend(name: str) -> Entry:
+def find_backend(name: str) -> BackendEntry:
     """Return the entry called `name`; ValueError that lists the known names."""
     entry = _entries.get(name.lower())
     if entry is None:
@@ -84,17 +84,17 @@ def find_backend(name: str) -> Entry:
     return entry
 
 
-def load_factory(entry: Entry) -> Factory:
+def load_factory(entry: BackendEntry) -> Factory:
     """Return the entry's function, imported if need be; UnsupportedPlatform if it is not here."""
     return cast(Factory, _load(entry, entry.factory))
 
 
-def load_meeting(entry: Entry) -> Meeting | None:
+def load_meeting(entry: BackendEntry) -> Meeting | None:
     """Return how the ranks of the entry's backend meet, None for by the environment."""
     return None if entry.meet is None else cast(Meeting, _load(entry, entry.meet))
 
 
-def _load(entry: Entry, what: object) -> object:
+def _load(entry: BackendEntry, what: object) -> object:
     if not isinstance(what, str):
         return what
     module, _, attribute = what.partition(":")

@@ -51,7 +51,7 @@ def _renew_after_fork() -> None:
 os.register_at_fork(after_in_child=_renew_after_fork)
 
 
-class Outcome:
+class Promise:
     """The one transition, the callbacks and the gate that both Work and Future stand on."""
 
     __slots__ = ("__weakref__", "_callbacks", "_ended", "_exception", "_gate", "_result", "_state")

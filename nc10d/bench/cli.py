@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import nc10d as dist
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.measure import Job, Row, measure
+from nc10d.bench.measure import BenchJob, Row, measure
 from nc10d.bench.workloads import COLLECTIVES
 from nc10d.testing.ranks import Ranks
 
@@ -97,13 +97,13 @@ def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
     yield largest
 
 
-def jobs(options: argparse.Namespace) -> Iterator[Job]:
+def jobs(options: argparse.Namespace) -> Iterator[BenchJob]:
     """Return what to measure, in order."""
     whole = list(sizes(options.min_bytes, options.max_bytes, options.factor))
     for collective in options.collectives or COLLECTIVES:
         for nbytes in whole if collective != "barrier" else [0]:
             iterations = max(3, min(2000, (64 << 20) // max(nbytes, 1)))
-            yield Job(collective, nbytes, DTYPES[options.dtype], iterations, options.repeats)
+            yield BenchJob(collective, nbytes, DTYPES[options.dtype], iterations, options.repeats)
 
 
 def line(row: Row) -> str:

@@ -18,7 +18,7 @@ from nc10d.group.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """One row: which collective, how large, of what, how often.
 
     A round is `iterations` calls; there are `repeats` rounds.
@@ -39,7 +39,7 @@ class Row:
     over all ranks.
     """
 
-    job: Job
+    job: BenchJob
     count: int
     op: str
     seconds: float
@@ -76,7 +76,7 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
-def measure(group: ProcessGroup, job: Job) -> Row:
+def measure(group: ProcessGroup, job: BenchJob) -> Row:
     """Run one job on this rank; every rank returns the same row. Blocks for all its rounds.
 
     Results are checked before the rounds and after them.

@@ -21,7 +21,7 @@ Call = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Case:
+class Workload:
     """A collective ready to run: the call, how to fill its arrays, how to count mistakes.
 
     `count` is the number of elements of the larger buffer; `op` what nccl-tests calls redop.
@@ -52,19 +52,21 @@ def _in_place(
     run: Callable[[Array], object],
     want: Callable[[list[Array]], list[Array]],
     op: str = "none",
-) -> Case:
+) -> Workload:
     count = max(1, nbytes // dtype.itemsize)
     arrays = [pattern(r, count, dtype) for r in range(group.size)]
     x, mine, expected = np.zeros_like(arrays[0]), arrays[group.rank], want(arrays)[group.rank]
-    return Case(lambda: run(x), lambda: np.copyto(x, mine), lambda: differ(x, expected), count, op)
+    return Workload(
+        lambda: run(x), lambda: np.copyto(x, mine), lambda: differ(x, expected), count, op
+    )
 
 
-def all_reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def all_reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Sum in place on every rank."""
     return _in_place(group, nbytes, dtype, group.all_reduce, reference.all_reduce, "sum")
 
 
-def reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Sum in place on rank 0."""
 
     def want(arrays: list[Array]) -> list[Array]:
@@ -73,7 +75,7 @@ def reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     return _in_place(group, nbytes, dtype, lambda x: group.reduce(x, 0), want, "sum")
 
 
-def broadcast(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def broadcast(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Rank 0's array to everyone."""
 
     def want(arrays: list[Array]) -> list[Array]:
@@ -89,11 +91,11 @@ def _chunks(group: ProcessGroup, nbytes: int, dtype: DType) -> list[list[Array]]
     return [np.split(x, group.size) for x in whole]
 
 
-def _into(out: Array, call: Call, want: Array, count: int, op: str = "none") -> Case:
-    return Case(call, lambda: out.fill(0), lambda: differ(out, want), count, op)
+def _into(out: Array, call: Call, want: Array, count: int, op: str = "none") -> Workload:
+    return Workload(call, lambda: out.fill(0), lambda: differ(out, want), count, op)
 
 
-def all_gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def all_gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Everyone's chunk to everyone."""
     first = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
     want = np.concatenate(reference.all_gather(first)[group.rank])
@@ -101,7 +103,7 @@ def all_gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     return _into(out, lambda: group.all_gather_into_tensor(out, mine), want, out.size)
 
 
-def reduce_scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def reduce_scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Sum of everyone's chunks for me."""
     chunks = _chunks(group, nbytes, dtype)
     want = reference.reduce_scatter(chunks)[group.rank]
@@ -109,7 +111,7 @@ def reduce_scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     return _into(out, lambda: group.reduce_scatter_tensor(out, mine), want, mine.size, "sum")
 
 
-def all_to_all(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def all_to_all(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """A chunk from everyone to everyone."""
     chunks = _chunks(group, nbytes, dtype)
     want = np.concatenate(reference.all_to_all(chunks)[group.rank])
@@ -117,7 +119,7 @@ def all_to_all(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     return _into(out, lambda: group.all_to_all_single(out, mine), want, out.size)
 
 
-def gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Everyone's chunk to rank 0."""
     first = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
     mine, want = first[group.rank], reference.gather(first, 0)[group.rank] or []
@@ -130,10 +132,12 @@ def gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     def wrong() -> int:
         return sum(map(differ, outs, want))
 
-    return Case(lambda: group.gather(mine, outs or None, 0), reset, wrong, mine.size * group.size)
+    return Workload(
+        lambda: group.gather(mine, outs or None, 0), reset, wrong, mine.size * group.size
+    )
 
 
-def scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """A chunk from rank 0 to everyone."""
     chunks = _chunks(group, nbytes, dtype)[0]
     want = reference.scatter(chunks)[group.rank]
@@ -141,7 +145,7 @@ def scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
     return _into(out, lambda: group.scatter(out, mine, 0), want, want.size * group.size)
 
 
-def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """A message to the neighbour and one back; a last rank without a neighbour does nothing."""
     count = max(1, nbytes // dtype.itemsize)
     peer = group.rank ^ 1
@@ -157,17 +161,17 @@ def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
         group.send(x, peer)
 
     if peer >= group.size:
-        return Case(lambda: None, lambda: None, lambda: 0, count)
+        return Workload(lambda: None, lambda: None, lambda: 0, count)
     return _into(y, first if group.rank < peer else second, want, count)
 
 
-def barrier(group: ProcessGroup, nbytes: int, dtype: DType) -> Case:
+def barrier(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Nobody leaves before everybody has come."""
     del nbytes, dtype
-    return Case(group.barrier, lambda: None, lambda: 0, 0)
+    return Workload(group.barrier, lambda: None, lambda: 0, 0)
 
 
-COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Case]] = {
+COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "all_reduce": all_reduce,
     "reduce": reduce,
     "broadcast": broadcast,

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from nc10d.codec.decoder import decode
 from nc10d.codec.encoder import encode
-from nc10d.codec.messages import Envelope, Kind, Message, encode_pickled
+from nc10d.codec.messages import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.tags import MAX_DEPTH
 from nc10d.codec.type_registry import register_dataclass, register_type
 
 __all__ = [
     "MAX_DEPTH",
+    "EncodedMessage",
     "Envelope",
-    "Kind",
-    "Message",
+    "MessageKind",
     "decode",
     "encode",
     "encode_pickled",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
-from nc10d.codec.messages import Kind, Message
+from nc10d.codec.messages import EncodedMessage, MessageKind
 from nc10d.codec.payload import Array
 from nc10d.codec.tags import (
     ARRAY,
@@ -32,7 +32,7 @@ from nc10d.codec.type_registry import carrier_of
 from nc10d.errors import CodecError
 
 
-def encode(value: Any) -> Message:
+def encode(value: Any) -> EncodedMessage:
     """Return the message of a value; arrays in it are referred to, not copied.
 
     CodecError for what is not carried (the message names the type), for what contains itself or
@@ -40,7 +40,7 @@ def encode(value: Any) -> Message:
     """
     encoder = _Encoder()
     encoder.walk(value)
-    return Message(Kind.CODEC, bytes(encoder.header), encoder.chunks)
+    return EncodedMessage(MessageKind.CODEC, bytes(encoder.header), encoder.chunks)
 
 
 class _Frame:

@@ -32,7 +32,7 @@ LARGEST = 2**40
 _LONGEST_REASON = 2000
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """How a message is to be read."""
 
     CODEC = 1
@@ -44,7 +44,7 @@ class Kind(enum.IntEnum):
 class Envelope:
     """What is known of a message before it comes: all ranks that see it know the same."""
 
-    kind: Kind
+    kind: MessageKind
     header: int
     payload: int
 
@@ -54,7 +54,7 @@ class Envelope:
         kind, header, payload = (int(word) for word in words)
         if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
             raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
-        return cls(Kind(kind), header, payload)
+        return cls(MessageKind(kind), header, payload)
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +75,9 @@ class Envelope:
         from nc10d.codec import decoder, messages  # they read what is laid out here
 
         header, payload = self.parts(flat)
-        if self.kind is Kind.FAILED:
+        if self.kind is MessageKind.FAILED:
             raise CodecError(bytes(header).decode(errors="replace"))
-        if self.kind is Kind.CODEC:
+        if self.kind is MessageKind.CODEC:
             return decoder.decode(header, payload, locate)
         if not allow_pickle:
             raise CodecError(
@@ -87,22 +87,22 @@ class Envelope:
         return messages.decode_pickled(header, payload)
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
+_KINDS = frozenset(int(kind) for kind in MessageKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class EncodedMessage:
     """An object on its way out: `chunks` are the user's arrays, which must not change meanwhile."""
 
-    kind: Kind
+    kind: MessageKind
     header: bytes
     chunks: Sequence[Array] = ()
 
     @classmethod
-    def failed(cls, reason: BaseException) -> Message:
+    def failed(cls, reason: BaseException) -> EncodedMessage:
         """Return what tells the others that there is no object, and why."""
         text = f"{type(reason).__name__}: {in_words(reason)}"[:_LONGEST_REASON]
-        return cls(Kind.FAILED, text.encode(errors="replace"))
+        return cls(MessageKind.FAILED, text.encode(errors="replace"))
 
     def envelope(self) -> Envelope:
         """Return what goes before it."""
@@ -132,13 +132,13 @@ def _put(flat: Bytes, at: int, chunk: Array) -> int:
     return following
 
 
-def encode_pickled(value: Any) -> Message:
+def encode_pickled(value: Any) -> EncodedMessage:
     """Pickle any object; raises whatever its own code raises."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     chunks = [np.asarray(buffer.raw()) for buffer in buffers]
     sizes = struct.pack(f"<{len(chunks)}q", *(chunk.nbytes for chunk in chunks))
-    return Message(Kind.PICKLE, COUNT.pack(len(chunks)) + sizes + stream, chunks)
+    return EncodedMessage(MessageKind.PICKLE, COUNT.pack(len(chunks)) + sizes + stream, chunks)
 
 
 def decode_pickled(header: memoryview, payload: Payload) -> Any:

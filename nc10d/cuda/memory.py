@@ -20,7 +20,7 @@ from nc10d.cuda.driver import call, current_device, device_at, on_device, ordina
 from nc10d.cuda.streams import (
     LEGACY,
     PER_THREAD,
-    Place,
+    StreamKey,
     follow,
     is_captured,
     register_stream,
@@ -173,24 +173,24 @@ def copy_to(target: Any, source: Any) -> None:
         let_follow(here, {there})
 
 
-def place_of(x: Any, device: int | None = None) -> Place:
+def place_of(x: Any, device: int | None = None) -> StreamKey:
     """Return the current stream of an array, and its device where that is not known."""
     # 0 is another word for LEGACY.
-    return Place(stream_of(x) or LEGACY, device_of(x) if device is None else device)
+    return StreamKey(stream_of(x) or LEGACY, device_of(x) if device is None else device)
 
 
-def let_follow(here: Place, others: Set[Place]) -> None:
+def let_follow(here: StreamKey, others: Set[StreamKey]) -> None:
     """Let streams, and the default ones of their devices, go on behind what is queued on another.
 
     Memory goes back in the order of default streams. While a graph is captured, nothing follows.
     """
     if not captured(here):
         devices = {here.device, *(place.device for place in others)}
-        for place in {*others, *(Place(LEGACY, device) for device in devices)}:
+        for place in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
             follow(place, here)
 
 
-def captured(place: Place) -> bool:
+def captured(place: StreamKey) -> bool:
     """Say whether what is queued on a stream becomes part of a graph."""
     if place.stream <= PER_THREAD:
         return False

@@ -64,14 +64,14 @@ def _destroy(device: int, made: Any) -> None:
     call("cuCtxPopCurrent")
 
 
-class Place(NamedTuple):
+class StreamKey(NamedTuple):
     """A stream by its handle; `device` says which device's, if it is a default stream."""
 
     stream: int
     device: int
 
 
-def follow(later: Place, earlier: Place) -> None:
+def follow(later: StreamKey, earlier: StreamKey) -> None:
     """Let a stream go on behind what is queued on another one, perhaps another device's, now."""
     if later.stream == earlier.stream and (later == earlier or later.stream > PER_THREAD):
         return
@@ -85,7 +85,7 @@ def follow(later: Place, earlier: Place) -> None:
     pool.give(event)  # the wait is for what was recorded when it was queued
 
 
-def _device_of(place: Place) -> int:
+def _device_of(place: StreamKey) -> int:
     """Return whose a stream is: it may have been chosen for arrays of other devices."""
     if place.stream <= PER_THREAD:
         return place.device

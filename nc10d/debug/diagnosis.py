@@ -13,7 +13,7 @@ _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """Findings about one group. `different` is (number, {what was called: by which ranks})."""
 
     group: str
@@ -31,7 +31,7 @@ class Verdict:
         return not (self.missing or self.late or self.different or self.messages)
 
 
-def judge(dumps: Sequence[Dump]) -> Verdict:
+def judge(dumps: Sequence[Dump]) -> Diagnosis:
     """Return what the dumps of one group say; the newest counts of each rank."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
     size = max(dump.size for dump in dumps)
@@ -39,7 +39,7 @@ def judge(dumps: Sequence[Dump]) -> Verdict:
     farthest = max(last.values(), default=0)
     failed = {dump.failed for dump in by_rank.values() if dump.failed is not None}
     absent = [rank for rank in range(size) if rank not in by_rank]
-    return Verdict(
+    return Diagnosis(
         group=dumps[0].group,
         size=size,
         whys=[why for why, _ in Counter(dump.why for dump in by_rank.values()).most_common()],
@@ -108,7 +108,7 @@ def report(dumps: Sequence[Dump]) -> str:
     return "\n".join(lines)
 
 
-def _findings(verdict: Verdict) -> list[str]:
+def _findings(verdict: Diagnosis) -> list[str]:
     found = []
     if verdict.missing:
         found.append(f"  missing    {_ranks(verdict.missing)} left no dump")
@@ -126,7 +126,7 @@ def _findings(verdict: Verdict) -> list[str]:
     return found + [f"  why        {_cut(why)}" for why in verdict.whys[:3]]
 
 
-def _rows(verdict: Verdict) -> list[int]:
+def _rows(verdict: Diagnosis) -> list[int]:
     """Return the ranks to show: all of them, or of many those that stand out first."""
     odd = {*verdict.missing, *verdict.late}
     if verdict.different:

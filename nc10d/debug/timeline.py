@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nc10d.debug.diagnosis import Verdict, judge, report
+from nc10d.debug.diagnosis import Diagnosis, judge, report
 from nc10d.group.flight_recorder import STARTED, Dump, Entry
 
 MOST_BARS = 256
@@ -63,14 +63,14 @@ def _timed(dump: Dump) -> list[Entry]:
     return [entry for entry in dump.entries if entry.begun][-MOST_BARS:]
 
 
-def _bar(dump: Dump, entry: Entry, verdict: Verdict, first: float) -> Bar:
+def _bar(dump: Dump, entry: Entry, verdict: Diagnosis, first: float) -> Bar:
     begin = dump.day(entry.begun)
     end = dump.day(entry.ended) if entry.ended else dump.written * 1e9
     kind = _kind(entry, verdict)
     return Bar(dump.rank, kind, entry.message, begin - first, end - begin, _title(entry))
 
 
-def _kind(entry: Entry, verdict: Verdict) -> str:
+def _kind(entry: Entry, verdict: Diagnosis) -> str:
     differs = verdict.different is not None and verdict.different[0] == entry.seq
     return "different" if differs and not entry.message else entry.state
 

@@ -13,4 +13,8 @@ def __getattr__(name: str) -> Any:
         from nc10d.group.process_group import default_group
 
         return default_group()
+    if name == "ProcessGroup":
+        from nc10d.group.process_group import ProcessGroup
+
+        return ProcessGroup
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

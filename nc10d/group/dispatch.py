@@ -37,10 +37,11 @@ Observer = Callable[["ProcessGroup", Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
 
-class Known(Protocol):
+class PreparedCall(Protocol):
     """What a backend knows of an operation that has passed all checks: a way to run it again.
 
-    run(words, x, y) answers 0 if it has run; any other answer is for HotBackend.finish, and so is
+    run(words, x, y) answers 0 if it has run; any other answer is for PreparingBackend.finish, and
+    so is
     0 while there is something `flying`. x and y are input and output (output and input of a
     ReduceScatter), or one array twice, or array and tag; the arrays may be any objects.
     """
@@ -50,10 +51,10 @@ class Known(Protocol):
     flying: Any
 
 
-class HotBackend(Backend, Protocol):
+class PreparingBackend(Backend, Protocol):
     """A backend with short ways for operations that come again. Their arrays may be any objects."""
 
-    latest: Mapping[type[Op], Mapping[Any, Known]]
+    latest: Mapping[type[Op], Mapping[Any, PreparedCall]]
     """By type of operation and what it has besides arrays (reduction, root, (root, reduction), or
     peer): what is known of the latest one.
     """
@@ -103,7 +104,7 @@ class Dispatcher(Collectives, PointToPoint):
         self._stranded: list[Any] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
-        self._hot: HotBackend | None = None
+        self._hot: PreparingBackend | None = None
         self._watched = get_debug_level() is DebugLevel.DETAIL
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
@@ -257,7 +258,7 @@ class Dispatcher(Collectives, PointToPoint):
             self._watched = get_debug_level() is DebugLevel.DETAIL
             free = not (self._observers or self._batches or self._watched)
             usable = self._backends.usable("cpu") if free else None
-            self._hot = cast(HotBackend, usable) if hasattr(usable, "launch_one") else None
+            self._hot = cast(PreparingBackend, usable) if hasattr(usable, "launch_one") else None
 
     @property
     def seq(self) -> int:

@@ -16,7 +16,7 @@ from nc10d.ops import Array, Recv, Send
 from nc10d.work import Work
 
 
-class Message(Protocol):
+class BatchedMessage(Protocol):
     """What a group knows of a send or receive of a batch (nc10d.P2POp)."""
 
     @property
@@ -33,7 +33,7 @@ class Message(Protocol):
         ...
 
 
-def start_all(messages: Sequence[Message]) -> list[Work]:
+def start_all(messages: Sequence[BatchedMessage]) -> list[Work]:
     """Start messages in their order; return the Works of those that have one."""
     works = [one.start() for one in messages]
     return [work for work in works if work is not None]

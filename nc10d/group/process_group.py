@@ -30,7 +30,7 @@ from nc10d.errors import (
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members
-from nc10d.group.point_to_point import Message, start_all
+from nc10d.group.point_to_point import BatchedMessage, start_all
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class ProcessGroup(Dispatcher, Members):
         """Collect this thread's calls in a with-block; see nc10d.coalescing_manager."""
         return CoalescingManager(self, async_ops)
 
-    def batch_isend_irecv(self, p2p_op_list: Sequence[Message]) -> list[Work]:
+    def batch_isend_irecv(self, p2p_op_list: Sequence[BatchedMessage]) -> list[Work]:
         """Launch sends and receives together; see nc10d.batch_isend_irecv."""
         if not p2p_op_list or any(one.group is not self for one in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")

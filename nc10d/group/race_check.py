@@ -31,7 +31,7 @@ from nc10d.work import Work
 
 
 @dataclass(slots=True)
-class Used:
+class ArrayUse:
     """An array of the program, and whether its operation writes it on some rank.
 
     If it is watched, it has a stand-in in the operation, and a checksum.
@@ -66,17 +66,19 @@ class Used:
         if self.written and self.copy.flags.writeable:
             np.copyto(self.array, self.copy)
 
-    def clashes(self, other: Used) -> bool:
+    def clashes(self, other: ArrayUse) -> bool:
         """Say whether one of the two writes what both use."""
         return (self.written or other.written) and overlap(self.memory, other.memory)
 
 
-class Guarded(Work):
+class RaceCheckedWork(Work):
     """A work on copies of arrays; when it has ended, results go to the arrays themselves."""
 
     __slots__ = ("_failure", "_inner", "_over", "used", "watched")
 
-    def __init__(self, ops: Sequence[Op], inner: Work, used: Sequence[Used], watched: bool) -> None:
+    def __init__(
+        self, ops: Sequence[Op], inner: Work, used: Sequence[ArrayUse], watched: bool
+    ) -> None:
         super().__init__(ops)
         self.used, self.watched = used, watched
         self._inner = inner
@@ -121,7 +123,7 @@ class Guarded(Work):
             return error
         return None
 
-    def _told(self, one: Used) -> str:
+    def _told(self, one: ArrayUse) -> str:
         names = ", ".join(OP_NAMES[type(op)] for op in self.ops)
         return (
             f"{names}: an array of {one.array.size} {one.array.dtype} was written to while the "
@@ -142,7 +144,7 @@ def guarded(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) ->
     work = launch(_on_copies(ops, used) if watched else ops)
     if work is None or work._state == FAILED:
         return work
-    found = Guarded(ops, work, [*used.values()], watched)
+    found = RaceCheckedWork(ops, work, [*used.values()], watched)
     if watched:
         for one in found.used:
             one.hold()
@@ -164,21 +166,21 @@ def settle(ops: Sequence[Op]) -> None:
                 work._block(NEVER)
 
 
-def _used(ops: Iterable[Op]) -> dict[int, Used]:
+def _used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
     """Return the NumPy arrays of operations by their ids."""
-    found: dict[int, Used] = {}
+    found: dict[int, ArrayUse] = {}
     try:
         for op in ops:
             for x, written in touched(op):
                 if isinstance(x, np.ndarray):
-                    one = found.setdefault(id(x), Used(as_buffer(x)))
+                    one = found.setdefault(id(x), ArrayUse(as_buffer(x)))
                     one.written = one.written or written
     except TypeError:  # no array that can be sent: a mistake, which the launch will name
         return {}
     return found
 
 
-def _on_copies(ops: Iterable[Op], used: dict[int, Used]) -> list[Op]:
+def _on_copies(ops: Iterable[Op], used: dict[int, ArrayUse]) -> list[Op]:
     for one in used.values():
         one.stand_in()
     return [on_each(op, lambda x: used[id(x)].copy if id(x) in used else x) for op in ops]
@@ -195,7 +197,7 @@ def _checksum(x: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) if x.size else 0
 
 
-_flying: set[Guarded] = set()
+_flying: set[RaceCheckedWork] = set()
 # Arrays that are read-only by us: how many operations hold each.
 _held: dict[int, tuple[int, Any]] = {}
 # Views that no operation holds any more, but read-only as long as one holds the array below.

@@ -30,7 +30,7 @@ even where nobody is waited for.
 _SLICE, _MOMENT = 0.02, 2.0
 
 
-class Council(Protocol):
+class SurvivorControl(Protocol):
     """How the ranks of the old group tell each other, and decide."""
 
     members: list[int]
@@ -110,7 +110,7 @@ def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:
 
 
 def _made(
-    old: ProcessGroup, council: Council, gone: Callable[[], set[int]], patience: float
+    old: ProcessGroup, council: SurvivorControl, gone: Callable[[], set[int]], patience: float
 ) -> ProcessGroup:
     """Try until a group is made; each further attempt has lost one more rank."""
     failure: DistError | None = None
@@ -120,7 +120,7 @@ def _made(
         return gone() | lost
 
     for number in range(1, old.size + 1):
-        attempt = Attempt(council, number, missing)
+        attempt = ShrinkAttempt(council, number, missing)
         try:
             return _attempt(old, attempt, patience)
         except (PeerLost, RendezvousError) as error:
@@ -130,10 +130,10 @@ def _made(
     raise RendezvousError(message, group=old.name) from failure
 
 
-class Attempt:
+class ShrinkAttempt:
     """One attempt of the survivors, as one of them takes part in it."""
 
-    def __init__(self, council: Council, number: int, gone: Callable[[], set[int]]) -> None:
+    def __init__(self, council: SurvivorControl, number: int, gone: Callable[[], set[int]]) -> None:
         """`gone` says who is known not to come, and may learn of more."""
         self.number = number
         self.lost: set[int] = set()
@@ -217,7 +217,7 @@ class Attempt:
         return self._council.check([self._here(rank)])
 
 
-def _attempt(old: ProcessGroup, attempt: Attempt, patience: float) -> ProcessGroup:
+def _attempt(old: ProcessGroup, attempt: ShrinkAttempt, patience: float) -> ProcessGroup:
     """Agree and form; PeerLost or RendezvousError on all members if one of them has not."""
     name = f"{old.name}/shrunk{attempt.number}"
     members = attempt.agree(Deadline.after(patience))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.simd import I8, NARROW, WIDEN, Builder, Value, is_nan, shuffle, splat
 from nc10d.ops import RedOp
 
@@ -49,7 +49,7 @@ def canonical(kind: RedOp, dtype: DType) -> tuple[RedOp, DType]:
     """Return the kind and type whose kernel computes the same bits."""
     if kind in _SUMS:
         kind = RedOp.SUM
-    if dtype.family is Family.BOOL:
+    if dtype.family is ElementKind.BOOL:
         return _OF_TRUTH.get(kind, kind), dtype
     if kind in _BITWISE:
         return kind, DType.UINT8
@@ -122,11 +122,11 @@ _WRAPPING: dict[RedOp, Combine] = {
     RedOp.BOR: Builder.or_,
     RedOp.BXOR: Builder.xor,
 }
-_RULES: dict[Family, dict[RedOp, Combine]] = {
-    Family.BOOL: {kind: _of_truth(_WRAPPING[kind]) for kind in _BITWISE},
-    Family.UINT: _WRAPPING | {k: _choose_unsigned(c) for k, c in _CHOICES.items()},
-    Family.INT: _WRAPPING | {k: _choose_signed(c) for k, c in _CHOICES.items()},
-    Family.FLOAT: {RedOp.SUM: Builder.fadd, RedOp.PRODUCT: Builder.fmul}
+_RULES: dict[ElementKind, dict[RedOp, Combine]] = {
+    ElementKind.BOOL: {kind: _of_truth(_WRAPPING[kind]) for kind in _BITWISE},
+    ElementKind.UINT: _WRAPPING | {k: _choose_unsigned(c) for k, c in _CHOICES.items()},
+    ElementKind.INT: _WRAPPING | {k: _choose_signed(c) for k, c in _CHOICES.items()},
+    ElementKind.FLOAT: {RedOp.SUM: Builder.fadd, RedOp.PRODUCT: Builder.fmul}
     | {k: _choose_float(c) for k, c in _CHOICES.items()},
-    Family.COMPLEX: {RedOp.PRODUCT: _complex_product},
+    ElementKind.COMPLEX: {RedOp.PRODUCT: _complex_product},
 }

@@ -22,7 +22,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.simd import (
     FLOAT,
     I8,
@@ -73,7 +73,7 @@ def chunks_of(nbytes: Sequence[int]) -> Chunks:
 
 def supports(src: DType, dst: DType) -> bool:
     """Say whether there is a body from `src` to `dst`: real floats but float64, or no change."""
-    floats = {src.family, dst.family} == {Family.FLOAT} and DType.FLOAT64 not in (src, dst)
+    floats = {src.family, dst.family} == {ElementKind.FLOAT} and DType.FLOAT64 not in (src, dst)
     return src is dst or floats
 
 

@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.cache import compiled, compiled_callback, entry_point
 from nc10d.kernels.copy import library_copy, quick_copy_address
 from nc10d.kernels.loops import SIGNATURE
@@ -60,7 +60,7 @@ def cast_address(src: DType, dst: DType) -> int:
 
     TypeError for other types. May block to compile.
     """
-    if src is dst or not {src.family, dst.family} == {Family.FLOAT}:
+    if src is dst or not {src.family, dst.family} == {ElementKind.FLOAT}:
         raise TypeError(f"arrays of {src.label} can't be cast to {dst.label}")
     return _once((src.label, dst.label), lambda: _address(_cast_kernel(src, dst)))
 
@@ -80,7 +80,7 @@ def _mover() -> Callable[[int, int, int, int], object]:
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the name of each kernel and the call that makes it: for warming up."""
     yield "move_rows", _mover
-    floats = [dtype for dtype in DType if dtype.family is Family.FLOAT]
+    floats = [dtype for dtype in DType if dtype.family is ElementKind.FLOAT]
     yield "copy_bytes", copy_address
     for src, dst in itertools.permutations(floats, 2):
         name = f"cast_{src.label}_to_{dst.label}"

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nc10d.arrays.dtypes import DType, Family, allows, check_reduce
+from nc10d.arrays.dtypes import DType, ElementKind, allows, check_reduce
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
 from nc10d.kernels.simd import (
@@ -66,7 +66,7 @@ def both_address(kind: RedOp, dtype: DType) -> int:
     For sums and averages of gradients: of real and complex floats. May block to compile.
     """
     assert kind in BOTH, kind
-    assert dtype.family in (Family.FLOAT, Family.COMPLEX), dtype
+    assert dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX), dtype
     same, stored = canonical(kind, dtype)
     total = combine(same, stored)
     rule = _halved(stored, total) if kind is RedOp.AVG else total
@@ -87,14 +87,14 @@ def divide_address(dtype: DType) -> int:
     Ints truncate toward zero; both parts of a complex number are divided.
     """
     real = parts(dtype)
-    assert real.family is not Family.BOOL, "AVG of bool is refused earlier"
+    assert real.family is not ElementKind.BOOL, "AVG of bool is refused earlier"
     return _unary("divide", real, *_DIVIDE[real.family](real))
 
 
 def scale_address(dtype: DType) -> int:
     """Return the address of dst = src * factor; arg is the address of the factor, a float64."""
     real = unsigned(parts(dtype))
-    assert real.family is not Family.BOOL, "PREMUL_SUM of bool is refused earlier"
+    assert real.family is not ElementKind.BOOL, "PREMUL_SUM of bool is refused earlier"
     return _unary("scale", real, *_SCALE[real.family](real))
 
 
@@ -127,7 +127,7 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
     for dtype in dict.fromkeys(parts(d) for d in DType if allows(d, AVG)):
         yield f"divide_{dtype.label}", functools.partial(divide_address, dtype)
     for kind, dtype in itertools.product(BOTH, DType):
-        if dtype.family is Family.FLOAT:
+        if dtype.family is ElementKind.FLOAT:
             name = f"both_{kind.name.lower()}_{dtype.label}"
             yield name, functools.partial(both_address, kind, dtype)
     scaled = (unsigned(parts(d)) for d in DType if allows(d, example(RedOp.PREMUL_SUM)))
@@ -166,7 +166,7 @@ def _divide_float(dtype: DType) -> Map:
 def _divide_int(dtype: DType) -> Map:
     """As 64-bit numbers, one by one: the world size may not fit the type, and CPUs don't
     divide vectors of ints."""
-    signed = dtype.family is Family.INT
+    signed = dtype.family is ElementKind.INT
     extend, divide = (Builder.sext, Builder.sdiv) if signed else (Builder.zext, Builder.udiv)
 
     def rule(b: Builder, x: Value, y: Value) -> Value:
@@ -206,14 +206,14 @@ def _scale_int(dtype: DType) -> Map:
 
 
 _DIVIDE = {
-    Family.UINT: _divide_int,
-    Family.INT: _divide_int,
-    Family.FLOAT: _divide_float,
-    Family.COMPLEX: _divide_float,
+    ElementKind.UINT: _divide_int,
+    ElementKind.INT: _divide_int,
+    ElementKind.FLOAT: _divide_float,
+    ElementKind.COMPLEX: _divide_float,
 }
 _SCALE = {
-    Family.UINT: _scale_int,
-    Family.INT: _scale_int,
-    Family.FLOAT: _scale_float,
-    Family.COMPLEX: _scale_float,
+    ElementKind.UINT: _scale_int,
+    ElementKind.INT: _scale_int,
+    ElementKind.FLOAT: _scale_float,
+    ElementKind.COMPLEX: _scale_float,
 }

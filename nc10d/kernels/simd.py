@@ -19,7 +19,7 @@ from typing import TypeAlias
 from llvmlite import ir
 from numba.core.registry import cpu_target
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT, DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -206,4 +206,4 @@ NARROW: dict[DType, Callable[[Builder, Value], Value]] = {
 
 def lanes_in(dtype: DType, nbytes: int) -> int:
     """Return how many lanes `nbytes` of `dtype` are."""
-    return nbytes // dtype.itemsize * (2 if dtype.family is Family.COMPLEX else 1)
+    return nbytes // dtype.itemsize * (2 if dtype.family is ElementKind.COMPLEX else 1)

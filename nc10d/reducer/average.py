@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nc10d.group.process_group import ProcessGroup
 
 
-class Mean:
+class Average:
     """Averages a bucket over `size` ranks, or over as many as a Work has counted."""
 
     def __init__(self, size: int) -> None:

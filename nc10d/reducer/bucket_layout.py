@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Allocation
-from nc10d.reducer.plan import BucketPlan, Plan, Spec, plan_buckets
+from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec, plan_buckets
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
 from nc10d.reducer.storage import Storage
@@ -21,16 +21,16 @@ _NAME = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BucketLayout:
     """Buckets as they are planned, in memory, and on their way."""
 
-    plan: Plan
+    plan: ReducePlan
     storage: Storage
     schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
+class BucketLayouts:
     """Makes the layouts of one Reducer, the `number`th of its group."""
 
     parameters: Sequence[Array]
@@ -40,15 +40,15 @@ class Layouts:
     group: ProcessGroup
     number: int
 
-    def make(self, order: Sequence[int] | None = None) -> Layout:
+    def make(self, order: Sequence[int] | None = None) -> BucketLayout:
         """Lay buckets out in the order in which gradients arrive, if that is known."""
         chosen = self.settings
         caps = chosen.cap_bytes, chosen.first_bytes
         plan = plan_buckets(self.specs, *caps, expect_sparse=chosen.sparse, order=order)
         schedule = Schedule([bucket.params for bucket in plan.buckets], chosen.names)
-        return Layout(plan, self.storage(plan), schedule)
+        return BucketLayout(plan, self.storage(plan), schedule)
 
-    def storage(self, plan: Plan) -> Storage:
+    def storage(self, plan: ReducePlan) -> Storage:
         """Return new memory for a plan, with zeros in it."""
         purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
         names = self.settings.names

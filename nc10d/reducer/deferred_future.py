@@ -20,7 +20,7 @@ from nc10d.work import Future, Work
 T = TypeVar("T")
 
 
-class Lazy(Future[T]):
+class DeferredFuture(Future[T]):
     """A Future that `_bring` ends: a subclass's, called by who waits."""
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class Lazy(Future[T]):
         return _All(futures)
 
 
-class _Behind(Lazy[Any]):
+class _Behind(DeferredFuture[Any]):
     """What `then` makes of a Lazy: its callback ends it, or the Future which that returns."""
 
     __slots__ = ("_parent",)
@@ -64,13 +64,13 @@ class _Behind(Lazy[Any]):
     def _adopt(self, value: Any) -> None:
         if isinstance(value, Future):
             self._parent = value
-        if isinstance(value, Lazy):
+        if isinstance(value, DeferredFuture):
             value._attach(lambda done: self._finish(done._exception, done._result))
         else:
             super()._adopt(value)
 
 
-class _All(Lazy[Any]):
+class _All(DeferredFuture[Any]):
     """What `collect_all` makes of several, a Lazy among them."""
 
     __slots__ = ("_parts",)
@@ -89,7 +89,7 @@ class _All(Lazy[Any]):
             part._require_unattended(what)
 
 
-class InOrder(Lazy[Any]):
+class OrderedFuture(DeferredFuture[Any]):
     """The value of `step(value)`, where `value()` is what a Work or a Future ends with."""
 
     __slots__ = ("_outcome", "_step")

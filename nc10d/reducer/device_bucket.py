@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.cuda.memory import device_of, let_follow, place_of
-from nc10d.cuda.streams import Place, follow
+from nc10d.cuda.streams import StreamKey, follow
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Bucket
-from nc10d.reducer.deferred_future import InOrder
+from nc10d.reducer.deferred_future import OrderedFuture
 from nc10d.reducer.device_packing import DevicePacker
 from nc10d.reducer.hooks import CommHook, GradBucket, Step, share
 from nc10d.reducer.plan import BucketPlan
@@ -35,8 +35,8 @@ class DeviceBucket(Bucket):
         self.device = plan.device
         self._offsets = {p: s.offset for p, s in zip(plan.params, plan.slots, strict=True)}
         self._packers: dict[tuple[str, DType], DevicePacker] = {}
-        self._places: set[Place] = set()
-        self._left: Place | None = None
+        self._places: set[StreamKey] = set()
+        self._left: StreamKey | None = None
         self._outside = False
         self._spare: Array | None = None
         super().__init__(index, plan, *more)
@@ -89,7 +89,7 @@ class DeviceBucket(Bucket):
         # Also if it has failed: what has left may still be written to on the device.
         let_follow(self._here(), places)
 
-    def _here(self) -> Place:
+    def _here(self) -> StreamKey:
         return place_of(self.buffer, self._number)
 
     def pack(self) -> None:
@@ -171,4 +171,4 @@ class DeviceGradBucket(GradBucket):
 
     def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
         """Return the Future of a step that is queued by who waits for it, behind the outcome."""
-        return InOrder(outcome, step)
+        return OrderedFuture(outcome, step)

@@ -161,7 +161,7 @@ class GradBucket:
             )
 
 
-class Passes:
+class PassHook:
     """Counts the passes that a hook has seen, bucket by bucket."""
 
     def __init__(self, start: int) -> None:

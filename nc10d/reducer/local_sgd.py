@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nc10d.ops import AVG, Array
-from nc10d.reducer.hooks import GradBucket, Passes, allreduce_hook, noop_hook
+from nc10d.reducer.hooks import GradBucket, PassHook, allreduce_hook, noop_hook
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class PostLocalSGDState:
             raise ValueError("post-local SGD needs a subgroup, or no gradient reduction at all")
         self.process_group = process_group
         self.subgroup = subgroup if post_local_gradient_allreduce else None
-        self.passes = Passes(start_localSGD_iter)
+        self.passes = PassHook(start_localSGD_iter)
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | Future[Array]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nc10d.base.debug_level import get_debug_level
 
 if TYPE_CHECKING:
-    from nc10d.reducer.plan import Plan
+    from nc10d.reducer.plan import ReducePlan
     from nc10d.reducer.reducer import Reducer
 
 FIRST = 10
@@ -105,9 +105,9 @@ def _words(items: Iterable[object], between: str) -> str:
     return between.join(map(str, items))
 
 
-def _sizes(plan: Plan) -> str:
+def _sizes(plan: ReducePlan) -> str:
     return _words((bucket.count * bucket.dtype.itemsize for bucket in plan.buckets), ", ")
 
 
-def _params(plan: Plan) -> str:
+def _params(plan: ReducePlan) -> str:
     return _words((_words(bucket.params, " ") for bucket in plan.buckets), ", ")

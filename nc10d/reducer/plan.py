@@ -182,7 +182,7 @@ class BucketPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReducePlan:
     """All buckets, in the order in which they leave; `place[param]` is (bucket, slot)."""
 
     buckets: tuple[BucketPlan, ...]
@@ -195,7 +195,7 @@ def plan_buckets(
     first_bytes: int = FIRST_BUCKET_BYTES,
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
-) -> Plan:
+) -> ReducePlan:
     """Plan buckets of at most about `cap_bytes` (the first `first_bytes`) for all parameters.
 
     Without `order`, the last parameters leave first: a backward pass ends with the first layer.
@@ -216,7 +216,7 @@ def plan_buckets(
 
 def lay_out(
     specs: Sequence[Spec], buckets: Sequence[Sequence[int]], expect_sparse: Sequence[bool] | None
-) -> Plan:
+) -> ReducePlan:
     """Give every parameter of every bucket its slot; ValueError unless each is in one bucket."""
     params = [param for bucket in buckets for param in bucket]
     if sorted(params) != list(range(len(specs))):
@@ -227,7 +227,7 @@ def lay_out(
         for slot, param in enumerate(bucket)
     }
     planned = tuple(_bucket(specs, bucket, expect_sparse) for bucket in buckets)
-    return Plan(planned, tuple(place[param] for param in range(len(specs))))
+    return ReducePlan(planned, tuple(place[param] for param in range(len(specs))))
 
 
 def _bucket(

@@ -20,7 +20,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import AVG, SUM, Array, ReduceOp
-from nc10d.reducer.hooks import GradBucket, Passes, allreduce_hook, started
+from nc10d.reducer.hooks import GradBucket, PassHook, allreduce_hook, started
 from nc10d.work import Future, Work, collect_all
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PowerSGDState:
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.epsilon = orthogonalization_epsilon
-        self.passes = Passes(start_powerSGD_iter)
+        self.passes = PassHook(start_powerSGD_iter)
         self.errors: dict[int, Array] = {}
         self.factors: dict[int, Array] = {}
         self._random = np.random.default_rng(random_seed)

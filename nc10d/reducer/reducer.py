@@ -21,15 +21,15 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.ops import Array
-from nc10d.reducer.average import Mean
+from nc10d.reducer.average import Average
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.bucket import Allocation
-from nc10d.reducer.bucket_layout import Layouts
+from nc10d.reducer.bucket_layout import BucketLayouts
 from nc10d.reducer.gradients import SparseGradient, assign, check
 from nc10d.reducer.hooks import CommHook, GradBucket
-from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, Plan, arrival_order, spec_of
+from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, ReducePlan, arrival_order, spec_of
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
-from nc10d.reducer.stats import Observed
+from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
 from nc10d.reducer.verify import agree_on_order, verify_alike
 from nc10d.work import Work
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nc10d.group.process_group import ProcessGroup
 
 
-class Reducer(Observed):
+class Reducer(PassStats):
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; of each, shape and dtype count, and its gradient has the same. `names`
@@ -87,7 +87,7 @@ class Reducer(Observed):
         )
         self._hook = None if hook is None else (hook, state)
         self._lock = threading.RLock()
-        self._mean = Mean(group.size)
+        self._mean = Average(group.size)
         self._pass: BackwardPass | None = None
         self._learnt: list[int] | None = None
         self.arrived: list[int] | None = None
@@ -95,14 +95,14 @@ class Reducer(Observed):
         super().__init__(self._params, self.specs)
         verify_alike(group, self._params, self.specs, self.settings)
         group.reducers += 1
-        self._layouts = Layouts(
+        self._layouts = BucketLayouts(
             self._params, self.specs, self.settings, allocate, group, group.reducers
         )
         self._layout = self._layouts.make()
         self._storage = self._layout.storage
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ReducePlan:
         """Which gradient lies where; another one after `rebuild`."""
         return self._layout.plan
 

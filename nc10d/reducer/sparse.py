@@ -17,7 +17,7 @@ import numpy as np
 from nc10d.arrays.buffer import as_buffer
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Array, RedOp, ReduceOp
-from nc10d.reducer.deferred_future import Lazy
+from nc10d.reducer.deferred_future import DeferredFuture
 from nc10d.reducer.gradients import SparseGradient, assign, check, kept, no_rows
 from nc10d.reducer.hooks import CommHook, GradBucket, called, reduced_array, started
 from nc10d.reducer.plan import BucketPlan, Spec
@@ -86,7 +86,7 @@ class SparseGradBucket(GradBucket):
         check(value, self._spec, True, self._name)
 
 
-class RowExchange(Lazy[SparseGradient]):
+class RowExchange(DeferredFuture[SparseGradient]):
     """The rows of all ranks, each place once, times `factor`; begins by sending how many.
 
     It ends in the thread that waits, or at the end of the pass: no other has to wake up for it.

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from nc10d.ops import Array
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.plan import Spec
-from nc10d.reducer.timing import Moment, PassTimes, Recorder, Stopwatch
-from nc10d.reducer.used_parameters import Usage
+from nc10d.reducer.timing import Moment, PassTimes, Stopwatch, TimingRecorder
+from nc10d.reducer.used_parameters import UsedParameters
 
 if TYPE_CHECKING:
     from nc10d.reducer.logger import Logger
 
 
-class Observed:
+class PassStats:
     """The part of a Reducer of `params` that tells of its passes.
 
     `passes` is how many were finished.
@@ -30,7 +30,7 @@ class Observed:
 
     def __init__(self, params: Sequence[Array], specs: Sequence[Spec]) -> None:
         self.passes = 0
-        self._usage = Usage(len(specs))
+        self._usage = UsedParameters(len(specs))
         self._watch = Stopwatch(len(specs), _device_timer(params, specs))
         self._logger: weakref.ref[Logger] | None = None
 
@@ -82,7 +82,7 @@ class Observed:
             logger.pass_ended()
 
 
-def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> Recorder | None:
+def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> TimingRecorder | None:
     """Return what measures on the device, if all parameters are on one that can."""
     devices = {spec.device for spec in specs}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):

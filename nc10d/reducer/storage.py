@@ -13,7 +13,7 @@ from nc10d.api import registered
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Allocation, Bucket
 from nc10d.reducer.hooks import Allocate
-from nc10d.reducer.plan import Plan
+from nc10d.reducer.plan import ReducePlan
 from nc10d.reducer.sparse import SparseBucket
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Storage:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ReducePlan,
         parameters: Sequence[Array],
         allocate: Allocation,
         purposes: Sequence[str],

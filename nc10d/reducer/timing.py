@@ -76,7 +76,7 @@ def _between(start: int, end: int) -> int:
     return max(0, end - start) if start and end else 0
 
 
-class Recorder(Protocol):
+class TimingRecorder(Protocol):
     """Another clock that takes note of moments: a device's."""
 
     def record(self, moment: Moment) -> None:
@@ -89,7 +89,7 @@ class Recorder(Protocol):
 class Stopwatch:
     """The times of one pass after another: `last` is the one that has ended."""
 
-    def __init__(self, count: int, device: Recorder | None = None) -> None:
+    def __init__(self, count: int, device: TimingRecorder | None = None) -> None:
         self.last = PassTimes.of_none(count)
         self._device = device
         self._forward = 0

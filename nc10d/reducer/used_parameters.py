@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Usage:
+class UsedParameters:
     """One flag for each of `count` parameters; marks add up until ranks have agreed.
 
     `used` is what they have agreed on last: all of them, before the first time.

@@ -24,7 +24,7 @@ _FIRST_PORT, _PORTS = 10000, 20000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Who this rank is and where all meet.
 
     `served`: a launcher's agent runs the store's server; `foreign`: it is torch's, which knows no
@@ -82,7 +82,7 @@ def find_place(
     rank: int | None,
     size: int | None,
     ancestor: Callable[[], str],
-) -> Place:
+) -> RankPlace:
     """Return what `environment` says; a given `rank` or `size` wins over it.
 
     `ancestor` identifies the launcher's process on this host. RendezvousError names what is
@@ -99,7 +99,7 @@ def find_place(
     host, port, job = _address(environment, launcher, size, ancestor)
     served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     foreign = served and "NC10D_RESTART_COUNT" not in environment
-    return Place(rank, size, host, _port(port), served, job, foreign)
+    return RankPlace(rank, size, host, _port(port), served, job, foreign)
 
 
 def _address(

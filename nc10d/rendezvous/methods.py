@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from nc10d.auth.token import demand, job_token
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import RendezvousError
-from nc10d.rendezvous.launcher_env import Place, find_place, launcher_ancestor
+from nc10d.rendezvous.launcher_env import RankPlace, find_place, launcher_ancestor
 from nc10d.store.arrival import come, say
 from nc10d.store.base import Store
 from nc10d.store.file import FileStore
@@ -138,10 +138,10 @@ def _meet_by_address(
     rank, size = _required(url, rank, size)
     if not url.hostname or url.port is None:
         raise ValueError(f"init_method {url.geturl()!r} must be tcp://host:port")
-    return _meet_at(Place(rank, size, url.hostname, url.port), limit)
+    return _meet_at(RankPlace(rank, size, url.hostname, url.port), limit)
 
 
-def _meet_at(place: Place, limit: float) -> tuple[Store, str, int, int]:
+def _meet_at(place: RankPlace, limit: float) -> tuple[Store, str, int, int]:
     host, port = place.host, place.port
     serves = place.rank == 0 and not place.served
     if not place.served:  # an agent has its own opinion of where to listen

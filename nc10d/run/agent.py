@@ -1,7 +1,7 @@
 """The agent: runs the ranks of this node until all have ended, and decides the exit code.
 
 One thread, one loop, waiting for four kinds of events: output, ends of ranks, signals to the
-launcher, and the next step of an ending. Nothing polls. An `Attempt` is one life of the local
+launcher, and the next step of an ending. Nothing polls. An `JobAttempt` is one life of the local
 ranks; a failed one is followed by another while restarts are left.
 """
 
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from nc10d.run import report, shutdown
-from nc10d.run.environment import Job, rank_environment
-from nc10d.run.output import Stream
-from nc10d.run.processes import Family, RankProcess
-from nc10d.run.rank_output import OutputPlan, Plumber, RankOutput
+from nc10d.run.environment import LaunchedJob, rank_environment
+from nc10d.run.output import OutputStream
+from nc10d.run.processes import RankProcess, RankProcesses
+from nc10d.run.rank_output import OutputPlan, OutputWiring, RankOutput
 from nc10d.run.signals import SignalPipe
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptResult:
     """How an attempt ended: by a signal to the launcher, by a failed rank, or well."""
 
     interrupted_by: int | None = None
@@ -52,14 +52,14 @@ class Outcome:
         return text
 
 
-def run(job: Job, command: Sequence[str], plan: OutputPlan, grace: float) -> int:
+def run(job: LaunchedJob, command: Sequence[str], plan: OutputPlan, grace: float) -> int:
     """Run `command` as this node's ranks, restarting them as the job allows; return the code.
 
     Blocks until every rank has ended. Main thread only. OSError if the command cannot be run.
     """
     with SignalPipe() as signals:
         for restart in range(job.max_restarts + 1):
-            with Attempt(job, restart, plan, grace, signals) as attempt:
+            with JobAttempt(job, restart, plan, grace, signals) as attempt:
                 attempt.start(command)
                 outcome = attempt.watch()
             tell(outcome.text())
@@ -75,18 +75,18 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-class Attempt:
+class JobAttempt:
     """One life of the local ranks. Leaving the context ends whatever is left of them."""
 
     def __init__(
-        self, job: Job, restart: int, plan: OutputPlan, grace: float, signals: SignalPipe
+        self, job: LaunchedJob, restart: int, plan: OutputPlan, grace: float, signals: SignalPipe
     ) -> None:
         self._job = job
         self._restart = restart
         self._grace = grace
         self._signals = signals
-        self._plumber = Plumber(plan, job, restart, signals)
-        self._clock = shutdown.Clock()
+        self._plumber = OutputWiring(plan, job, restart, signals)
+        self._clock = shutdown.ShutdownClock()
         self._selector = selectors.DefaultSelector()
         self._living: dict[int, RankProcess] = {}
         self._outputs: dict[int, RankOutput] = {}
@@ -95,8 +95,8 @@ class Attempt:
         self._asked_to_end = False
         self._interrupted_by: int | None = None
 
-    def __enter__(self) -> Attempt:
-        self._family = Family()
+    def __enter__(self) -> JobAttempt:
+        self._family = RankProcesses()
         self._watch_for(self._signals.fd, self._signals.collect)
         return self
 
@@ -114,7 +114,7 @@ class Attempt:
         for local_rank in range(self._job.nproc):
             self._start_rank(local_rank, command)
 
-    def watch(self) -> Outcome:
+    def watch(self) -> AttemptResult:
         """Wait until every rank has ended, carrying output, ending the others if one fails."""
         while self._living:
             for key, _ in self._selector.select(self._clock.remaining()):
@@ -125,7 +125,7 @@ class Attempt:
                 self._send(step)
         if self._job.keep_going and all(end.failed for end in self._exits):
             self._blamed = report.first_failure(self._exits)  # nobody was left to go on
-        return Outcome(self._interrupted_by, self._blamed)
+        return AttemptResult(self._interrupted_by, self._blamed)
 
     def _start_rank(self, local_rank: int, command: Sequence[str]) -> None:
         output = self._outputs[local_rank] = self._plumber.connect(local_rank)
@@ -142,7 +142,7 @@ class Attempt:
     def _watch_for(self, fd: int, act: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, act)
 
-    def _on_output(self, stream: Stream) -> None:
+    def _on_output(self, stream: OutputStream) -> None:
         # An exit seen in the same round may have drained and closed the stream already.
         if stream.open and not stream.pump() and not stream.open:
             self._selector.unregister(stream.source)
@@ -195,9 +195,9 @@ class Attempt:
         self._interrupted_by = self._interrupted_by or number
         self._asked_to_end = True
 
-    def _send(self, step: shutdown.Step) -> None:
+    def _send(self, step: shutdown.ShutdownStep) -> None:
         self._asked_to_end = True
-        if step.whom is shutdown.Whom.GROUP:
+        if step.whom is shutdown.SignalTarget.GROUP:
             self._family.send(step.number)
         else:
             for process in self._living.values():

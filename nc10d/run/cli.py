@@ -16,7 +16,7 @@ from typing import Any
 
 from nc10d.auth.token import VALUE, demand, job_token, new_token
 from nc10d.errors import AuthError, StoreError
-from nc10d.run.environment import Job
+from nc10d.run.environment import LaunchedJob
 from nc10d.run.rank_output import OutputPlan
 
 DEFAULT_PORT = 29500
@@ -34,10 +34,10 @@ one inherits an input that is not a terminal. Options may be spelled with unders
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """What the user asked for. A port of 0 means any free one."""
 
-    job: Job
+    job: LaunchedJob
     command: tuple[str, ...]
     output: OutputPlan
     grace: float
@@ -74,20 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def admit(request: Request, environment: MutableMapping[str, str]) -> None:
+def admit(request: LaunchRequest, environment: MutableMapping[str, str]) -> None:
     """See to it that the job has a token, if it needs one; AuthError if only the user can."""
     if request.standalone and job_token(environment) is None:
         environment[VALUE] = new_token()  # for the store here, and for the ranks, who inherit it
     demand(request.job.master_addr, "the store of a job of several nodes", environment)
 
 
-def read(argv: Sequence[str]) -> Request:
+def read(argv: Sequence[str]) -> LaunchRequest:
     """Return what the words `argv` ask for; SystemExit with usage if they make no sense."""
     options = parser()
     args = options.parse_args(argv)
     try:
         job, output = _job(args), _output(args)
-        return Request(job, command(args), output, args.grace_period, args.standalone)
+        return LaunchRequest(job, command(args), output, args.grace_period, args.standalone)
     except ValueError as error:
         options.error(str(error))
 
@@ -115,7 +115,7 @@ def command(args: argparse.Namespace) -> tuple[str, ...]:
     return (*python, *(["-m"] if args.module else []), args.script, *args.arguments)
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _job(args: argparse.Namespace) -> LaunchedJob:
     several = args.nnodes > 1
     if several and args.standalone:
         raise ValueError("--standalone is for one node")
@@ -124,7 +124,7 @@ def _job(args: argparse.Namespace) -> Job:
     host, port = _meeting_point(args, DEFAULT_PORT if several else 0)
     if several and host is None:
         raise ValueError("several nodes need --rdzv-endpoint, an address of node 0")
-    return Job(
+    return LaunchedJob(
         nproc=args.nproc_per_node,
         nnodes=args.nnodes,
         node_rank=args.node_rank or 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchedJob:
     """One job as seen from one node; `nproc` is the number of ranks on each node.
 
     With `keep_going`, the ranks that are left go on when one has failed.
@@ -48,7 +48,7 @@ class Job:
         return self.node_rank * self.nproc + local_rank
 
 
-def rank_variables(job: Job, local_rank: int, restart: int) -> dict[str, str]:
+def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str, str]:
     """Return the variables that tell a rank its place; `restart` counts from 0."""
     rank = job.global_rank(local_rank)
     values: dict[str, object] = {
@@ -74,7 +74,7 @@ def rank_variables(job: Job, local_rank: int, restart: int) -> dict[str, str]:
 
 
 def rank_environment(
-    job: Job, local_rank: int, restart: int, inherited: Mapping[str, str]
+    job: LaunchedJob, local_rank: int, restart: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return a rank's whole environment: `inherited`, then the job's variables on top.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from nc10d.run.environment import Job
+from nc10d.run.environment import LaunchedJob
 
 
 @contextlib.contextmanager
-def hosted_store(job: Job) -> Iterator[int]:
+def hosted_store(job: LaunchedJob) -> Iterator[int]:
     """Give the port on which ranks meet; on node 0 a store listens there until the block ends.
 
     StoreError if the port is taken.

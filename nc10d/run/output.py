@@ -1,6 +1,7 @@
 """What ranks print, on its way to the user: whole lines, prefixed, stdout and stderr apart.
 
-A `Stream` carries one rank's stdout or stderr. Lines go out whole, each with its rank in front,
+A `OutputStream` carries one rank's stdout or stderr. Lines go out whole, each with its rank in
+front,
 so that lines of several ranks never mix. A raw stream (rank 0 on a terminal) passes bytes as they
 are: a progress bar moves the cursor, and a prefix would break it. Files get the bytes unchanged.
 """
@@ -117,7 +118,7 @@ class Sink:
             write_all(self.fd, self.screen.farewell(), self.signals)
 
 
-class Stream:
+class OutputStream:
     """One rank's stdout or stderr: read from `source`, shown on `sink`, kept in `file`.
 
     Without a `sink` nothing is shown; `mark` is put before each line, None passes the bytes as

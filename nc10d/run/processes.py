@@ -40,7 +40,7 @@ class RankProcess:
         self.process.send_signal(number)
 
 
-class Family:
+class RankProcesses:
     """A process group that ends with the launcher; `close` kills what still lives in it."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nc10d.run.environment import Job
-from nc10d.run.output import Screen, Sink, Stream, prefix
+from nc10d.run.environment import LaunchedJob
+from nc10d.run.output import OutputStream, Screen, Sink, prefix
 from nc10d.run.signals import SignalPipe
 from nc10d.run.terminal import copy_size, open_terminal
 
@@ -37,8 +37,8 @@ class OutputPlan:
 class RankOutput:
     """One rank's two streams, and the ends of them that the rank is to inherit."""
 
-    stdout: Stream
-    stderr: Stream
+    stdout: OutputStream
+    stderr: OutputStream
     inherit: tuple[int, int]
     terminals: list[tuple[int, int]] = field(default_factory=list)
 
@@ -68,7 +68,9 @@ class RankOutput:
         return bool(self.terminals)
 
 
-def log_files(plan: OutputPlan, job: Job, restart: int, rank: int) -> tuple[Path, Path] | None:
+def log_files(
+    plan: OutputPlan, job: LaunchedJob, restart: int, rank: int
+) -> tuple[Path, Path] | None:
     """Return where this rank's stdout and stderr are kept, making the folder; None if nowhere."""
     if plan.log_dir is None:
         return None
@@ -77,10 +79,12 @@ def log_files(plan: OutputPlan, job: Job, restart: int, rank: int) -> tuple[Path
     return folder / "stdout.log", folder / "stderr.log"
 
 
-class Plumber:
+class OutputWiring:
     """Makes each rank's output by the plan; knows the user's screen."""
 
-    def __init__(self, plan: OutputPlan, job: Job, restart: int, signals: SignalPipe) -> None:
+    def __init__(
+        self, plan: OutputPlan, job: LaunchedJob, restart: int, signals: SignalPipe
+    ) -> None:
         self._plan = plan
         self._job = job
         self._restart = restart
@@ -92,16 +96,16 @@ class Plumber:
         rank = self._job.global_rank(local_rank)
         files = log_files(self._plan, self._job, self._restart, rank) or (None, None)
         terminals: list[tuple[int, int]] = []
-        streams: list[Stream] = []
+        streams: list[OutputStream] = []
         inherit: list[int] = []
         for sink, file, hidden in zip(self._sinks, files, self._plan.file_only, strict=True):
             mark = b"" if self._plan.prefixed is False else prefix(rank)
             if rank == 0 and not self._plan.prefixed and not hidden and os.isatty(sink.fd):
                 ours, theirs = open_terminal(sink.fd)
                 terminals.append((sink.fd, ours))
-                streams.append(Stream(ours, sink, None, file))
+                streams.append(OutputStream(ours, sink, None, file))
             else:
                 ours, theirs = os.pipe()
-                streams.append(Stream(ours, None if hidden else sink, mark, file))
+                streams.append(OutputStream(ours, None if hidden else sink, mark, file))
             inherit.append(theirs)
         return RankOutput(streams[0], streams[1], (inherit[0], inherit[1]), terminals)

@@ -18,7 +18,7 @@ SETTLE = 1.0
 """Seconds to wait, after a rank died of another's failure, for that other's exit."""
 
 
-class Whom(enum.Enum):
+class SignalTarget(enum.Enum):
     """Who gets a signal: the ranks, or everything in their process group, children too."""
 
     RANKS = enum.auto()
@@ -26,15 +26,15 @@ class Whom(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ShutdownStep:
     """Send `number` to `whom`, `delay` seconds after the ending began."""
 
     delay: float
     number: signal.Signals
-    whom: Whom
+    whom: SignalTarget
 
 
-Timetable = Sequence[Step]
+Timetable = Sequence[ShutdownStep]
 
 
 def politely(grace: float, delay: float = 0.0, number: int = signal.SIGTERM) -> Timetable:
@@ -44,25 +44,25 @@ def politely(grace: float, delay: float = 0.0, number: int = signal.SIGTERM) -> 
     has written its checkpoint would turn an orderly end into a disorderly one.
     """
     return (
-        Step(delay, signal.Signals(number), Whom.RANKS),
-        Step(delay + grace, signal.SIGKILL, Whom.GROUP),
+        ShutdownStep(delay, signal.Signals(number), SignalTarget.RANKS),
+        ShutdownStep(delay + grace, signal.SIGKILL, SignalTarget.GROUP),
     )
 
 
 # What Ctrl-C does in a shell: the whole group gets SIGINT, once.
 INTERRUPT: Timetable = (
-    Step(0.0, signal.SIGINT, Whom.GROUP),
-    Step(INTERRUPT_GRACE, signal.SIGKILL, Whom.GROUP),
+    ShutdownStep(0.0, signal.SIGINT, SignalTarget.GROUP),
+    ShutdownStep(INTERRUPT_GRACE, signal.SIGKILL, SignalTarget.GROUP),
 )
-AT_ONCE: Timetable = (Step(0.0, signal.SIGKILL, Whom.GROUP),)
+AT_ONCE: Timetable = (ShutdownStep(0.0, signal.SIGKILL, SignalTarget.GROUP),)
 
 
-class Clock:
+class ShutdownClock:
     """Tells which steps of the current timetable are due, and how long until the next."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._due: list[tuple[float, Step]] = []
+        self._due: list[tuple[float, ShutdownStep]] = []
 
     def begin(self, timetable: Timetable) -> None:
         """Start `timetable` now, instead of whatever was running."""
@@ -73,7 +73,7 @@ class Clock:
         """Return the seconds until the next step, None if there is none."""
         return max(0.0, self._due[0][0] - self._now()) if self._due else None
 
-    def take_due(self) -> list[Step]:
+    def take_due(self) -> list[ShutdownStep]:
         """Return the steps whose time has come; each is returned once."""
         now = self._now()
         due = [step for at, step in self._due if at <= now]

@@ -23,7 +23,7 @@ SLICE = 0.05
 _COME, _VERDICT = "come", "verdict"
 
 
-class Waits(Protocol):
+class KeyWaiter(Protocol):
     """What waits for keys: a store, or a council."""
 
     def check(self, keys: Sequence[str], /) -> bool:
@@ -33,7 +33,7 @@ class Waits(Protocol):
         """Block until they are; StoreTimeout after `timeout` seconds."""
 
 
-def there(board: Waits, keys: Sequence[str], timeout: float) -> bool:
+def there(board: KeyWaiter, keys: Sequence[str], timeout: float) -> bool:
     """Say whether all keys are there by now, or within `timeout` seconds; blocks until then."""
     try:
         board.wait(keys, max(timeout, 0.001))
@@ -73,7 +73,7 @@ def come(
     return store.get(_VERDICT)
 
 
-class Board(Waits, Protocol):
+class KeyValueBoard(KeyWaiter, Protocol):
     """Where ranks read what others have put up: a store, or what a council has heard."""
 
     def set(self, key: str, value: str, /) -> None:

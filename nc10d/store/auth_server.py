@@ -10,11 +10,11 @@ from __future__ import annotations
 import socket
 import time
 
-from nc10d.auth.admission import Guests
+from nc10d.auth.admission import Admission
 from nc10d.auth.handshake import (
-    Answerer,
     BadHandshake,
     BadSeal,
+    HandshakeAnswerer,
     Introduction,
     Opener,
     Sealer,
@@ -28,7 +28,7 @@ WHO = Introduction(0, 0, 0, group_digest("store"))
 """How every client of a store introduces itself: the server knows no ranks."""
 
 
-class Guarded(Connection):
+class AuthConnection(Connection):
     """A client's connection, of a guest until its handshake has ended."""
 
     __slots__ = ("answerer", "opener", "sealer")
@@ -37,10 +37,10 @@ class Guarded(Connection):
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
-        self.answerer = Answerer(token, WHO.__eq__)
+        self.answerer = HandshakeAnswerer(token, WHO.__eq__)
 
 
-class GuardedServer(Server):
+class AuthServer(Server):
     """A Server whose clients know `token`; the other arguments are Server's."""
 
     def __init__(
@@ -48,10 +48,10 @@ class GuardedServer(Server):
     ) -> None:
         super().__init__(listener, owner, limits)
         self._token = token
-        self._guests = Guests[Connection](MOST_GUESTS)
+        self._guests = Admission[Connection](MOST_GUESTS)
 
     def _connection(self, sock: socket.socket) -> Connection:
-        connection = Guarded(sock, self._limits, self._token)
+        connection = AuthConnection(sock, self._limits, self._token)
         eldest = self._guests.welcome(connection, time.monotonic())
         if eldest is not None:
             self._drop(eldest)
@@ -66,13 +66,13 @@ class GuardedServer(Server):
         return None if patience is None else patience * self._second
 
     def _read(self, connection: Connection) -> None:
-        assert isinstance(connection, Guarded)
+        assert isinstance(connection, AuthConnection)
         if connection in self._guests:
             self._greet(connection)
         else:
             super()._read(connection)
 
-    def _greet(self, guest: Guarded) -> None:
+    def _greet(self, guest: AuthConnection) -> None:
         answerer = guest.answerer
         try:
             data = guest.recv(answerer.wants)
@@ -91,7 +91,7 @@ class GuardedServer(Server):
             self._guests.leave(guest)
 
     def _take(self, connection: Connection, data: bytes) -> None:
-        assert isinstance(connection, Guarded)
+        assert isinstance(connection, AuthConnection)
         try:
             opened = connection.opener.feed(data)
         except BadSeal:
@@ -101,7 +101,7 @@ class GuardedServer(Server):
             super()._take(connection, opened)
 
     def _send(self, connection: Connection, data: bytes | None) -> None:
-        assert isinstance(connection, Guarded)
+        assert isinstance(connection, AuthConnection)
         super()._send(connection, None if data is None else connection.sealer.seal(data))
 
     def _drop(self, connection: Connection) -> None:

@@ -7,14 +7,14 @@ import math
 import socket
 import time
 
-from nc10d.store.connection import Link
-from nc10d.store.store_errors import Foreign, Mute
+from nc10d.store.connection import StoreConnection
+from nc10d.store.store_errors import NoAnswer, NotAStore
 
 _NEAR_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
-def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> Link:
+def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
     """Connect to a server that may not be up yet; the last OSError once the deadline has come.
 
     A name that does not resolve yet counts as not up yet: cluster names appear with their hosts.
@@ -25,7 +25,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     while True:
         try:
             return connect_once(host, port, deadline, token)
-        except Foreign:
+        except NotAStore:
             raise
         except OSError:
             left = deadline - time.monotonic()
@@ -36,7 +36,9 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
         pause = min(pause * 2, _RETRY_LONGEST)
 
 
-def connect_once(host: str, port: int, deadline: float, token: bytes | None = None) -> Link:
+def connect_once(
+    host: str, port: int, deadline: float, token: bytes | None = None
+) -> StoreConnection:
     """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not.
 
     On the server's own host the connection moves to its Unix socket, which is faster.
@@ -65,7 +67,7 @@ def _dialled(host: str, port: int, limit: float | None) -> socket.socket:
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
 
 
-def _connect_near(name: bytes, deadline: float, token: bytes | None) -> Link:
+def _connect_near(name: bytes, deadline: float, token: bytes | None) -> StoreConnection:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(_left(deadline))
@@ -76,16 +78,16 @@ def _connect_near(name: bytes, deadline: float, token: bytes | None) -> Link:
     return _link(sock, deadline, token)
 
 
-def _link(sock: socket.socket, deadline: float, token: bytes | None) -> Link:
+def _link(sock: socket.socket, deadline: float, token: bytes | None) -> StoreConnection:
     try:
         if token is None:
-            return Link(sock, deadline)
-        from nc10d.store.sealed_connection import SealedLink
+            return StoreConnection(sock, deadline)
+        from nc10d.store.sealed_connection import SealedConnection
 
-        return SealedLink(sock, deadline, token)
+        return SealedConnection(sock, deadline, token)
     except TimeoutError as error:
         sock.close()
-        raise Mute from error
+        raise NoAnswer from error
     except BaseException:
         sock.close()
         raise

@@ -15,7 +15,7 @@ import socket
 import time
 
 from nc10d.store import wire as m
-from nc10d.store.store_errors import Disconnected, Foreign
+from nc10d.store.store_errors import Disconnected, NotAStore
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
@@ -26,7 +26,7 @@ _I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
 _write = os.write
 
 
-class Link:
+class StoreConnection:
     """A connected socket, and the bytes of the reply that have not been taken yet.
 
     The socket never blocks, or each signal would begin a wait's time anew. The first look for a
@@ -68,7 +68,7 @@ class Link:
         )
         answer = self.take(4)
         if answer != m.U32.pack(nonce):
-            raise Foreign(f"what listens there is not a store: its answer begins with {answer!r}")
+            raise NotAStore(f"what listens there is not a store: its answer begins with {answer!r}")
         return self.take(1)
 
     def near_name(self) -> bytes:

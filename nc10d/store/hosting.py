@@ -301,6 +301,6 @@ def server_for(
     """Return a server; with a token, one that serves only those who know it."""
     if token is None:
         return Server(listener, owner, limits)
-    from nc10d.store.auth_server import GuardedServer
+    from nc10d.store.auth_server import AuthServer
 
-    return GuardedServer(listener, owner, limits, token)
+    return AuthServer(listener, owner, limits, token)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 
-from nc10d.auth.handshake import BadHandshake, BadSeal, Caller, Opener, Sealer
+from nc10d.auth.handshake import BadHandshake, BadSeal, HandshakeCaller, Opener, Sealer
 from nc10d.store.auth_server import WHO
-from nc10d.store.connection import Link
-from nc10d.store.store_errors import Disconnected, Foreign
+from nc10d.store.connection import StoreConnection
+from nc10d.store.store_errors import Disconnected, NotAStore
 
 
-class SealedLink(Link):
+class SealedConnection(StoreConnection):
     """A Link that begins with the handshake; then all that it sends and takes is sealed."""
 
     __slots__ = ("_opener", "_sealer", "_token")
@@ -21,12 +21,12 @@ class SealedLink(Link):
         super().__init__(sock, deadline)
 
     def _shake_hands(self) -> bytes:
-        caller = Caller(self._token, WHO)
+        caller = HandshakeCaller(self._token, WHO)
         super().send(caller.hello)
         try:
             super().send(caller.feed(self.take(caller.wants)))
         except BadHandshake as error:
-            raise Foreign("what listens there does not know this job's token") from error
+            raise NotAStore("what listens there does not know this job's token") from error
         except Disconnected as error:
             raise Disconnected("the server closed the connection at the handshake") from error
         assert caller.keys is not None

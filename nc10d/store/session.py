@@ -19,8 +19,8 @@ from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
-from nc10d.store.connection import Link
-from nc10d.store.store_errors import Foreign, why_gone, why_unreached
+from nc10d.store.connection import StoreConnection
+from nc10d.store.store_errors import NotAStore, why_gone, why_unreached
 
 T = TypeVar("T")
 monotonic = time.monotonic
@@ -29,7 +29,7 @@ _NAMED_KEYS = 8
 _LONGEST_SHOWN = 200
 
 
-class Caller:
+class StoreSession:
     """Calls the server at `host` and `port`; `name` is what errors call the store."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Caller:
         # Who can't have taken it can't release it: what is left behind by Ctrl-C is found so.
         self._lock = threading.RLock()
         self._holder = 0
-        self._link: Link | None = None
+        self._link: StoreConnection | None = None
         self._closed = False
         _callers.add(self)
 
@@ -53,7 +53,7 @@ class Caller:
         """
         try:
             self._link = connect(self.host, self.port, deadline, self._token)
-        except Foreign as error:
+        except NotAStore as error:
             raise StoreError(f"{self.name}: cannot connect: {why_unreached(error)}") from error
         except OSError as error:
             raise StoreTimeout(
@@ -76,7 +76,7 @@ class Caller:
     def call(
         self,
         packet: bytes,
-        take: Callable[[Link], T],
+        take: Callable[[StoreConnection], T],
         keys: Sequence[str],
         timeout: Timeout = None,
         waits: bool = False,
@@ -89,7 +89,7 @@ class Caller:
         limit = self.seconds if timeout is None else seconds(timeout)
         deadline = monotonic() + limit
 
-        def ask(link: Link) -> T:
+        def ask(link: StoreConnection) -> T:
             link.deadline, link.waits = deadline, waits
             link.send(packet)
             return take(link)
@@ -102,7 +102,11 @@ class Caller:
         self._in_turn(lambda link: link.post(packet, limit), monotonic() + limit, limit, keys)
 
     def _in_turn(
-        self, act: Callable[[Link], T], deadline: float, limit: float, keys: Sequence[str]
+        self,
+        act: Callable[[StoreConnection], T],
+        deadline: float,
+        limit: float,
+        keys: Sequence[str],
     ) -> T:
         self._take_turn(deadline, limit, keys)
         try:
@@ -131,10 +135,10 @@ class Caller:
     def wait_then(
         self,
         packet: bytes,
-        take: Callable[[Link], T],
+        take: Callable[[StoreConnection], T],
         keys: Sequence[str],
         names: list[bytes],
-        take_both: Callable[[Link], T] | None = None,
+        take_both: Callable[[StoreConnection], T] | None = None,
     ) -> T:
         """Wait for keys, then ask: in one packet where the server holds what is behind a wait.
 
@@ -145,7 +149,7 @@ class Caller:
         if link is not None and link.holds_requests:
             return self.call(wait + packet, take_both or _stop_then(take), keys, None, True)
         end = time.monotonic() + self.seconds
-        self.call(wait, Link.take_stop, keys, None, True)
+        self.call(wait, StoreConnection.take_stop, keys, None, True)
         return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
 
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
@@ -163,7 +167,7 @@ class Caller:
                 self._lock.release()
             raise
 
-    def _reconnect(self, deadline: float) -> Link:
+    def _reconnect(self, deadline: float) -> StoreConnection:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
         self._link = connect_once(self.host, self.port, deadline, self._token)
@@ -197,7 +201,7 @@ class Caller:
         self._drop()
 
 
-_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+_callers: weakref.WeakSet[StoreSession] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -220,8 +224,8 @@ def _shown(key: str) -> str:
     return repr(key if len(key) <= _LONGEST_SHOWN else key[:_LONGEST_SHOWN] + "...")
 
 
-def _stop_then(take: Callable[[Link], T]) -> Callable[[Link], T]:
-    def take_both(link: Link) -> T:
+def _stop_then(take: Callable[[StoreConnection], T]) -> Callable[[StoreConnection], T]:
+    def take_both(link: StoreConnection) -> T:
         link.take_stop()
         return take(link)
 

@@ -17,20 +17,20 @@ class Disconnected(OSError):
     """The server closed the connection."""
 
 
-class Foreign(OSError):
+class NotAStore(OSError):
     """What listens there answered, but not as a store does."""
 
 
-class Mute(TimeoutError):
+class NoAnswer(TimeoutError):
     """What listens there accepted the connection, and said nothing."""
 
 
 _HOST_OR_PORT = "correct host or port (MASTER_ADDR, MASTER_PORT)"
 # The first line that fits counts.
 _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
-    (Foreign, f"{{error}}; {_HOST_OR_PORT}, or end what listens there"),
+    (NotAStore, f"{{error}}; {_HOST_OR_PORT}, or end what listens there"),
     (
-        Mute,
+        NoAnswer,
         "something accepts connections there and says nothing: the server is frozen or overloaded, "
         f"or it is not a store; look at that process, or {_HOST_OR_PORT}",
     ),
@@ -61,7 +61,7 @@ _CLOSED = (
     "and values"
 )
 _GONE: tuple[tuple[type[OSError], str], ...] = (
-    (Foreign, "{error}"),
+    (NotAStore, "{error}"),
     (
         ConnectionRefusedError,
         "the server has ended: nobody listens there any more (connection refused)",

@@ -30,9 +30,9 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
-from nc10d.store.connection import Link
+from nc10d.store.connection import StoreConnection
 from nc10d.store.hosting import Hosting, check_port, host_server, shared_server
-from nc10d.store.session import Caller
+from nc10d.store.session import StoreSession
 from nc10d.store.store_errors import not_a_number
 from nc10d.store.values import NotANumber, read_number
 
@@ -88,7 +88,7 @@ class TCPStore(Store):
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner need not be able to reach itself under the name that others use.
         near = self._hosting.host if self._hosting else host
-        self._caller = Caller(near, self._port, self._seconds, f"store {self.address}", token)
+        self._caller = StoreSession(near, self._port, self._seconds, f"store {self.address}", token)
         self._call, self._tell = self._caller.call, self._caller.tell
         self._wait_then = self._caller.wait_then
         try:
@@ -109,7 +109,7 @@ class TCPStore(Store):
             self._await_workers(world_size, deadline)
 
     def _arrivals(self, more: int) -> int:
-        return self._call(m.with_number(m.ADD, _ARRIVALS, more), Link.take_number, ())
+        return self._call(m.with_number(m.ADD, _ARRIVALS, more), StoreConnection.take_number, ())
 
     def _await_workers(self, world_size: int, deadline: float) -> None:
         pause = 0.001
@@ -147,12 +147,14 @@ class TCPStore(Store):
     def get(self, key: str) -> bytes:
         name = _key(key)
         packet = m.with_key(m.GET, name)
-        take, take_both = Link.take_string, Link.take_stop_and_string
+        take, take_both = StoreConnection.take_string, StoreConnection.take_stop_and_string
         return self._wait_then(packet, take, (key,), [name], take_both)
 
     def add(self, key: str, amount: int) -> int:
         try:
-            return self._call(m.with_number(m.ADD, _key(key), amount), Link.take_number, (key,))
+            return self._call(
+                m.with_number(m.ADD, _key(key), amount), StoreConnection.take_number, (key,)
+            )
         except StoreError as error:
             raise self._blamed(error, key) from error.__cause__
 
@@ -166,7 +168,7 @@ class TCPStore(Store):
         name, value = _key(key), b"0"
         with contextlib.suppress(StoreError):
             if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _BLAME) == m.READY:
-                value = self._call(m.with_key(m.GET, name), Link.take_string, (), _BLAME)
+                value = self._call(m.with_key(m.GET, name), StoreConnection.take_string, (), _BLAME)
         try:
             read_number(value)
         except NotANumber:
@@ -177,12 +179,12 @@ class TCPStore(Store):
         return self._call(m.with_keys(m.CHECK, _keys(keys)), _take_byte, keys) == m.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        self._call(m.with_keys(m.WAIT, _keys(keys)), Link.take_stop, keys, timeout, True)
+        self._call(m.with_keys(m.WAIT, _keys(keys)), StoreConnection.take_stop, keys, timeout, True)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         values = encode_value(expected), encode_value(desired)
         packet = m.with_values(m.COMPARE_SET, _key(key), *values)
-        return self._call(packet, Link.take_string, (key,))
+        return self._call(packet, StoreConnection.take_string, (key,))
 
     def append(self, key: str, value: Value) -> None:
         self._tell(m.with_value(m.APPEND, _key(key), encode_value(value)), (key,))
@@ -197,10 +199,12 @@ class TCPStore(Store):
         self._tell(m.with_pairs(pairs), keys)
 
     def delete_key(self, key: str) -> bool:
-        return self._call(m.with_key(m.DELETE_KEY, _key(key)), Link.take_number, (key,)) > 0
+        return (
+            self._call(m.with_key(m.DELETE_KEY, _key(key)), StoreConnection.take_number, (key,)) > 0
+        )
 
     def num_keys(self) -> int:
-        return self._call(m.simple(m.GETNUMKEYS), Link.take_number, ())
+        return self._call(m.simple(m.GETNUMKEYS), StoreConnection.take_number, ())
 
     def list_keys(self) -> list[str]:
         names = self._call(m.simple(m.LIST_KEYS), _take_list, ())
@@ -221,12 +225,12 @@ class TCPStore(Store):
         return value
 
     def queue_len(self, key: str) -> int:
-        return self._call(m.with_key(m.QUEUE_LEN, _key(key)), Link.take_number, (key,))
+        return self._call(m.with_key(m.QUEUE_LEN, _key(key)), StoreConnection.take_number, (key,))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         packet = m.with_number(m.BARRIER, _key(key), world_size)
         try:
-            self._call(packet, Link.take_stop, (key,), timeout, True)
+            self._call(packet, StoreConnection.take_stop, (key,), timeout, True)
         except StoreError as error:
             raise self._blamed(error, key) from error.__cause__
 
@@ -266,17 +270,17 @@ def _keys(keys: Sequence[str]) -> list[bytes]:
     return [b"/" + key for key in encode_keys(keys)]
 
 
-def _take_byte(link: Link) -> bytes:
+def _take_byte(link: StoreConnection) -> bytes:
     return link.take(1)
 
 
-def _take_strings(count: int) -> Callable[[Link], list[bytes]]:
+def _take_strings(count: int) -> Callable[[StoreConnection], list[bytes]]:
     return lambda link: [link.take_string() for _ in range(count)]
 
 
-def _take_list(link: Link) -> list[bytes]:
+def _take_list(link: StoreConnection) -> list[bytes]:
     return _take_strings(link.take_number())(link)
 
 
-def _take_popped(link: Link) -> bytes | None:
+def _take_popped(link: StoreConnection) -> bytes | None:
     return link.take_string() if link.take_number() > 0 else None

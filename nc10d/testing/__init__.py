@@ -54,16 +54,21 @@ _HOME = {
     "Ranks": "ranks",
     "check_backend": "conformance",
     "pairwise": "covering",
-    "run_local": "local",
+    "run_local": "local_backend",
     "run_ranks": "ranks",
 }
+
+_MODULES = {"simulator": "race_simulator.simulator"}
+"""Modules of the kit that lie deeper than their name says."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
-    module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")
-    value = getattr(module, name) if name in _HOME else module
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"nc10d.testing.{_HOME[name]}"), name)
+    else:
+        value = importlib.import_module(f"nc10d.testing.{_MODULES.get(name, name)}")
     globals()[name] = value
     return value
 

@@ -1,6 +1,7 @@
 """The cases that a backend is tried with: a cover of all pairs, each case built from its seed.
 
-A `Case` is small and the same everywhere: `build()` makes its call, whose arrays' contents and
+A `CollectiveCase` is small and the same everywhere: `build()` makes its call, whose arrays'
+contents and
 sizes follow from the case alone, on memory with guards (see `layouts`).
 """
 
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops as O
-from nc10d.arrays.dtypes import DType, Family, allows
+from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.testing.covering import pairwise
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES
-from nc10d.testing.strategies import Call, mixed_values
+from nc10d.testing.strategies import CollectiveCall, mixed_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CALLS: dict[str, tuple[type[Any], bool]] = {
@@ -49,7 +50,7 @@ LARGE_BYTES = 300 * 1024  # more than half a board of the CPU's engine, which is
 
 
 @dataclass(frozen=True)
-class Case:
+class CollectiveCase:
     """One collective, in one mode, on arrays of one kind; the same everywhere for a `seed`."""
 
     call: str
@@ -102,7 +103,7 @@ _SIZES = (5, 0, 4099, 1, 70_001, 64)
 
 
 @dataclass(frozen=True, eq=False)
-class LaidCall(Call):
+class LaidCall(CollectiveCall):
     """A Call whose arrays lie in rooms with guards."""
 
     layout: str = "plain"
@@ -117,14 +118,14 @@ def reduction(name: str, dtype: DType) -> O.ReduceOp:
     kind = O.RedOp[name]
     if kind is not O.RedOp.PREMUL_SUM:
         return O.ReduceOp(kind)
-    return O.premul_sum(3.0 if dtype.family in (Family.INT, Family.UINT) else 0.7)
+    return O.premul_sum(3.0 if dtype.family in (ElementKind.INT, ElementKind.UINT) else 0.7)
 
 
 def cover(
     world_sizes: Sequence[int] = (1, 2, 3, 4, 5),
     dtypes: Sequence[DType] = tuple(DType),
     seed: int = 0,
-) -> list[Case]:
+) -> list[CollectiveCase]:
     """Return cases in which any two of call, dtype, op, size, shape and mode meet, if they can."""
     parameters = {
         "call": tuple(CALLS),
@@ -135,7 +136,7 @@ def cover(
         "mode": tuple(MODES),
     }
     rows = pairwise(parameters, _fits, seed)
-    return [Case(**row, seed=number) for number, row in enumerate(rows, seed)]
+    return [CollectiveCase(**row, seed=number) for number, row in enumerate(rows, seed)]
 
 
 def _fits(one: str, a: Any, other: str, b: Any) -> bool:

@@ -29,24 +29,24 @@ from nc10d.backend.base import Factory
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
-from nc10d.testing.cases import OPS, Case, LaidCall, allowed, cover, reduction
+from nc10d.testing.cases import OPS, CollectiveCase, LaidCall, allowed, cover, reduction
 from nc10d.testing.demands import DEMANDS
 from nc10d.testing.launched import Launcher
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks
-from nc10d.testing.strategies import Call, mixed_values, outputs
+from nc10d.testing.strategies import CollectiveCall, mixed_values, outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_FAILURES = 10
 
-__all__ = ["Case", "check_backend", "complaints", "cover"]
+__all__ = ["CollectiveCase", "check_backend", "complaints", "cover"]
 
 
 # Running cases
 
 
-def complaints(ranks: Ranks, case: Case) -> list[str]:
+def complaints(ranks: Ranks, case: CollectiveCase) -> list[str]:
     """Run one case on `ranks`; return what was wrong, in words; nothing if all was right."""
     call = case.build()
     answers = ranks.run(_run_case, [call] * case.size, [case.mode] * case.size)
@@ -60,7 +60,9 @@ def complaints(ranks: Ranks, case: Case) -> list[str]:
     return found
 
 
-def _run_case(group: ProcessGroup, call: Call, mode: str) -> tuple[list[list[Array]], list[str]]:
+def _run_case(
+    group: ProcessGroup, call: CollectiveCall, mode: str
+) -> tuple[list[list[Array]], list[str]]:
     """Return what each turn wrote, and what was disturbed that should not have been."""
     ops = perform(group, lambda: call.make(group.rank), mode)
     fresh = call.make(group.rank)
@@ -111,7 +113,7 @@ def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
     return found
 
 
-def _judge(answer: Any, call: Call, rank: int, permitted: bool) -> str:
+def _judge(answer: Any, call: CollectiveCall, rank: int, permitted: bool) -> str:
     if not permitted:
         return "" if answer == "TypeError" else "must be refused with a TypeError"
     if isinstance(answer, str):
@@ -120,7 +122,7 @@ def _judge(answer: Any, call: Call, rank: int, permitted: bool) -> str:
     return "" if reference.same_bits(answer, wanted) else _difference(answer, wanted)
 
 
-def _reductions(dtype: DType, name: str, size: int) -> list[Call]:
+def _reductions(dtype: DType, name: str, size: int) -> list[CollectiveCall]:
     op, root = reduction(name, dtype), size - 1
     rows = [[mixed_values(dtype, 37, size * r + c) for c in range(size)] for r in range(size)]
     first = [row[0] for row in rows]
@@ -138,7 +140,7 @@ def _run_reductions(group: ProcessGroup, dtype: DType) -> dict[str, list[Any]]:
     }
 
 
-def _attempt(group: ProcessGroup, call: Call) -> Any:
+def _attempt(group: ProcessGroup, call: CollectiveCall) -> Any:
     try:
         (op,) = perform(group, lambda: call.make(group.rank), "once")
     except TypeError:
@@ -195,7 +197,7 @@ Check = Callable[[Ranks], Sequence[str]]
 
 
 def _checks(
-    size: int, cases: Sequence[Case], dtypes: Sequence[DType]
+    size: int, cases: Sequence[CollectiveCase], dtypes: Sequence[DType]
 ) -> Iterator[tuple[str, Check]]:
     for dtype in dtypes:
         title = f"reductions of {dtype.label}, {size} ranks"

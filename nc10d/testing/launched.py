@@ -50,10 +50,12 @@ class Launcher:
         """Return `world_size` ranks, started at the first run; `timeout` as in Ranks."""
         return LaunchedRanks(self, world_size, backend, timeout)
 
-    def start(self, size: int, *arguments: str) -> Job:
+    def start(self, size: int, *arguments: str) -> LauncherProcess:
         """Start `size` processes that run this module with `arguments`."""
         words = [word.format(size=size) for word in self.command]
-        return Job([*words, sys.executable, "-m", __name__, *arguments], self.environment)
+        return LauncherProcess(
+            [*words, sys.executable, "-m", __name__, *arguments], self.environment
+        )
 
 
 class LaunchedRanks(Ranks):
@@ -74,7 +76,7 @@ class LaunchedRanks(Ranks):
         finally:
             shutil.rmtree(folder)
 
-    def _meet(self, job: Job, listener: socket.socket) -> list[Member]:
+    def _meet(self, job: LauncherProcess, listener: socket.socket) -> list[Member]:
         """Let all ranks come and form their group; return them by rank."""
         deadline = Deadline.after(self._limit)
         try:
@@ -95,7 +97,7 @@ class LaunchedRanks(Ranks):
         return range(self.world_size)
 
 
-class Job:
+class LauncherProcess:
     """A launcher at work, and what it and its ranks have written."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -141,7 +143,7 @@ class Job:
 class LaunchedMember:
     """A rank of a job."""
 
-    def __init__(self, job: Job, pipe: Connection) -> None:
+    def __init__(self, job: LauncherProcess, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe
 

@@ -34,7 +34,7 @@ class LocalWork(Work):
 
     __slots__ = ("_deadline", "_left", "_room", "_senders")
 
-    def __init__(self, ops: Sequence[O.Op], room: Room, timeout: float) -> None:
+    def __init__(self, ops: Sequence[O.Op], room: LocalRoom, timeout: float) -> None:
         super().__init__(ops)
         self._room = room
         self._left = len(ops)
@@ -61,7 +61,7 @@ class LocalWork(Work):
         self._room.fail(CollectiveTimeout(f"{what} timed out: not all ranks came", op=what))
 
 
-class Room:
+class LocalRoom:
     """Where the ranks of one group leave their operations."""
 
     def __init__(self, size: int) -> None:
@@ -134,18 +134,18 @@ def _fits(send: _Posted, recv: _Posted) -> bool:
     return named and send.op.tag == recv.op.tag
 
 
-class Hub:
+class LocalHub:
     """The rooms of one job, by group name: `pg_options` of a local group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[str, LocalRoom] = {}
         self.launches = 0
 
-    def room(self, name: str, size: int) -> Room:
+    def room(self, name: str, size: int) -> LocalRoom:
         """Return the room of a group, made for the first who asks."""
         with self._lock:
-            return self._rooms.setdefault(name, Room(size))
+            return self._rooms.setdefault(name, LocalRoom(size))
 
 
 class LocalBackend:
@@ -154,7 +154,7 @@ class LocalBackend:
     name = "local"
     device_type = "cpu"
 
-    def __init__(self, hub: Hub, group_name: str, rank: int, size: int) -> None:
+    def __init__(self, hub: LocalHub, group_name: str, rank: int, size: int) -> None:
         self.hub = hub
         self.rank = rank
         self.size = size
@@ -220,8 +220,8 @@ def run_local(
     `run_ranks` on this backend: nothing is compiled, and `group` is each rank's default group as
     well. Each column has one entry a rank.
     """
-    with Ranks(world_size, "threads", "local", timeout, Hub()) as ranks:
+    with Ranks(world_size, "threads", "local", timeout, LocalHub()) as ranks:
         return ranks.run(function, *columns)
 
 
-register_backend("local", make, ["cpu"], options=(Hub,))
+register_backend("local", make, ["cpu"], options=(LocalHub,))

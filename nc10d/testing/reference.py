@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.dtypes import DType, Family, check_reduce, dtype_of
+from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
 from nc10d.ops import SUM, RedOp, ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -84,7 +84,7 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def _has_nan(x: Array) -> bool:
-    return dtype_of(x.dtype).family is Family.FLOAT
+    return dtype_of(x.dtype).family is ElementKind.FLOAT
 
 
 # The reductions
@@ -102,8 +102,8 @@ def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
 def pairwise(x: Array, y: Array, kind: RedOp) -> Array:
     """Return x op y in the arrays' dtype, rounded once."""
     dtype = dtype_of(x.dtype)
-    rule = _LOGICAL[kind] if dtype.family is Family.BOOL else _RULES[kind]
-    if dtype.family is Family.COMPLEX and kind is RedOp.PRODUCT:
+    rule = _LOGICAL[kind] if dtype.family is ElementKind.BOOL else _RULES[kind]
+    if dtype.family is ElementKind.COMPLEX and kind is RedOp.PRODUCT:
         rule = _complex_product
     with np.errstate(all="ignore"):
         wide = [_widened(x), _widened(y)]
@@ -113,14 +113,14 @@ def pairwise(x: Array, y: Array, kind: RedOp) -> Array:
 def divided(x: Array, count: int) -> Array:
     """Return x / count: ints truncate toward zero, floats round once, complex by parts."""
     family = dtype_of(x.dtype).family
-    if family in (Family.INT, Family.UINT):
+    if family in (ElementKind.INT, ElementKind.UINT):
         return _each(lambda v: (abs(v) // count) * (1 if v >= 0 else -1), x)
     return _by_parts(x, lambda real: real / real.dtype.type(count))
 
 
 def scaled(x: Array, factor: float) -> Array:
     """Return x * factor in x's dtype, to which the factor is rounded first; ints wrap around."""
-    if dtype_of(x.dtype).family in (Family.INT, Family.UINT):
+    if dtype_of(x.dtype).family in (ElementKind.INT, ElementKind.UINT):
         return _each(lambda v: _wrapped(v * int(factor), x.dtype), x)
     return _by_parts(x, lambda real: real * _rounded(factor, x.dtype, real.dtype))
 

@@ -1,7 +1,8 @@
 """Hypothesis strategies: what may be given to collectives, from element types to whole programs.
 
 Contract: every strategy shrinks to small worlds, few elements and plain layouts. Array contents
-come from a drawn seed: special values, ordinary ones and random bits, mixed. A `Call` is one
+come from a drawn seed: special values, ordinary ones and random bits, mixed. A `CollectiveCall` is
+one
 collective of all ranks; it makes each rank's operation with memory of its own, so that it can be
 run as often as one likes, and knows from the oracle what must come out.
 
@@ -19,7 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nc10d import ops as O
-from nc10d.arrays.dtypes import DType, Family, allows
+from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.testing.compute import compute
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -60,9 +61,9 @@ def shapes(largest: int = 4099) -> st.SearchStrategy[tuple[int, ...]]:
 
 def special_values(dtype: DType) -> Array:
     """Return the values where mistakes hide: zeros, extremes, infinities, NaN."""
-    if dtype.family is Family.BOOL:
+    if dtype.family is ElementKind.BOOL:
         return np.array([False, True])
-    if dtype.family in (Family.INT, Family.UINT):
+    if dtype.family in (ElementKind.INT, ElementKind.UINT):
         info = np.iinfo(dtype.numpy)
         return np.array([0, 1, 2, 3, info.max, info.min, info.max // 2], dtype.numpy)
     real = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, np.nan, np.inf, -np.inf, 1e-7, 448.0, 6e4, 1e38]
@@ -73,7 +74,7 @@ def special_values(dtype: DType) -> Array:
 def mixed_values(dtype: DType, shape: Sequence[int] | int, seed: int) -> Array:
     """Return special values, ordinary ones and random bits (so also subnormals), at random."""
     rng = np.random.default_rng(seed)
-    if dtype.family is Family.BOOL:
+    if dtype.family is ElementKind.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
     count = int(np.prod(shape))
     bits = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype.numpy)
@@ -117,7 +118,7 @@ def strided(x: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class CollectiveCall:
     """One collective of all ranks.
 
     `inputs[r]` is what rank r puts in: an array, or a list of arrays where it has one per rank.
@@ -206,7 +207,7 @@ def _zeros(chunks: Sequence[Array]) -> list[Array]:
     return [np.zeros_like(x) for x in chunks]
 
 
-def _make_all_to_all(c: Call, r: int) -> O.AllToAll:
+def _make_all_to_all(c: CollectiveCall, r: int) -> O.AllToAll:
     mine, coming = c.inputs[r], c.column(r)
     op = O.AllToAll(c.pack(_zeros(coming)), c.pack(mine))
     if c.flat:
@@ -214,7 +215,7 @@ def _make_all_to_all(c: Call, r: int) -> O.AllToAll:
     return op
 
 
-_MAKE: dict[type[Any], Callable[[Call, int], Any]] = {
+_MAKE: dict[type[Any], Callable[[CollectiveCall, int], Any]] = {
     O.AllReduce: lambda c, r: O.AllReduce(c.lay(c.inputs[r]), c.op),
     O.Reduce: lambda c, r: O.Reduce(c.lay(c.inputs[r]), c.root, c.op),
     O.Broadcast: lambda c, r: O.Broadcast(c.lay(c.inputs[r]), c.root),
@@ -242,11 +243,11 @@ _MATRIX = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})
 
 
 @st.composite
-def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Call:
+def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> CollectiveCall:
     """Draw one collective of `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
     flat = kind in _FLAT and draw(st.booleans())
-    return Call(
+    return CollectiveCall(
         kind=kind,
         inputs=draw(_inputs(kind, size, dtype, flat)),
         op=draw(reduce_ops(dtype)) if kind in _REDUCING else O.SUM,
@@ -277,6 +278,6 @@ def _rotations(sizes: list[int]) -> list[list[int]]:
     return list(accumulate(sizes[1:], lambda row, _: row[1:] + row[:1], initial=sizes))
 
 
-def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[Call]]:
+def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[CollectiveCall]]:
     """Draw collectives that `size` ranks make one after the other."""
     return st.lists(calls(size), min_size=1, max_size=longest)

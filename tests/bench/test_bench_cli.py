@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
 from nc10d.bench import cli
-from nc10d.bench.measure import FACTORS, Job, Row
+from nc10d.bench.measure import FACTORS, BenchJob, Row
 from nc10d.bench.workloads import COLLECTIVES
 
 BENCH = [sys.executable, "-m", "nc10d.bench"]
@@ -75,7 +75,7 @@ def test_wrong_options_are_told(
 
 
 def test_a_row_stands_under_its_columns() -> None:
-    job = Job("all_reduce", 4000, DType.FLOAT8_E4M3FN, 10, 1)
+    job = BenchJob("all_reduce", 4000, DType.FLOAT8_E4M3FN, 10, 1)
     row = Row(job, count=4000, op="sum", seconds=2e-6, wrong=7, ranks=4)
     text = cli.line(row)
     assert cli.HEADER.replace(" us", "").replace(" GB/s", "").split() == COLUMNS

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.measure import FACTORS, Job, Row, measure
+from nc10d.bench.measure import FACTORS, BenchJob, Row, measure
 from nc10d.bench.workloads import COLLECTIVES, pattern
 from nc10d.testing import run_local, run_ranks
 
@@ -72,7 +72,7 @@ SPOILT = [(n, r, spoil) for n in OUTPUT for r in RECEIVES[n] for spoil in (one_o
 
 @pytest.mark.parametrize(("name", "rank", "spoil"), [s for s in SPOILT if s not in HARMLESS])
 def test_what_is_wrong_is_counted_on_every_rank(name: str, rank: int, spoil: Spoil) -> None:
-    job = Job(name, 64, DType.INT64, iterations=3, repeats=2)
+    job = BenchJob(name, 64, DType.INT64, iterations=3, repeats=2)
     calls = 1 + job.iterations * job.repeats + 1
 
     def wrong(group: Any, since: int) -> int:
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_counted_on_every_rank(name: str, rank: int, spoil: Spo
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_of_every_type_is_right(name: str) -> None:
     def wrong(group: Any) -> list[str]:
-        rows = [measure(group, Job(name, 96, dtype, 1, 1)) for dtype in DType]
+        rows = [measure(group, BenchJob(name, 96, dtype, 1, 1)) for dtype in DType]
         return [row.job.dtype.label for row in rows if row.wrong]
 
     assert run_local(wrong, 3) == [[]] * 3
@@ -99,7 +99,9 @@ def test_every_collective_of_every_type_is_right(name: str) -> None:
 def test_on_the_engine_too() -> None:
     def wrong(group: Any) -> list[Row]:
         types = (DType.BFLOAT16, DType.FLOAT8_E5M2)
-        return [measure(group, Job(name, 4096, d, 2, 1)) for name in COLLECTIVES for d in types]
+        return [
+            measure(group, BenchJob(name, 4096, d, 2, 1)) for name in COLLECTIVES for d in types
+        ]
 
     for rows in zip(*run_ranks(wrong, 2), strict=True):
         assert rows[0] == rows[1], "every rank returns the same row"
@@ -109,7 +111,7 @@ def test_on_the_engine_too() -> None:
 def test_a_row_says_what_was_moved_not_what_was_asked_for() -> None:
     def rows(group: Any) -> list[Row]:
         names = ("all_reduce", "all_gather", "barrier")
-        return [measure(group, Job(name, 10, DType.COMPLEX128, 1, 1)) for name in names]
+        return [measure(group, BenchJob(name, 10, DType.COMPLEX128, 1, 1)) for name in names]
 
     found = run_local(rows, 3)[0]
     assert [(row.count, row.nbytes) for row in found] == [(1, 16), (3, 48), (0, 0)]
@@ -117,7 +119,7 @@ def test_a_row_says_what_was_moved_not_what_was_asked_for() -> None:
 
 @given(st.sampled_from(sorted(FACTORS)), st.integers(1, 64), st.floats(1e-9, 10.0))
 def test_busbw_is_what_the_busiest_link_must_carry(name: str, ranks: int, seconds: float) -> None:
-    row = Row(Job(name, 1000, DType.UINT8, 1, 1), 1000, "none", seconds, 0, ranks)
+    row = Row(BenchJob(name, 1000, DType.UINT8, 1, 1), 1000, "none", seconds, 0, ranks)
     assert row.algbw == pytest.approx(1e-6 / seconds)
     assert 0 <= row.busbw <= 2 * row.algbw
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.model import draw, predict
 from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
-from nc10d.backend.cpu.program.program import Kind
+from nc10d.backend.cpu.program.program import StepKind
 
 pytest.importorskip("matplotlib")
 
@@ -49,8 +49,8 @@ def test_no_two_boxes_of_a_lane_overlap(op: str) -> None:
 
 def test_an_arrow_begins_at_a_signal_and_ends_when_its_wait_does() -> None:
     events = draw.walked(collective("all_reduce", 64 << 10, 4, 4)).events
-    given = {(e.rank, e.end) for e in events if e.step.kind is Kind.SIGNAL}
-    waits = [e for e in events if e.step.kind in (Kind.WAIT, Kind.MEETALL)]
+    given = {(e.rank, e.end) for e in events if e.step.kind is StepKind.SIGNAL}
+    waits = [e for e in events if e.step.kind in (StepKind.WAIT, StepKind.MEETALL)]
     assert len(waits) == 4 * (1 + 3)
     for event in waits:
         assert event.causes

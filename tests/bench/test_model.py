@@ -27,7 +27,7 @@ from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.algorithms.tuning import NEVER, Boards
 from nc10d.backend.cpu.native.offsets import READS
-from nc10d.backend.cpu.program.program import Call, Combine, Kernel, Program, Step, board, user
+from nc10d.backend.cpu.program.program import CallInfo, Combine, Kernel, Program, Step, board, user
 from nc10d.backend.cpu.program.steps import copy, expose, fetch, reduce_ranks
 from nc10d.testing.networks import why_not
 
@@ -201,7 +201,7 @@ def test_a_busy_core_does_not_send() -> None:
         0: [*flow([push(1, place, 100)]), copy(place, place, 100), *flow([give(1, place, 100)])],
         1: flow([take(0, place, 100)]),
     }
-    programs = {rank: Program(Call("x"), tuple(some), 1) for rank, some in steps.items()}
+    programs = {rank: Program(CallInfo("x"), tuple(some), 1) for rank, some in steps.items()}
     flat = Machine({"": 0.0}, 0.0, 0.0, 0.0, 0.0, *(((1, rate),) for rate in (0, 0, 0, 0.07, 1)))
     walk = Walk(flat, spread(2, 1), programs, 1.0)
     walk.run()
@@ -223,7 +223,7 @@ def test_what_goes_through_something_shared_goes_one_after_another() -> None:
     steps = {
         rank: flow([give(1 - rank, user(0), 100), take(1 - rank, user(0), 100)]) for rank in (0, 1)
     }
-    programs = {rank: Program(Call("x"), tuple(some), 1) for rank, some in steps.items()}
+    programs = {rank: Program(CallInfo("x"), tuple(some), 1) for rank, some in steps.items()}
     walk = Walk(flat, spread(2, 1), programs, 1.0)
     walk.run()
     assert walk.ends == {0: [pytest.approx(160)], 1: [pytest.approx(160)]}

@@ -15,12 +15,19 @@ from benchmarks.model.cases import Collective
 from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
-from nc10d.backend.cpu.program.program import Kind, Program, Space, Step
+from nc10d.backend.cpu.program.program import Program, Space, Step, StepKind
 from nc10d.testing.race_simulator.hosts import Cluster, FarRank, HostWorld, Pipes
 from nc10d.testing.race_simulator.vector_clocks import Bytes
 
-WAITS = (Kind.WAIT, Kind.WAITALL, Kind.MEET, Kind.MEETALL, Kind.FREE, Kind.DIVERT)
-NOTHING = (Kind.JUMP, Kind.LOOP)
+WAITS = (
+    StepKind.WAIT,
+    StepKind.WAITALL,
+    StepKind.MEET,
+    StepKind.MEETALL,
+    StepKind.FREE,
+    StepKind.DIVERT,
+)
+NOTHING = (StepKind.JUMP, StepKind.LOOP)
 ROOM = 1 << 40
 uses = functools.cache(Uses.of)
 
@@ -62,12 +69,12 @@ class TimedRank(FarRank):
         if self.pc == len(steps):
             return super().step()
         step, nbytes = steps[self.pc], self.length(steps[self.pc])
-        rows = steps[self.pc + 1 : self.pc + 1 + step.repeat] if step.kind is Kind.FLOW else ()
+        rows = steps[self.pc + 1 : self.pc + 1 + step.repeat] if step.kind is StepKind.FLOW else ()
         amounts = [self.length(row) for row in rows]
         if rows and self.gone is None:
             self.gone = self._send(rows, amounts)
         self.heard = []
-        if step.kind is Kind.EXPOSE:
+        if step.kind is StepKind.EXPOSE:
             self.world.expose(step)
         if not super().step():
             return False
@@ -76,10 +83,10 @@ class TimedRank(FarRank):
         elif step.kind in WAITS:
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
-            moved = step.nbytes if step.kind in (Kind.FETCH, Kind.FOLD) else nbytes
-            if step.kind is Kind.FETCH:  # what is lent comes without
+            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD) else nbytes
+            if step.kind is StepKind.FETCH:  # what is lent comes without
                 moved -= min(moved, max(0, self.lent - int(step.arg)))
-            if step.kind is Kind.FILL:
+            if step.kind is StepKind.FILL:
                 mates = (mate for mate in self.world.ranks if mate is not self)
                 moved = sum(min(moved, mate.lent) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
@@ -90,7 +97,7 @@ class TimedRank(FarRank):
                     flights[-1] = (*flights[-1][:2], gone + busy)
                     self.pushed[peer] += busy
             self.now += busy
-        if step.kind is Kind.SIGNAL:
+        if step.kind is StepKind.SIGNAL:
             self.times.append(self.now)
             self.freed = self.world.numbers
         return True
@@ -99,10 +106,10 @@ class TimedRank(FarRank):
         new = [
             (row.peer, nbytes)
             for row, nbytes in zip(rows, amounts, strict=True)
-            if row.kind is not Kind.TAKE and row.peer not in self.pushed
+            if row.kind is not StepKind.TAKE and row.peer not in self.pushed
         ]
         begin = max(self.now, self.world.network)
-        both_ways = any(row.kind is Kind.TAKE for row in rows)
+        both_ways = any(row.kind is StepKind.TAKE for row in rows)
         total = sum(nbytes for _, nbytes in new)
         reach = max(self.world.arrays, total + max((nbytes for _, nbytes in new), default=0))
         through = begin + self.machine.sent(total, reach, both_ways=both_ways)
@@ -116,14 +123,14 @@ class TimedRank(FarRank):
             self.pushed[peer] = gone
         self.freed = [peer for peer, _ in new]
         self.world.network = through if new else self.world.network
-        given = [self.pushed.pop(row.peer) for row in rows if row.kind is Kind.GIVE]
+        given = [self.pushed.pop(row.peer) for row in rows if row.kind is StepKind.GIVE]
         return max(given, default=self.now)
 
     def _take(self, rows: Sequence[Step], amounts: Sequence[int]) -> None:
         assert self.gone is not None
         ends, count = [self.now, self.gone], 0
         for row, nbytes in zip(rows, amounts, strict=True):
-            if row.kind is Kind.TAKE:
+            if row.kind is StepKind.TAKE:
                 count += 1
                 last = self.taken[row.peer] = self.taken.get(row.peer, 0) + nbytes
                 ends.append(self._left(row.peer, last) + self.machine.hop)

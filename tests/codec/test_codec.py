@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from nc10d import register_dataclass, register_type
 from nc10d.arrays.dtypes import DType
-from nc10d.codec import MAX_DEPTH, Envelope, Kind, Message, decode, encode, encode_pickled
+from nc10d.codec import (
+    MAX_DEPTH,
+    EncodedMessage,
+    Envelope,
+    MessageKind,
+    decode,
+    encode,
+    encode_pickled,
+)
 from nc10d.codec.payload import Payload, aligned, rounded
 from nc10d.codec.tags import COUNT, INLINE, INT64, PACKED, Tag
 from nc10d.errors import CodecError
@@ -329,7 +337,7 @@ def test_a_pickle_runs_only_where_it_may() -> None:
 
 def test_a_pickle_that_claims_to_be_none_runs_nothing() -> None:
     message = encode_pickled(Bomb())
-    disguised = Envelope(Kind.CODEC, len(message.header), 0)
+    disguised = Envelope(MessageKind.CODEC, len(message.header), 0)
     with pytest.raises(CodecError):
         disguised.open(message.flat(), allow_pickle=True)
     assert not Bomb.went_off
@@ -346,7 +354,7 @@ def test_pickles_carry_arrays_out_of_band(value: Any) -> None:
 
 def test_a_broken_pickle_is_a_codec_error() -> None:
     for stream in (b"", b"\x00" * 4, COUNT.pack(2**32 - 1), COUNT.pack(0) + b"garbage"):
-        message = Message(Kind.PICKLE, stream)
+        message = EncodedMessage(MessageKind.PICKLE, stream)
         with pytest.raises(CodecError, match="pickle can't be read"):
             message.envelope().open(message.flat(), allow_pickle=True)
 
@@ -500,7 +508,7 @@ def test_gaps_of_a_message_hold_no_old_memory() -> None:
 
 
 def test_a_failure_tells_its_reason() -> None:
-    message = Message.failed(ValueError("no way"))
+    message = EncodedMessage.failed(ValueError("no way"))
     with pytest.raises(CodecError, match="ValueError: no way"):
         message.envelope().open(message.flat())
 

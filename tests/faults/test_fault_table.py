@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults import ROWS, Cell, _judged, interrupts
+from benchmarks.faults.__main__ import ROWS, Cell, _judged, interrupts
 from benchmarks.faults.libraries import Nc10d
 
 # The most that anybody may be late, in ms, on a machine that others use too.

@@ -73,14 +73,14 @@ def test_racing_processes_compile_each_kernel_once_and_right(tmp_path):
 
 TOGETHER = """
 import sys
-from nc10d.backend.cpu.native import engine
+from nc10d.backend.cpu.native import entry_points
 from nc10d.kernels import cache
 save = cache._OneFile.save_overload
 made = []
 cache._OneFile.save_overload = lambda file, *rest: (made.append(file.name), save(file, *rest))
 print("ready", flush=True)
 sys.stdin.read()
-engine.prepare()
+entry_points.prepare()
 print(*made)
 """
 

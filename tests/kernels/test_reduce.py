@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels import loops, reduce
 from nc10d.ops import RedOp
 from nc10d.testing import reference
@@ -84,7 +84,7 @@ def test_a_long_output_may_begin_anywhere_in_a_cache_line(pair):
 def test_special_values_meet_each_other(pair):
     kind, dtype = pair
     special = special_values(dtype)
-    if dtype.family is Family.COMPLEX:
+    if dtype.family is ElementKind.COMPLEX:
         parts = special.real
         special = np.array([complex(x, y) for x, y in product(parts, parts)], dtype.numpy)
     a, b = np.repeat(special, len(special)), np.tile(special, len(special))
@@ -165,7 +165,7 @@ def test_divide_by_the_world_size(dtype):
 @pytest.mark.parametrize("dtype", DIVISIBLE, ids=lambda d: d.label)
 def test_scale_by_a_factor(dtype):
     x = values(dtype, 300, 6)
-    whole = dtype.family in (Family.INT, Family.UINT)
+    whole = dtype.family in (ElementKind.INT, ElementKind.UINT)
     for factor, in_place in product([0.0, 1.0, 2.0, -3.0, 1e5], [True, False]):
         value = np.array([factor if whole else factor / 7])
         expected = reference.scaled(x, float(value[0]))
@@ -177,7 +177,7 @@ def test_scale_by_a_factor(dtype):
 BOTH = [
     (kind, dtype)
     for kind, dtype in product(reduce.BOTH, DTYPES)
-    if dtype.family in (Family.FLOAT, Family.COMPLEX)
+    if dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
 ]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.used_parameters import Usage
+from nc10d.reducer.used_parameters import UsedParameters
 from nc10d.testing import run_local
 from nc10d.work import Future
 
@@ -63,7 +63,7 @@ def test_flags_that_are_under_way_are_not_written_to_by_the_next_pass():
         def all_reduce(self, x, *_, async_op):
             taken.append(x)
 
-    taken, usage = [], Usage(2)
+    taken, usage = [], UsedParameters(2)
     usage.mark(0)
     usage.agree(Group())
     usage.mark(1)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import CollectiveTimeout
-from nc10d.reducer.deferred_future import InOrder
+from nc10d.reducer.deferred_future import OrderedFuture
 from nc10d.work import Future, Work, collect_all
 
 MOMENT = 0.01
@@ -21,7 +21,7 @@ def behind(outcome, steps=None):
             steps.append(found)
         return found
 
-    return InOrder(outcome, double)
+    return OrderedFuture(outcome, double)
 
 
 def ended(value):

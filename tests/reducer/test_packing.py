@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.reducer.packing import Packer, cast, pack, unpack
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
-FLOATS = [dtype for dtype in DType if dtype.family is Family.FLOAT]
+FLOATS = [dtype for dtype in DType if dtype.family is ElementKind.FLOAT]
 SCALES = [1.0, 0.25, 1 / 3]
 SIZES = [0, 1, 7, 31, 32, 33, 100]
 

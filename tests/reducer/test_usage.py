@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.reducer.used_parameters import Usage
+from nc10d.reducer.used_parameters import UsedParameters
 from nc10d.testing import run_local
 
 COUNT = 6
@@ -14,7 +14,7 @@ PASSES = st.lists(st.sets(st.integers(0, COUNT - 1)), min_size=1, max_size=3)
 
 
 def agree(group, sessions):
-    usage = Usage(COUNT)
+    usage = UsedParameters(COUNT)
     found = []
     for passes in sessions:
         for param in itertools.chain.from_iterable(passes):
@@ -34,7 +34,7 @@ def test_ranks_agree_on_the_union_of_what_they_used(data, size, sessions):
 
 
 def mark_while_under_way(group):
-    usage = Usage(2)
+    usage = UsedParameters(2)
     usage.mark(group.rank)
     usage.agree(group)
     usage.mark(0)
@@ -49,4 +49,4 @@ def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
 
 def test_nothing_is_settled_that_was_not_begun():
     with pytest.raises(RuntimeError, match="call agree"):
-        Usage(1).settle()
+        UsedParameters(1).settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from nc10d.run.shutdown import AT_ONCE, INTERRUPT, Clock, Whom, politely
+from nc10d.run.shutdown import AT_ONCE, INTERRUPT, ShutdownClock, SignalTarget, politely
 
 
 class Time:
@@ -18,28 +18,28 @@ class Time:
 
 
 def test_an_idle_clock_waits_for_ever() -> None:
-    clock = Clock(Time())
+    clock = ShutdownClock(Time())
     assert clock.remaining() is None
     assert clock.take_due() == []
 
 
 def test_ranks_are_asked_before_everything_is_killed() -> None:
     time = Time()
-    clock = Clock(time)
+    clock = ShutdownClock(time)
     clock.begin(politely(5.0, delay=1.0))
     assert (clock.remaining(), clock.take_due()) == (1.0, [])
     time.now += 1.0
     (first,) = clock.take_due()
-    assert (first.number, first.whom) == (signal.SIGTERM, Whom.RANKS)
+    assert (first.number, first.whom) == (signal.SIGTERM, SignalTarget.RANKS)
     assert clock.remaining() == 5.0
     time.now += 60.0
     (last,) = clock.take_due()
-    assert (last.number, last.whom) == (signal.SIGKILL, Whom.GROUP)
+    assert (last.number, last.whom) == (signal.SIGKILL, SignalTarget.GROUP)
     assert clock.remaining() is None
 
 
 def test_a_new_timetable_replaces_the_old() -> None:
-    clock = Clock(Time())
+    clock = ShutdownClock(Time())
     clock.begin(politely(60.0))
     clock.begin(AT_ONCE)
     assert [step.number for step in clock.take_due()] == [signal.SIGKILL]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.run.environment import Job, rank_environment, rank_variables
+from nc10d.run.environment import LaunchedJob, rank_environment, rank_variables
 
 DUMP = """
 import json, os, pathlib, sys
@@ -29,14 +29,14 @@ CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> list[Job]:
+def jobs(draw: st.DrawFn) -> list[LaunchedJob]:
     """One job, as each of its nodes sees it."""
     nnodes, nproc = draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    return [Job(nproc, nnodes, k, "host", 29500) for k in range(nnodes)]
+    return [LaunchedJob(nproc, nnodes, k, "host", 29500) for k in range(nnodes)]
 
 
 @given(jobs())
-def test_ranks_of_all_nodes_are_numbered_without_gaps(nodes: list[Job]) -> None:
+def test_ranks_of_all_nodes_are_numbered_without_gaps(nodes: list[LaunchedJob]) -> None:
     ranks = [
         int(rank_variables(job, local_rank, 0)["RANK"])
         for job in nodes
@@ -46,7 +46,9 @@ def test_ranks_of_all_nodes_are_numbered_without_gaps(nodes: list[Job]) -> None:
 
 
 @given(jobs(), st.integers(0, 5))
-def test_all_ranks_agree_on_everything_but_their_place(nodes: list[Job], restart: int) -> None:
+def test_all_ranks_agree_on_everything_but_their_place(
+    nodes: list[LaunchedJob], restart: int
+) -> None:
     place = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"}
     seen = {
         tuple(sorted((k, v) for k, v in rank_variables(job, i, restart).items() if k not in place))
@@ -58,14 +60,14 @@ def test_all_ranks_agree_on_everything_but_their_place(nodes: list[Job], restart
 
 @given(st.dictionaries(st.sampled_from(["RANK", "HOME", "OMP_NUM_THREADS"]), st.text(max_size=3)))
 def test_the_users_variables_stay_and_the_jobs_win(inherited: dict[str, str]) -> None:
-    result = rank_environment(Job(2), 1, 0, inherited)
+    result = rank_environment(LaunchedJob(2), 1, 0, inherited)
     assert result["RANK"] == "1"
     assert result["OMP_NUM_THREADS"] == inherited.get("OMP_NUM_THREADS", "1")
     assert result.get("HOME") == inherited.get("HOME")
 
 
 def test_a_single_rank_may_use_all_cores() -> None:
-    assert "OMP_NUM_THREADS" not in rank_environment(Job(1), 0, 0, {})
+    assert "OMP_NUM_THREADS" not in rank_environment(LaunchedJob(1), 0, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_single_rank_may_use_all_cores() -> None:
 )
 def test_an_impossible_job_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"not|outside"):
-        Job(**wrong)
+        LaunchedJob(**wrong)
 
 
 def _dumped(launcher: list[str], folder: Path, environment: dict[str, str]) -> list[dict[str, str]]:

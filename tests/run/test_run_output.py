@@ -14,16 +14,16 @@ from nc10d.run.output import (
     LONGEST_LINE,
     MOST_HELD,
     LineSplitter,
+    OutputStream,
     Screen,
     Sink,
-    Stream,
     prefix,
     visible,
 )
 from nc10d.run.signals import SignalPipe
 
 pieces = st.lists(st.text(alphabet="ab\n\r", max_size=9).map(str.encode), max_size=9)
-Show = Callable[..., Stream]
+Show = Callable[..., OutputStream]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_stream_prefixes_whole_lines_and_keeps_them(
 ) -> None:
     sink, read = shown
     source, rank = os.pipe()
-    stream = Stream(source, sink, prefix(3), tmp_path / "log")
+    stream = OutputStream(source, sink, prefix(3), tmp_path / "log")
     os.write(rank, b"one\ntw")
     stream.drain()
     assert read() == b"[rank 3] one\n"
@@ -117,7 +117,7 @@ def test_a_hushed_stream_ends_without_the_traceback_of_an_import(
 ) -> None:
     sink, read = shown
     source, rank = os.pipe()
-    stream = Stream(source, sink, mark, tmp_path / "log")
+    stream = OutputStream(source, sink, mark, tmp_path / "log")
     os.write(rank, b"on")
     stream.drain()
     stream.hush()
@@ -131,7 +131,7 @@ def test_a_hushed_stream_ends_without_the_traceback_of_an_import(
 def test_a_hushed_stream_that_goes_on_and_on_is_shown(tmp_path: Path) -> None:
     source, rank = os.pipe()
     with SignalPipe() as signals, (tmp_path / "shown").open("wb") as shown:
-        stream = Stream(source, Sink(shown.fileno(), Screen(), signals), b"")
+        stream = OutputStream(source, Sink(shown.fileno(), Screen(), signals), b"")
         stream.hush()
         for _ in range(MOST_HELD // 4096 + 1):
             os.write(rank, b"y" * 4095 + b"\n")

@@ -22,7 +22,7 @@ from clocks import soon, takes
 
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
-from nc10d.store.connection import Link
+from nc10d.store.connection import StoreConnection
 
 torch_dist = pytest.importorskip("torch.distributed")
 HOST = "127.0.0.1"
@@ -429,7 +429,7 @@ def test_ctrl_c_as_a_wait_is_taken_back_drops_the_connection(
 
     link = store._caller._link
     assert link is not None
-    monkeypatch.setattr(Link, "cancel_wait", interrupted)
+    monkeypatch.setattr(StoreConnection, "cancel_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.wait(["never"], 0.05)
     store.set("k", "v")
@@ -527,7 +527,7 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
 ALIVE_AT_EXIT = """
 import os
 from nc10d.store import TCPStore
-from nc10d.store.connection import Link
+from nc10d.store.connection import StoreConnection
 
 # The module `os` goes last, and these go with it: what they would call is not there any more.
 os.stores = [TCPStore("127.0.0.1", 0, is_master=True, server=kind, token=token)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nc10d.auth.handshake import STRANGER_SECONDS, Caller, Sealer
+from nc10d.auth.handshake import STRANGER_SECONDS, HandshakeCaller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
@@ -114,16 +114,16 @@ def idle(sock: socket.socket, chance: random.Random) -> None:
 
 
 def half(sock: socket.socket, chance: random.Random) -> None:
-    hello = Caller(TOKEN, WHO).hello
+    hello = HandshakeCaller(TOKEN, WHO).hello
     sock.sendall(hello[: chance.randrange(len(hello))])
 
 
 def no_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(Caller(bytes(32), WHO).hello)
+    sock.sendall(HandshakeCaller(bytes(32), WHO).hello)
 
 
 def wrong_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(Caller(bytes(32), WHO).hello + bytes(32))
+    sock.sendall(HandshakeCaller(bytes(32), WHO).hello + bytes(32))
 
 
 def hasty(sock: socket.socket, chance: random.Random) -> None:
@@ -226,7 +226,7 @@ def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
 
 
 def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> None:
-    hello = Caller(TOKEN, WHO).hello
+    hello = HandshakeCaller(TOKEN, WHO).hello
     came = time.monotonic()
     with socket.create_connection((HOST, store.port), GENEROUS) as sock:
         sock.settimeout(0.1)

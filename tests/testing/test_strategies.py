@@ -50,7 +50,7 @@ def test_a_call_makes_fresh_memory_each_time(drawn):
 @given(sized_calls)
 def test_what_is_expected_does_not_depend_on_layout(drawn):
     _, call = drawn
-    plain = strategies.Call(call.kind, call.inputs, call.op, call.root, call.flat)
+    plain = strategies.CollectiveCall(call.kind, call.inputs, call.op, call.root, call.flat)
     for mine, theirs in zip(call.expected(), plain.expected(), strict=True):
         for x, y in zip(mine, theirs, strict=True):
             assert reference.same_bits(x, y)
@@ -60,7 +60,7 @@ def test_what_is_expected_does_not_depend_on_layout(drawn):
 def test_flat_and_listed_forms_hold_the_same_elements(drawn):
     size, call = drawn
     if call.flat:
-        listed = strategies.Call(call.kind, call.inputs, call.op, call.root)
+        listed = strategies.CollectiveCall(call.kind, call.inputs, call.op, call.root)
         for mine, theirs in zip(call.expected(), listed.expected(), strict=True):
             flat = [np.ravel(x) for x in (mine or theirs)]
             assert sum(map(len, flat)) == sum(x.size for x in theirs)
@@ -86,7 +86,7 @@ def test_a_program_can_be_issued_to_a_group(drawn):
 
 
 def test_expected_is_the_oracles_word():
-    call = strategies.Call(O.AllReduce, [np.array([1.0]), np.array([2.0])])
+    call = strategies.CollectiveCall(O.AllReduce, [np.array([1.0]), np.array([2.0])])
     assert [out[0].tolist() for out in call.expected()] == [[3.0], [3.0]]
     ops = [call.make(0), call.make(1)]
     compute(ops)

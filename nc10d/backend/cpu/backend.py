@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
-from nc10d.backend.cpu.context import Host
-from nc10d.backend.cpu.control.group_control import Council
-from nc10d.backend.cpu.engine.call_log import Logged
-from nc10d.backend.cpu.engine.channel import Channel, Shared
+from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.group_control import GroupControl
+from nc10d.backend.cpu.engine.call_log import LogEntry
+from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
 from nc10d.backend.cpu.failure.error_text import message_in_words
 from nc10d.backend.cpu.failure.health import Health
-from nc10d.backend.cpu.launcher import Launching
-from nc10d.backend.cpu.lowering.program_cache import Batches, Plans
+from nc10d.backend.cpu.launcher import OpLauncher
+from nc10d.backend.cpu.lowering.program_cache import BatchCache, ProgramCache
 from nc10d.backend.cpu.membership.formation import (
-    Founding,
+    GroupSpec,
     _who,
     check_alive,
     form,
@@ -37,14 +37,14 @@ from nc10d.backend.cpu.membership.formation import (
     reach,
     withdraw,
 )
-from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.p2p.mailbox import Post
+from nc10d.backend.cpu.p2p.mailbox import Mailbox
 from nc10d.backend.cpu.transport.links import Links
-from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
-from nc10d.store.arrival import Board
+from nc10d.store.arrival import KeyValueBoard
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -56,24 +56,24 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
     Ranks with the same `host_id` share memory; where it is not given, the kernel tells.
     """
-    host = Host(setup.store, setup.rank, setup.size, setup.deadline, host_id)
+    host = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     name, members = setup.group_name, range(setup.size)
 
     def check() -> None:
         check_alive(host, name, members)
 
     try:
-        return _made(Founding(host, name, members, setup.rank, setup.store, setup.deadline, check))
+        return _made(GroupSpec(host, name, members, setup.rank, setup.store, setup.deadline, check))
     except BaseException:
         host.close()
         raise
 
 
-def _made(founding: Founding) -> CpuBackend:
+def _made(founding: GroupSpec) -> CpuBackend:
     return _joined(founding, form(founding), founding.store)
 
 
-def _joined(founding: Founding, areas: Areas, board: Board) -> CpuBackend:
+def _joined(founding: GroupSpec, areas: GroupMemory, board: KeyValueBoard) -> CpuBackend:
     try:
         outside = reach(founding, areas, board)
     except BaseException:
@@ -82,14 +82,18 @@ def _joined(founding: Founding, areas: Areas, board: Board) -> CpuBackend:
     return CpuBackend(areas, founding.name, founding.members, outside)
 
 
-class CpuBackend(Launching):
+class CpuBackend(OpLauncher):
     """One group. Methods that block say so."""
 
     name = "cpu"
     device_type = "cpu"
 
     def __init__(
-        self, areas: Areas, group_name: str, members: Sequence[int], outside: Outside | None
+        self,
+        areas: GroupMemory,
+        group_name: str,
+        members: Sequence[int],
+        outside: RemoteGroup | None,
     ) -> None:
         self.host = host = areas.host
         self.group_name = group_name
@@ -101,15 +105,15 @@ class CpuBackend(Launching):
         hosts = None if outside is None else outside.hosts
         small = one_shot_bytes(self.size, roomy=host.roomy and hosts is None)
         sizes = asking(host.boards if hosts is None else Boards.NORMAL)
-        self.layout = Layout(self.size, rank, areas.half, small, hosts, DIRECT, **sizes)
+        self.layout = GroupShape(self.size, rank, areas.half, small, hosts, DIRECT, **sizes)
         self.channel = host.channels.make(self._shared())
         self.links = Links(self.areas, outside)
-        self.post = Post(self)
-        self.plans = Plans(self.layout, self.channel)
+        self.post = Mailbox(self)
+        self.plans = ProgramCache(self.layout, self.channel)
         self.latest = {**self.plans.latest, **self.post.lanes.latest}
-        self.batches = Batches()
+        self.batches = BatchCache()
         self._address = self.channel.address
-        self.council = Council(group_name, members, rank, host.peers.control, _gone_of(self))
+        self.council = GroupControl(group_name, members, rank, host.peers.control, _gone_of(self))
         self.health = Health(
             group_name, self.areas, self.channel, self.links, outside, self.council
         )
@@ -117,10 +121,10 @@ class CpuBackend(Launching):
         self._watched: set[Work] = set()
         host.join(self)
 
-    def _shared(self) -> Shared:
+    def _shared(self) -> ChannelSpec:
         mates, areas = range(self.areas.size), self.areas
         even, odd = ([areas.board(mate, half) for mate in mates] for half in (0, 1))
-        return Shared(
+        return ChannelSpec(
             rank=areas.rank,
             size=areas.size,
             area=areas.address(areas.rank),
@@ -144,7 +148,7 @@ class CpuBackend(Launching):
         """Fail the group with `reason` on every rank; the first reason wins."""
         self.health.abort(reason)
 
-    def logged(self) -> list[tuple[Logged, str, bool]]:
+    def logged(self) -> list[tuple[LogEntry, str, bool]]:
         """Return what this rank has done last here, oldest first, each in words.
 
         The third says whether it is a message.
@@ -159,7 +163,7 @@ class CpuBackend(Launching):
             for entry in entries
         ]
 
-    def _words(self, channel: Channel, entry: Logged) -> str:
+    def _words(self, channel: Channel, entry: LogEntry) -> str:
         if channel.shared.kind == at.COLLECTIVE:
             return entry.text
         peer = self.links.peer_of(channel)
@@ -216,7 +220,7 @@ class CpuBackend(Launching):
             check_parent(self, name, members)
 
         rank = list(ranks).index(self.rank)
-        return _made(Founding(self.host, name, members, rank, store, deadline, check))
+        return _made(GroupSpec(self.host, name, members, rank, store, deadline, check))
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
@@ -240,7 +244,7 @@ class CpuBackend(Launching):
             check_alive(self.host, name, members)
 
         rank = list(ranks).index(self.rank)
-        founding = Founding(self.host, name, members, rank, store, deadline, check)
+        founding = GroupSpec(self.host, name, members, rank, store, deadline, check)
         return _joined(founding, form_again(founding, self.council), self.council)
 
     def close(self) -> None:

@@ -19,20 +19,20 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.topology import grouped
 from nc10d.backend.cpu.bootstrap import host_peers as meeting
-from nc10d.backend.cpu.control.router import Peers
-from nc10d.backend.cpu.deadlock.detector import Deadlocks
-from nc10d.backend.cpu.engine.call_log import Log
+from nc10d.backend.cpu.control.router import Router
+from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
+from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
-from nc10d.backend.cpu.engine.channels import Registry
-from nc10d.backend.cpu.engine.cpu_policy import Waiting, boards, roomy, waiting_policy
+from nc10d.backend.cpu.engine.channels import Channels
+from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy, boards, roomy, waiting_policy
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.bits import mask
-from nc10d.backend.cpu.memory.host_peer import Mate
-from nc10d.backend.cpu.memory.peer_access import Probe, access_to
+from nc10d.backend.cpu.memory.host_peer import HostPeer
+from nc10d.backend.cpu.memory.peer_access import AccessProbe, access_to
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.transport.remote_group import Abroad
+from nc10d.backend.cpu.transport.remote_group import RemoteHosts
 from nc10d.base.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ WORKER_SLICE_NS = 50_000_000
 RESTLESS_MS = 20
 
 
-class Host:
+class Context:
     """One rank's place on its host; made once per job, shared by all of its groups."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Host:
         try:
             bell = self.arena.allocate(at.FIRST_PAGES)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
-            self._probe = Probe(self.arena)
+            self._probe = AccessProbe(self.arena)
             self.mates, self.cards = meeting.gather(
                 store, rank, size, self.arena, deadline, host_id
             )
@@ -74,12 +74,12 @@ class Host:
         self.rank, self.size = self.near[rank], len(self.mates)
         cards = [self.cards[mate.number] for mate in self.mates]
         self.roomy, self.boards = roomy(cards), boards(cards)
-        self.waiting: Waiting = waiting_policy(self.roomy)
+        self.waiting: WaitPolicy = waiting_policy(self.roomy)
         self._access = [access_to(mate) for mate in self.mates]
         self._bells: Words = np.array([mate.mapping.base for mate in self.mates], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
-        self.log = Log()
+        self.log = CallLog()
         self._zombies: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
         self.groups: dict[str, weakref.ref[CpuBackend]] = {}
@@ -92,23 +92,23 @@ class Host:
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_EVENT_FD, self._events)
         self._set(at.P_LOG, self.log.address)
-        self.channels = Registry(self.arena, self._process, mask([self.rank]), self.waiting)
+        self.channels = Channels(self.arena, self._process, mask([self.rank]), self.waiting)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
-        self.deadlocks = Deadlocks(self)
+        self.deadlocks = DeadlockDetector(self)
         self._control = threading.Thread(
             target=self._watch_peers, name="nc10d-control", daemon=True
         )
         wires = {mate.number: mate.wire for mate in self.mates if mate.wire is not None}
-        self.abroad: Abroad | None = None
+        self.abroad: RemoteHosts | None = None
         try:
             if len(self.topology.hosts) > 1:
-                self.abroad = Abroad(self, store)
+                self.abroad = RemoteHosts(self, store)
                 wires |= self.abroad.connect(store, deadline)
         except BaseException:
             self._close_descriptors()
             raise
-        self.peers = Peers(self, wires)
+        self.peers = Router(self, wires)
         self._control.start()
         _hosts.add(self)
 
@@ -136,7 +136,7 @@ class Host:
         if last:
             self.close()
 
-    def lost(self, ranks: Sequence[int]) -> Mate | None:
+    def lost(self, ranks: Sequence[int]) -> HostPeer | None:
         """Return the first of some ranks of the job that has died on this host, if one has."""
         near = (self.mates[self.near[rank]] for rank in ranks if rank in self.near)
         return next((mate for mate in near if self._dead & mask([mate.rank])), None)
@@ -310,7 +310,7 @@ class Host:
         self._close_descriptors()
 
 
-_hosts: weakref.WeakSet[Host] = weakref.WeakSet()
+_hosts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def _disown_all() -> None:

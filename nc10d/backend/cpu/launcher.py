@@ -13,39 +13,39 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.validate import validate
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.engine.clock import deadline_ns
 from nc10d.backend.cpu.lowering.fuse import fuse
-from nc10d.backend.cpu.lowering.lower import Request, request
-from nc10d.backend.cpu.lowering.ordering import FREE, Gates, find_gates
-from nc10d.backend.cpu.lowering.prepared import Fresh, KnownBatch, Ready
-from nc10d.backend.cpu.lowering.program_cache import Batches, Plans
-from nc10d.backend.cpu.lowering.strided import Resolved, resolve, straighten
+from nc10d.backend.cpu.lowering.lower import LoweredOp, request
+from nc10d.backend.cpu.lowering.ordering import FREE, BatchDependencies, find_gates
+from nc10d.backend.cpu.lowering.prepared import NewBatch, Prepared, PreparedBatch
+from nc10d.backend.cpu.lowering.program_cache import BatchCache, ProgramCache
+from nc10d.backend.cpu.lowering.strided import Operands, resolve, straighten
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import prepared_messages as messages
-from nc10d.backend.cpu.p2p.mailbox import Late
+from nc10d.backend.cpu.p2p.mailbox import DeferredReceive
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.backend.cpu.waiter import LOOK, SLICE, Waits
-from nc10d.backend.cpu.works import CpuWork, EndedMessage, Joined, Part
+from nc10d.backend.cpu.waiter import LOOK, SLICE, Waiter
+from nc10d.backend.cpu.works import CombinedWork, CompletedMessage, CpuWork, Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.outcome import fresh
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 
-class Launching(Waits):
+class OpLauncher(Waiter):
     """The part of a group's backend that launches operations."""
 
     size: int
-    layout: Layout
+    layout: GroupShape
     channel: Channel
-    plans: Plans
-    batches: Batches
-    latest: Mapping[type[Any], Mapping[Any, Ready]]
+    plans: ProgramCache
+    batches: BatchCache
+    latest: Mapping[type[Any], Mapping[Any, Prepared]]
     """By type of operation and what it has besides arrays: what was found for it last."""
     _address: int
 
@@ -58,10 +58,10 @@ class Launching(Waits):
             return self._launch_batch(ops, batch, timeout, async_op)
         works = self.quick_batch(ops, timeout) if async_op else None
         if works is not None:
-            return Joined(self, ops, works, works)
+            return CombinedWork(self, ops, works, works)
         return self._launch_any(ops, timeout, async_op)
 
-    def quick(self, known: Ready, x: Any, y: Any, timeout: float) -> bool:
+    def quick(self, known: Prepared, x: Any, y: Any, timeout: float) -> bool:
         """Run a known operation or message here and now; False: nothing has happened."""
         try:
             return self.finish(known, known.run(known.words, x, y), x, y, timeout)
@@ -69,7 +69,7 @@ class Launching(Waits):
             self.let_go(known, x, y)
             raise
 
-    def finish(self, known: Ready, answer: int, x: Any, y: Any, timeout: float) -> bool:
+    def finish(self, known: Prepared, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """See to what is left of an operation after `known.run`; see HotBackend."""
         while answer == at.NEW_SITE:
             call_sites.learn()
@@ -85,7 +85,7 @@ class Launching(Waits):
             known.channel.forget_ended()
         return True
 
-    def let_go(self, known: Ready, x: Any, y: Any) -> None:
+    def let_go(self, known: Prepared, x: Any, y: Any) -> None:
         """Something (Ctrl-C, say) ended a call in the middle; see HotBackend."""
         self._let_go(known.channel, known.ops(x, y))
 
@@ -98,7 +98,7 @@ class Launching(Waits):
         lane = self.post.lanes.latest[kind].get(peer)
         if lane is None or not lane.short or not self.post.lanes.ends(lane, x, tag):
             return None
-        return EndedMessage(kind, peer, x, tag)
+        return CompletedMessage(kind, peer, x, tag)
 
     def quick_batch(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Start messages, all of them known; None, and none is started, for any others.
@@ -217,15 +217,15 @@ class Launching(Waits):
         if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)
 
-    def _enqueue(self, linked: Linked, resolved: Resolved, deadline: Deadline) -> Part:
+    def _enqueue(self, linked: Linked, resolved: Operands, deadline: Deadline) -> Part:
         submission = Submission(linked, resolved.addresses, resolved.keep, deadline_ns(deadline))
         return self.enqueue(self.channel, submission)
 
     def _launch_batch(
-        self, ops: Sequence[Op], batch: KnownBatch | Fresh, timeout: float, async_op: bool
+        self, ops: Sequence[Op], batch: PreparedBatch | NewBatch, timeout: float, async_op: bool
     ) -> Work | None:
         """Run all_reduces of plain arrays as one program, here and now if the channel is free."""
-        if isinstance(batch, Fresh):
+        if isinstance(batch, NewBatch):
             for op in ops:
                 validate(op, self.rank, self.size)
             batch = self.batches.remember(batch, self.plans.linked(self._joined(ops)))
@@ -243,8 +243,8 @@ class Launching(Waits):
         return None
 
     def _joined(
-        self, ops: Sequence[Op], gates: Gates | None = None, numbers: Sequence[int] = ()
-    ) -> Request:
+        self, ops: Sequence[Op], gates: BatchDependencies | None = None, numbers: Sequence[int] = ()
+    ) -> LoweredOp:
         requests = [straighten(request(op, self.layout)) for op in ops]
         if len(requests) == 1 and gates is None:
             return requests[0]
@@ -292,13 +292,13 @@ class Launching(Waits):
             return works[0]
         # A thread waits for one of them at a time; the worker sees to the others.
         self.host.need_worker()
-        return Joined(self, ops, works, messages)
+        return CombinedWork(self, ops, works, messages)
 
     def _submit(
         self,
         ops: Sequence[Op],
         numbers: Sequence[int],
-        gates: Gates | None,
+        gates: BatchDependencies | None,
         deadline: Deadline,
         limit: int,
     ) -> Work:
@@ -312,7 +312,7 @@ class Launching(Waits):
         submission = Submission(linked, resolved.addresses, resolved.keep, limit)
         return CpuWork(self, mine, [self.enqueue(self.channel, submission)], deadline)
 
-    def _started(self, work: Work | Late, deadline: Deadline) -> Work:
+    def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Carry out a receive that has to wait for gates, and then open its own."""
         if isinstance(work, Work):
             return work

@@ -10,16 +10,16 @@ import threading
 import time
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure.error_text import describe
 from nc10d.backend.cpu.failure.health import Health
-from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.p2p.mailbox import Post
+from nc10d.backend.cpu.p2p.mailbox import Mailbox
 from nc10d.backend.cpu.transport.links import Links
-from nc10d.backend.cpu.works import AnySource, Part
+from nc10d.backend.cpu.works import AnySourceReceive, Part
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
@@ -32,17 +32,17 @@ A_MOMENT = 0.001
 """Seconds between two looks of a thread that waits, after the first slice."""
 
 
-class Waits:
+class Waiter:
     """The part of a group's backend that waits. Methods that block say so."""
 
-    host: Host
-    areas: Areas
+    host: Context
+    areas: GroupMemory
     links: Links
     group_name: str
     rank: int
     members: list[int]
     health: Health
-    post: Post
+    post: Mailbox
     ending: threading.RLock
     """Held while a work's last steps are done."""
     _watched: set[Work]
@@ -129,4 +129,4 @@ class Waits:
             if work._state != 0:
                 self._watched.discard(work)
                 work._finish()
-        return any(isinstance(work, AnySource) for work in list(self._watched))
+        return any(isinstance(work, AnySourceReceive) for work in list(self._watched))

@@ -13,12 +13,12 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.waiter import Waits
+    from nc10d.backend.cpu.waiter import Waiter
 
 Part = tuple[Channel, Submission]
 
 
-class EndedMessage(Work):
+class CompletedMessage(Work):
     """A message that was over as it was launched; its operation is made when somebody asks.
 
     It never changes, so most of what a Work keeps is kept here once for all.
@@ -55,7 +55,7 @@ class CpuWork(Work):
 
     def __init__(
         self,
-        backend: Waits,
+        backend: Waiter,
         ops: Sequence[Op],
         parts: list[Part],
         deadline: Deadline,
@@ -116,14 +116,14 @@ class CpuWork(Work):
                 self._backend.host.poke_notifier()
 
 
-class AnySource(Work):
+class AnySourceReceive(Work):
     """A receive from whoever sends first; matched when somebody waits for it or looks."""
 
     __slots__ = ("_awaited", "_backend", "_inner", "_match", "_matching", "_pause", "deadline")
 
     def __init__(
         self,
-        backend: Waits,
+        backend: Waiter,
         ops: Sequence[Op],
         deadline: Deadline,
         match: Callable[[], Work | None],
@@ -174,7 +174,7 @@ class AnySource(Work):
         self._backend.watch(self)
 
 
-class Joined(Work):
+class CombinedWork(Work):
     """A batch of several works that ends when all of them have; the first failure is its own.
 
     Its result has an entry for each operation: the sender of a receive, or None.
@@ -184,7 +184,7 @@ class Joined(Work):
 
     def __init__(
         self,
-        backend: Waits,
+        backend: Waiter,
         ops: Sequence[Op],
         works: Sequence[Work],
         messages: Sequence[Work],

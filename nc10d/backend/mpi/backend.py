@@ -13,7 +13,7 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.mpi.devices import check_devices
 from nc10d.backend.mpi.forming import come_together
-from nc10d.backend.mpi.group import Lane
+from nc10d.backend.mpi.group import MpiGroup
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
@@ -100,7 +100,7 @@ class MpiBackend:
         self.size: int = comm.size
         with _blocking():
             control = comm.Dup()
-        self._lane = Lane(group_name, comm, control, options.any_order, engine)
+        self._lane = MpiGroup(group_name, comm, control, options.any_order, engine)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. What can't run on MPI raises before anything is sent."""

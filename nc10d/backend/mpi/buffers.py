@@ -19,7 +19,7 @@ from nc10d.backend.mpi.library import MPI
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatBuffer:
     """`count` elements one after another at `address`; `owner` keeps them alive."""
 
     address: int
@@ -33,10 +33,10 @@ class Flat:
         """The bytes of all elements."""
         return self.count * self.dtype.itemsize
 
-    def part(self, first: int, count: int) -> Flat:
+    def part(self, first: int, count: int) -> FlatBuffer:
         """Return `count` elements from number `first` on."""
         address = self.address + first * self.dtype.itemsize
-        return Flat(address, count, self.dtype, self.device, self.owner)
+        return FlatBuffer(address, count, self.dtype, self.device, self.owner)
 
     def memory(self) -> Any:
         """Return the bytes as mpi4py takes them."""
@@ -51,7 +51,7 @@ class Flat:
         return [self.memory(), (counts, None), moved(self.dtype)]
 
 
-class Room:
+class OpBuffers:
     """The memory of one operation, from its beginning to `finish`."""
 
     __slots__ = ("_after",)
@@ -59,7 +59,7 @@ class Room:
     def __init__(self) -> None:
         self._after: list[Callable[[], None]] = []
 
-    def flat(self, x: Any, written: bool) -> Flat:
+    def flat(self, x: Any, written: bool) -> FlatBuffer:
         """Return the memory of an array, or of a copy that `finish` copies back if `written`."""
         buffer = as_buffer(x)
         if buffer.contiguous:
@@ -70,7 +70,7 @@ class Room:
             self._after.append(lambda: np.copyto(view, copy))
         return _as_is(as_buffer(copy))
 
-    def chunks(self, arrays: Any, size: int, written: bool) -> tuple[Flat, list[int]]:
+    def chunks(self, arrays: Any, size: int, written: bool) -> tuple[FlatBuffer, list[int]]:
         """Return one piece of memory for a flat array or a list, and the count of each chunk."""
         if not isinstance(arrays, (list, tuple)):
             flat = self.flat(arrays, written)
@@ -83,7 +83,7 @@ class Room:
             self._after.append(lambda: _cut_back(whole, views))
         return _as_is(as_buffer(whole)), counts
 
-    def scratch(self, count: int, dtype: DType) -> Flat:
+    def scratch(self, count: int, dtype: DType) -> FlatBuffer:
         """Return memory for `count` elements that nobody has seen."""
         return _as_is(as_buffer(np.empty(count, dtype.numpy)))
 
@@ -93,8 +93,8 @@ class Room:
             step()
 
 
-def _as_is(buffer: Buffer) -> Flat:
-    return Flat(buffer.address, buffer.count, buffer.dtype, buffer.device, buffer.owner)
+def _as_is(buffer: Buffer) -> FlatBuffer:
+    return FlatBuffer(buffer.address, buffer.count, buffer.dtype, buffer.device, buffer.owner)
 
 
 def _cut_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]]) -> None:

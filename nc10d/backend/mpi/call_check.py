@@ -76,7 +76,7 @@ def _sizes(op: Any) -> str:
     return f"count={as_buffer(op.inp if isinstance(op, AllToAll) else op.x).count}"
 
 
-class Agreement:
+class CallCheck:
     """One launch's question to all ranks: is this your call too, and may it run side by side?"""
 
     __slots__ = ("_least", "text")

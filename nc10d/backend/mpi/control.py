@@ -1,6 +1,6 @@
 """What ranks of a group tell each other beside their calls: that it failed, or that one left.
 
-A notice is a short message on the group's second communicator. `Notices` always has one receive
+A notice is a short message on the group's second communicator. `MpiControl` always has one receive
 posted, so that looking costs one MPI_Test.
 """
 
@@ -17,7 +17,7 @@ FAILED, LEFT = 1, 2
 MOST_BYTES = 8192
 
 
-class Notices:
+class MpiControl:
     """One rank's ear and voice in one group; its owner sees to it that threads take turns."""
 
     def __init__(self, comm: Any) -> None:

@@ -13,7 +13,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.mpi.library import MPI
 from nc10d.kernels.combine import canonical
 from nc10d.kernels.reduce import kernel_address
@@ -54,7 +54,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class MpiReduction:
     """A reduction in MPI's terms: `datatype`, `width` of them an element, and `op`."""
 
     datatype: Any
@@ -69,26 +69,26 @@ def moved(dtype: DType) -> Any:
 
 def order_matters(kind: RedOp, dtype: DType, size: int) -> bool:
     """Say whether another order of the same operands could change a bit of the result."""
-    rounds = dtype.family in (Family.FLOAT, Family.COMPLEX)
+    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
     return rounds and size > 2 and kind not in (RedOp.MIN, RedOp.MAX)
 
 
-def native(kind: RedOp, dtype: DType) -> Reduction | None:
+def native(kind: RedOp, dtype: DType) -> MpiReduction | None:
     """Return MPI's own reduction, if it has one of the same meaning (sums begin and end AVG)."""
     kind, stored = canonical(kind, dtype)
     datatype = _NUMBERS.get(stored)
-    if datatype is None or (stored.family is Family.FLOAT and kind not in _ARITHMETIC):
+    if datatype is None or (stored.family is ElementKind.FLOAT and kind not in _ARITHMETIC):
         return None
     if kind in _ARITHMETIC and stored in _TOO_NARROW:
         return None
-    return Reduction(datatype, dtype.itemsize // stored.itemsize, _OPS[kind])
+    return MpiReduction(datatype, dtype.itemsize // stored.itemsize, _OPS[kind])
 
 
 @functools.cache
-def reduction(kind: RedOp, dtype: DType) -> Reduction:
+def reduction(kind: RedOp, dtype: DType) -> MpiReduction:
     """Return the reduction for MPI to run in any order that keeps ranks' places."""
     same, _ = canonical(kind, dtype)
-    return native(kind, dtype) or Reduction(_opaque(dtype), 1, _kernel_op(same))
+    return native(kind, dtype) or MpiReduction(_opaque(dtype), 1, _kernel_op(same))
 
 
 @functools.cache

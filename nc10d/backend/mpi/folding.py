@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 
-from nc10d.backend.mpi.buffers import Flat
+from nc10d.backend.mpi.buffers import FlatBuffer
 from nc10d.backend.mpi.datatypes import kernel
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
 from nc10d.ops import RedOp, ReduceOp
 
 
-def fold(into: Flat, rows: Flat, size: int, op: ReduceOp) -> None:
+def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
     """into := op over the `size` rows, first to last; the rows are scratch memory."""
     prepare(rows, rows, op)
     combine = kernel(kernel_address(op.kind, into.dtype))
@@ -24,7 +24,7 @@ def fold(into: Flat, rows: Flat, size: int, op: ReduceOp) -> None:
     finish(into, size, op)
 
 
-def prepare(into: Flat, x: Flat, op: ReduceOp) -> None:
+def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
     """into := what this reduction sums of x, which may be `into`: PREMUL_SUM scales."""
     if op.factor is not None:
         factor = ctypes.c_double(op.factor)
@@ -34,12 +34,12 @@ def prepare(into: Flat, x: Flat, op: ReduceOp) -> None:
         copy(into, x)
 
 
-def finish(total: Flat, size: int, op: ReduceOp) -> None:
+def finish(total: FlatBuffer, size: int, op: ReduceOp) -> None:
     """Turn a sum into what was asked for: AVG divides."""
     if op.kind is RedOp.AVG:
         kernel(divide_address(total.dtype))(total.address, total.address, size, total.nbytes)
 
 
-def copy(into: Flat, x: Flat) -> None:
+def copy(into: FlatBuffer, x: FlatBuffer) -> None:
     """into := x"""
     ctypes.memmove(into.address, x.address, x.nbytes)

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.backend.mpi.call_check import Agreement, describe, mismatch, shown
-from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, Notices
+from nc10d.backend.mpi.call_check import CallCheck, describe, mismatch, shown
+from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
 from nc10d.backend.mpi.dependencies import Needs, needs
-from nc10d.backend.mpi.leaving import Departures
+from nc10d.backend.mpi.leaving import LeaveProtocol
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
-from nc10d.backend.mpi.message_queue import Mailbox
+from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
-from nc10d.backend.mpi.progress_thread import Engine
-from nc10d.backend.mpi.tasks import Message, MpiWork, Task, after, side_by_side
+from nc10d.backend.mpi.progress_thread import ProgressThread
+from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task, after, side_by_side
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.outcome import fresh
@@ -35,11 +35,11 @@ _EVERY = 8
 """One look in so many is for what is rare: notices, departures, deadlines."""
 
 
-class Lane:
+class MpiGroup:
     """One rank's side of one group. The engine's lock is held by whoever is inside."""
 
     def __init__(
-        self, name: str, comm: Comm, control: Comm, any_order: bool, engine: Engine
+        self, name: str, comm: Comm, control: Comm, any_order: bool, engine: ProgressThread
     ) -> None:
         self.name = name
         self.comm = comm
@@ -47,12 +47,12 @@ class Lane:
         self._control = control
         self._any_order = any_order
         self._engine = engine
-        self._mail = Mailbox(comm)
-        self._notices = Notices(control)
-        self._departures = Departures(self._mail, comm.rank, comm.size)
+        self._mail = MessageQueue(comm)
+        self._notices = MpiControl(control)
+        self._departures = LeaveProtocol(self._mail, comm.rank, comm.size)
         self._seq = itertools.count(1)
         self._calls: deque[Task] = deque()
-        self._messages: list[Message] = []
+        self._messages: list[MessageTask] = []
         self._looks = 0
         self._closed = self._whole = False
         engine.join(self)
@@ -87,7 +87,7 @@ class Lane:
     def _agreed(self, work: MpiWork, places: Sequence[int], waits: Needs, seq: int) -> Steps:
         """Ask whether all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
-        agreement = Agreement(describe(ops), bool(waits))
+        agreement = CallCheck(describe(ops), bool(waits))
         yield [agreement.ask(self._control)]
         if not agreement.reached:
             mine, everybody = shown(agreement.text, self.comm.size)
@@ -114,14 +114,14 @@ class Lane:
     def _message(
         self, work: MpiWork, place: int, earlier: frozenset[int], deadline: Deadline
     ) -> None:
-        message = Message(work, place, deadline)
+        message = MessageTask(work, place, deadline)
         first = self._mail.steps(message.op, message.status)
         if earlier or self._held(message):
             first = after(lambda: earlier <= work.over and not self._held(message), first)
         self._messages.append(message)
         self._begin(message, first)
 
-    def _held(self, message: Message) -> bool:
+    def _held(self, message: MessageTask) -> bool:
         """Say whether an earlier message that must not be overtaken has not begun."""
         before = itertools.takewhile(lambda other: other is not message, self._messages)
         return any(map(message.must_follow, before))

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nc10d.backend.mpi.message_queue import Mailbox
-from nc10d.backend.mpi.tasks import Message, Task
+from nc10d.backend.mpi.message_queue import MessageQueue
+from nc10d.backend.mpi.tasks import MessageTask, Task
 from nc10d.ops import Recv
 
 
-class Departures:
+class LeaveProtocol:
     """The ranks that have left, as one rank has heard."""
 
-    def __init__(self, mail: Mailbox, rank: int, size: int) -> None:
+    def __init__(self, mail: MessageQueue, rank: int, size: int) -> None:
         self._mail = mail
         self._peers = [peer for peer in range(size) if peer != rank]
         self._left: dict[int, tuple[int, int]] = {}
@@ -43,7 +43,7 @@ class Departures:
         return next(((task, rank) for task, rank in pairs if rank is not None), None)
 
     def _missed_by(self, task: Task) -> int | None:
-        if not isinstance(task, Message):
+        if not isinstance(task, MessageTask):
             return next((rank for rank, (calls, _) in self._left.items() if calls < task.seq), None)
         if not isinstance(task.op, Recv):
             return None

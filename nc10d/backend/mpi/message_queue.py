@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi.buffers import Flat, Room
+from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
@@ -31,7 +31,7 @@ def largest_tag() -> int:
     return largest
 
 
-class Mailbox:
+class MessageQueue:
     """One rank's messages in one group; its owner sees to it that threads take turns."""
 
     def __init__(self, comm: Comm) -> None:
@@ -57,13 +57,13 @@ class Mailbox:
         )
 
     def _send(self, op: Send, tag: int) -> Steps:
-        room = Room()
+        room = OpBuffers()
         x = room.flat(op.x, False)
         yield [self._comm.Isend(x.all(), op.peer, tag)]
         return None
 
     def _recv(self, op: Recv, status: Any) -> Steps:
-        room = Room()
+        room = OpBuffers()
         x = room.flat(op.x, True)
         source = MPI.ANY_SOURCE if op.peer is None else op.peer
         yield [self._comm.Irecv(x.all(), source, op.tag)]
@@ -74,13 +74,13 @@ class Mailbox:
         self._numbers[op.peer] += 1
         told = np.array([op.tag, number], np.int64)
         first = self._comm.Isend(told, op.peer, self._announcing)
-        room = Room()
+        room = OpBuffers()
         x = room.flat(op.x, False)
         yield [first, self._comm.Isend(x.all(), op.peer, self._numbered + number)]
         return None
 
     def _recv_announced(self, op: Recv, status: Any) -> Steps:
-        room = Room()
+        room = OpBuffers()
         x = room.flat(op.x, True)
         self._waiting += 1
         while (found := self._take(op)) is None:
@@ -112,7 +112,7 @@ class Mailbox:
             self._comm.Recv(told, source, self._announcing)
             self._announced.append((source, int(told[0]), int(told[1])))
 
-    def _received(self, x: Flat, room: Room, status: Any) -> int:
+    def _received(self, x: FlatBuffer, room: OpBuffers, status: Any) -> int:
         source = int(status.Get_source())
         got = status.Get_elements(MPI.BYTE)
         if got != x.nbytes:

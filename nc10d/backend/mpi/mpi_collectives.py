@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi import folding
-from nc10d.backend.mpi.buffers import Flat, Room
+from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers
 from nc10d.backend.mpi.datatypes import order_matters, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
@@ -39,7 +39,7 @@ SMALL = 16 * 1024  # bytes of all ranks' rows up to which everybody gets all of 
 
 def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
     """Carry out a validated collective on which all ranks have agreed."""
-    room = Room()
+    room = OpBuffers()
     yield from _STEPS[type(op)](comm, op, room, any_order)
     room.finish()
 
@@ -47,7 +47,7 @@ def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
 # Reductions
 
 
-def _all_reduce(comm: Comm, op: AllReduce, room: Room, any_order: bool) -> Steps:
+def _all_reduce(comm: Comm, op: AllReduce, room: OpBuffers, any_order: bool) -> Steps:
     x = room.flat(op.x, True)
     if _by_mpi(x, op.op, comm.size, any_order):
         folding.prepare(x, x, op.op)
@@ -64,7 +64,7 @@ def _all_reduce(comm: Comm, op: AllReduce, room: Room, any_order: bool) -> Steps
         yield [comm.Iallgatherv(mine.all(), x.cut(counts))]
 
 
-def _reduce(comm: Comm, op: Reduce, room: Room, any_order: bool) -> Steps:
+def _reduce(comm: Comm, op: Reduce, room: OpBuffers, any_order: bool) -> Steps:
     here = comm.rank == op.root
     x = room.flat(op.x, here)
     if _by_mpi(x, op.op, comm.size, any_order):
@@ -82,7 +82,7 @@ def _reduce(comm: Comm, op: Reduce, room: Room, any_order: bool) -> Steps:
     yield [comm.Igatherv(mine.all(), x.cut(counts) if here else None, op.root)]
 
 
-def _reduce_scatter(comm: Comm, op: ReduceScatter, room: Room, any_order: bool) -> Steps:
+def _reduce_scatter(comm: Comm, op: ReduceScatter, room: OpBuffers, any_order: bool) -> Steps:
     out = room.flat(op.out, True)
     inp, counts = room.chunks(op.inp, comm.size, False)
     if inp.device == "cpu" or not _by_mpi(inp, op.op, comm.size, any_order):
@@ -95,7 +95,12 @@ def _reduce_scatter(comm: Comm, op: ReduceScatter, room: Room, any_order: bool) 
 
 
 def _fold_chunk(
-    comm: Comm, x: Flat, counts: Sequence[int], mine: Flat, op: ReduceOp, room: Room
+    comm: Comm,
+    x: FlatBuffer,
+    counts: Sequence[int],
+    mine: FlatBuffer,
+    op: ReduceOp,
+    room: OpBuffers,
 ) -> Steps:
     """mine := op over ranks of their chunk of x that is this rank's"""
     rows = room.scratch(comm.size * mine.count, mine.dtype)
@@ -103,12 +108,12 @@ def _fold_chunk(
     folding.fold(mine, rows, comm.size, op)
 
 
-def _by_mpi(x: Flat, op: ReduceOp, size: int, any_order: bool) -> bool:
+def _by_mpi(x: FlatBuffer, op: ReduceOp, size: int, any_order: bool) -> bool:
     """Say whether MPI reduces; device arrays leave no other way."""
     return any_order or x.device != "cpu" or not order_matters(op.kind, x.dtype, size)
 
 
-def _operands(x: Flat, op: ReduceOp) -> tuple[list[Any], Any]:
+def _operands(x: FlatBuffer, op: ReduceOp) -> tuple[list[Any], Any]:
     how = reduction(op.kind, x.dtype)
     return [x.memory(), x.count * how.width, how.datatype], how.op
 
@@ -120,18 +125,18 @@ def _even(count: int, size: int) -> list[int]:
 # Moving
 
 
-def _broadcast(comm: Comm, op: Broadcast, room: Room, any_order: bool) -> Steps:
+def _broadcast(comm: Comm, op: Broadcast, room: OpBuffers, any_order: bool) -> Steps:
     x = room.flat(op.x, comm.rank != op.root)
     yield [comm.Ibcast(x.all(), op.root)]
 
 
-def _all_gather(comm: Comm, op: AllGather, room: Room, any_order: bool) -> Steps:
+def _all_gather(comm: Comm, op: AllGather, room: OpBuffers, any_order: bool) -> Steps:
     inp = room.flat(op.inp, False)
     out, counts = room.chunks(op.out, comm.size, True)
     yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), out.cut(counts))]
 
 
-def _all_to_all(comm: Comm, op: AllToAll, room: Room, any_order: bool) -> Steps:
+def _all_to_all(comm: Comm, op: AllToAll, room: OpBuffers, any_order: bool) -> Steps:
     inp, sends = room.chunks(op.inp, comm.size, False)
     out, takes = room.chunks(op.out, comm.size, True)
     if announced(op):
@@ -141,7 +146,7 @@ def _all_to_all(comm: Comm, op: AllToAll, room: Room, any_order: bool) -> Steps:
     yield [comm.Ialltoallv(inp.cut(sends), out.cut(takes))]
 
 
-def _gather(comm: Comm, op: Gather, room: Room, any_order: bool) -> Steps:
+def _gather(comm: Comm, op: Gather, room: OpBuffers, any_order: bool) -> Steps:
     inp = room.flat(op.inp, False)
     sends = [inp.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
@@ -154,7 +159,7 @@ def _gather(comm: Comm, op: Gather, room: Room, any_order: bool) -> Steps:
     yield [comm.Igatherv(mine, out.cut(counts), op.root)]
 
 
-def _scatter(comm: Comm, op: Scatter, room: Room, any_order: bool) -> Steps:
+def _scatter(comm: Comm, op: Scatter, room: OpBuffers, any_order: bool) -> Steps:
     out = room.flat(op.out, True)
     takes = [out.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
@@ -167,12 +172,12 @@ def _scatter(comm: Comm, op: Scatter, room: Room, any_order: bool) -> Steps:
     yield [comm.Iscatterv(inp.cut(counts), mine, op.root)]
 
 
-def _barrier(comm: Comm, op: Barrier, room: Room, any_order: bool) -> Steps:
+def _barrier(comm: Comm, op: Barrier, room: OpBuffers, any_order: bool) -> Steps:
     """Do nothing: to agree, every rank had to come."""
     yield from ()
 
 
-def _unless_in_place(piece: Flat, whole: Flat, counts: Sequence[int], rank: int) -> Any:
+def _unless_in_place(piece: FlatBuffer, whole: FlatBuffer, counts: Sequence[int], rank: int) -> Any:
     """Describe `piece` for MPI, which must be told if that is this rank's chunk of `whole`."""
     chunk = whole.part(sum(counts[:rank]), counts[rank])
     return MPI.IN_PLACE if piece.count and piece.address == chunk.address else piece.all()
@@ -210,7 +215,7 @@ def _announce(comm: Comm, op: Op, sends: Sequence[int], takes: Sequence[int]) ->
         raise CollectiveMismatch(text + detail * (rank == comm.rank), rank=rank, op=name)
 
 
-_STEPS: dict[type[Any], Callable[[Comm, Any, Room, bool], Steps]] = {
+_STEPS: dict[type[Any], Callable[[Comm, Any, OpBuffers, bool], Steps]] = {
     AllReduce: _all_reduce,
     Reduce: _reduce,
     Broadcast: _broadcast,

@@ -18,19 +18,19 @@ from nc10d.base.outcome import PENDING
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.mpi.group import Lane
+    from nc10d.backend.mpi.group import MpiGroup
 
 SPINS, YIELDS = 20, 2000  # looks at full speed, then looks that let others have the core
 SLICE = 0.0005  # seconds from look to look after that, and of the thread's
 
 
-class Engine:
+class ProgressThread:
     """The process's groups that talk by MPI, and the thread that moves them along."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._lanes: list[Lane] = []
-        self._leaving: list[Lane] = []
+        self._lanes: list[MpiGroup] = []
+        self._leaving: list[MpiGroup] = []
         self._ended: deque[tuple[Work, BaseException | None, Any]] = deque()
         self._watched: set[Work] = set()
         self._waiting = 0
@@ -38,13 +38,13 @@ class Engine:
         self._needed = threading.Event()
         self._stopping = threading.Event()
 
-    def join(self, lane: Lane) -> None:
+    def join(self, lane: MpiGroup) -> None:
         """Take a group in."""
         with self.lock:
             self._lanes.append(lane)
             self._sweep()
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: MpiGroup) -> None:
         """Forget a group; the last one takes the thread with it."""
         with self.lock:
             self._lanes.remove(lane)
@@ -154,7 +154,7 @@ class Engine:
                 lane.stop_listening()
 
 
-engine = Engine()
+engine = ProgressThread()
 
 
 def _renew_after_fork() -> None:

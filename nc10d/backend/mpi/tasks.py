@@ -11,7 +11,7 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.mpi.progress_thread import Engine
+    from nc10d.backend.mpi.progress_thread import ProgressThread
 
 
 class MpiWork(Work):
@@ -22,7 +22,7 @@ class MpiWork(Work):
 
     __slots__ = ("_engine", "_left", "_results", "over")
 
-    def __init__(self, ops: Sequence[Op], engine: Engine, tasks: int) -> None:
+    def __init__(self, ops: Sequence[Op], engine: ProgressThread, tasks: int) -> None:
         super().__init__(ops)
         self._engine = engine
         self._left = tasks
@@ -98,7 +98,7 @@ class Task:
         return not self.requests or bool(MPI.Request.Testall(self.requests))
 
 
-class Message(Task):
+class MessageTask(Task):
     """One send or receive; `status` is what MPI says of a receive."""
 
     __slots__ = ("op", "status")
@@ -116,7 +116,7 @@ class Message(Task):
             return super().ready()
         return not self.requests or bool(self.requests[0].Test(self.status))
 
-    def must_follow(self, other: Message) -> bool:
+    def must_follow(self, other: MessageTask) -> bool:
         """Say whether this message, launched later, would break the order by beginning first."""
         if other.requests or type(other.op) is not type(self.op):
             return False

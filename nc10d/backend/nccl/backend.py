@@ -18,9 +18,9 @@ from nc10d.arrays.access import first_array
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.nccl import failure
 from nc10d.backend.nccl.bindings.library import RESULT, library
-from nc10d.backend.nccl.comm_streams import ALL, Who
+from nc10d.backend.nccl.comm_streams import ALL, GroupIdentity
 from nc10d.backend.nccl.communicator import Communicator
-from nc10d.backend.nccl.device_group import Site
+from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
@@ -65,12 +65,12 @@ class NcclBackend:
     def __init__(self, setup: BackendSetup, options: NcclOptions) -> None:
         self.rank = setup.rank
         self.size = setup.size
-        self._who = Who(setup.group_name, setup.rank, setup.size)
+        self._who = GroupIdentity(setup.group_name, setup.rank, setup.size)
         self._options = options
         self._keys = PrefixStore("nccl", setup.store)
         self._others = setup.others
         self._store: Store | None = None
-        self._site: Site | None = None
+        self._site: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._failure: DistError | None = None
         self._agreed = threading.Event()
@@ -121,13 +121,13 @@ class NcclBackend:
             self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._who.group))
             raise
 
-    def _on(self, device: int) -> Site:
+    def _on(self, device: int) -> DeviceGroup:
         """Return the group's place, which is on the device that was named first."""
         self._check()
         with self._binding:
             if self._site is None:
                 self._store = self._keys.clone()
-                self._site = Site(
+                self._site = DeviceGroup(
                     self._who,
                     device,
                     self._keys,
@@ -239,7 +239,7 @@ class NcclBackend:
             self._listen()
         return site.flights.pause()
 
-    def _look_at_nccl(self, site: Site) -> None:
+    def _look_at_nccl(self, site: DeviceGroup) -> None:
         for lane in site.lanes.all():
             comm = lane.comm
             # Who holds the lock is in NCCL, and will hear of an error itself.
@@ -284,7 +284,7 @@ class NcclBackend:
         if not self._ended.wait(_PATIENCE):
             _log.warning("NCCL has not let go of group %r: it keeps what it has", self._who.group)
 
-    def _let_go(self, site: Site) -> None:
+    def _let_go(self, site: DeviceGroup) -> None:
         site.flights.freeze()  # a launch that has just begun still uses what goes now
         site.lanes.close()
         self._ended.set()

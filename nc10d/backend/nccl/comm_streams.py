@@ -34,7 +34,7 @@ ALL = "all"
 """The name of the lane of a group's collectives."""
 
 
-class Who(NamedTuple):
+class GroupIdentity(NamedTuple):
     """Which group this is, and who is this rank in it."""
 
     group: str
@@ -42,7 +42,7 @@ class Who(NamedTuple):
     size: int
 
 
-class Lane:
+class CommStream:
     """One communicator with its stream. `queue` is what waits for it to be formed."""
 
     def __init__(self, name: str, rank: int, size: int, stream: Stream, event: int) -> None:
@@ -80,7 +80,7 @@ class Lane:
         comm.library.check(comm.async_error(), f"nccl lane {self.name!r}")
 
 
-class Lanes:
+class CommStreams:
     """The lanes of one group on one device.
 
     `formed` is called when one is, and `fail` with what kept it from being formed, both on the
@@ -89,7 +89,7 @@ class Lanes:
 
     def __init__(
         self,
-        who: Who,
+        who: GroupIdentity,
         store: Store,
         library: Library,
         options: NcclOptions,
@@ -107,18 +107,18 @@ class Lanes:
         self._formed = formed
         self._fail = fail
         self._check = check
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, CommStream] = {}
         self._ended = False
 
-    def all(self) -> list[Lane]:
+    def all(self) -> list[CommStream]:
         """Return the lanes that there are."""
         return list(self._lanes.values())
 
-    def find(self, name: str) -> Lane | None:
+    def find(self, name: str) -> CommStream | None:
         """Return a lane by name if there is one."""
         return self._lanes.get(name)
 
-    def of(self, op: Op, deadline: Deadline) -> Lane:
+    def of(self, op: Op, deadline: Deadline) -> CommStream:
         """Return the lane of an operation; begins to form it, until `deadline`, if it is new."""
         if isinstance(op, Send):
             return self._link(self._rank, op.peer, op.tag, deadline)
@@ -127,15 +127,15 @@ class Lanes:
             return self._link(op.peer, self._rank, op.tag, deadline)
         return self.get(ALL, self._rank, self._size, deadline)
 
-    def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> Lane:
+    def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> CommStream:
         return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)
 
-    def get(self, name: str, rank: int, size: int, deadline: Deadline) -> Lane:
+    def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
         """Return a lane by name; begins to form it if it is new."""
         lane = self._lanes.get(name)
         if lane is None:
             stream = Stream(self._pool.device, self._options.high_priority)
-            lane = self._lanes[name] = Lane(name, rank, size, stream, self._pool.take())
+            lane = self._lanes[name] = CommStream(name, rank, size, stream, self._pool.take())
             form = threading.Thread(
                 target=self._form,
                 args=(lane, deadline),
@@ -145,7 +145,7 @@ class Lanes:
             form.start()
         return lane
 
-    def _form(self, lane: Lane, deadline: Deadline) -> None:
+    def _form(self, lane: CommStream, deadline: Deadline) -> None:
         """Form a lane, on a thread of its own; whatever goes wrong is the group's failure."""
         try:
             comm = self._communicator(lane, deadline)
@@ -158,7 +158,7 @@ class Lanes:
         else:
             self._formed()
 
-    def _communicator(self, lane: Lane, deadline: Deadline) -> Communicator:
+    def _communicator(self, lane: CommStream, deadline: Deadline) -> Communicator:
         store = self._store.clone()
         try:
             what = f"group {self._group!r}, nccl lane {lane.name!r}"

@@ -96,7 +96,7 @@ Row = tuple[int, int]
 """A call of the driver's that copies, less the stream: its function, and what it copies."""
 
 
-class Straight:
+class ContiguousCopies:
     """A launch on contiguous arrays: `ops` has copies in the place of strided arrays.
 
     `before` and `behind` return what makes the copies, and writes them back, for operations by

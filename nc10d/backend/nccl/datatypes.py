@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.nccl.bindings.header_table import ENUMS, Version
 from nc10d.ops import RedOp, ReduceOp
 
@@ -56,7 +56,7 @@ _OF_BOOLS = {
 _LINEAR = frozenset({RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM})
 
 
-class Reduction(NamedTuple):
+class NcclReduction(NamedTuple):
     """How NCCL does a reduction: its type, how many such elements one of ours is, its operator.
 
     `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
@@ -70,15 +70,15 @@ class Reduction(NamedTuple):
 
 
 @functools.cache
-def reduction(dtype: DType, op: ReduceOp) -> Reduction:
+def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
     """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if it can't."""
-    if dtype.family is Family.BOOL and op.kind in _OF_BOOLS:
-        return Reduction(_TYPES["ncclUint8"], 1, _OF_BOOLS[op.kind], dtype)
+    if dtype.family is ElementKind.BOOL and op.kind in _OF_BOOLS:
+        return NcclReduction(_TYPES["ncclUint8"], 1, _OF_BOOLS[op.kind], dtype)
     half = _HALVES.get(dtype)
     if half is not None and op.kind in _LINEAR:
-        return Reduction(_NATIVE[half], 2, _KINDS.get(op.kind), half)
+        return NcclReduction(_NATIVE[half], 2, _KINDS.get(op.kind), half)
     if dtype in _NATIVE and (op.kind in _KINDS or op.kind is RedOp.PREMUL_SUM):
-        return Reduction(_NATIVE[dtype], 1, _KINDS.get(op.kind), dtype)
+        return NcclReduction(_NATIVE[dtype], 1, _KINDS.get(op.kind), dtype)
     raise TypeError(f"NCCL has no {op.name} of {dtype.label}: {_why(dtype)}")
 
 

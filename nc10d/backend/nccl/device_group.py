@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm_streams import Lane, Lanes, Who
-from nc10d.backend.nccl.launch_cache import Recipe
-from nc10d.backend.nccl.launch_table import LATE, Context, Program
+from nc10d.backend.nccl.comm_streams import CommStream, CommStreams, GroupIdentity
+from nc10d.backend.nccl.launch_cache import CachedLaunch
+from nc10d.backend.nccl.launch_table import LATE, DeviceContext, LaunchTable
 from nc10d.backend.nccl.options import NcclOptions
-from nc10d.backend.nccl.pending import Flights
-from nc10d.backend.nccl.planner import Maker
+from nc10d.backend.nccl.pending import PendingWorks
+from nc10d.backend.nccl.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import call, on_device
 from nc10d.cuda.events import event_pool
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _run_rows = entry_point(native.nc10d_nccl_run)
 
 
-class Deferred(NamedTuple):
+class DeferredLaunch(NamedTuple):
     """A launch that waits for its lanes; `before` is an event of its own, recorded at the call."""
 
     work: NcclWork
-    lanes: tuple[Lane, ...]
+    lanes: tuple[CommStream, ...]
     before: int
 
 
-class Site:
+class DeviceGroup:
     """All that a group needs on one device. `launch` is called by any thread.
 
     `failed` is set by whoever lets nothing be launched any more; `check` says why. `note` is where
@@ -46,7 +46,7 @@ class Site:
 
     def __init__(
         self,
-        who: Who,
+        who: GroupIdentity,
         device: int,
         store: Store,
         library: Library,
@@ -61,13 +61,13 @@ class Site:
         self._check = check
         self._fail = fail
         self._pool = event_pool(device)
-        self.flights = Flights(self._pool, fail)
-        self.lanes = Lanes(
+        self.flights = PendingWorks(self._pool, fail)
+        self.lanes = CommStreams(
             who, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
         )
-        self._maker = Maker(who, library, options, self._pool, self.lanes, note)
-        self._captured: list[tuple[int, Recipe]] = []  # what graphs use
-        self._context = Context(device)
+        self._maker = LaunchPlanner(who, library, options, self._pool, self.lanes, note)
+        self._captured: list[tuple[int, CachedLaunch]] = []  # what graphs use
+        self._context = DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = options.timing
         self._waiting = 0  # launches that wait for their lanes
@@ -86,7 +86,7 @@ class Site:
                 self._check()
             known = ops.known if type(ops) is Kept else None
             if known is not None and known.fits():
-                recipe: Recipe = known
+                recipe: CachedLaunch = known
             else:
                 recipe = self._maker.recipe(ops, timeout)
             home = recipe.home
@@ -107,14 +107,14 @@ class Site:
                 self._defer(work, recipe.lanes, current)
         return work
 
-    def _defer(self, work: NcclWork, lanes: tuple[Lane, ...], current: int) -> None:
+    def _defer(self, work: NcclWork, lanes: tuple[CommStream, ...], current: int) -> None:
         work.submitted = threading.Event()
         self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
         self._maker.tell(work.ops, lanes)
-        waiting = Deferred(work, lanes, before)
+        waiting = DeferredLaunch(work, lanes, before)
         for lane in lanes:
             lane.queue.append(waiting)
         self.flights.add(work)
@@ -135,7 +135,7 @@ class Site:
                     if not self.failed:
                         self._late_submit(one)
 
-    def _late_submit(self, one: Deferred) -> None:
+    def _late_submit(self, one: DeferredLaunch) -> None:
         """Submit what has waited. Its caller has gone on: an error is the group's failure."""
         for lane in one.lanes:
             lane.queue.popleft()
@@ -153,7 +153,7 @@ class Site:
         work.submitted.set()
 
     def _submit(
-        self, program: Program, work: NcclWork, current: int, join: bool, first: int = 0
+        self, program: LaunchTable, work: NcclWork, current: int, join: bool, first: int = 0
     ) -> None:
         """Run a table of calls; what can't be submitted is the failure of the group."""
         ended = self._take(self._timing)
@@ -177,7 +177,7 @@ class Site:
             lane.launched += 1
         work.seq = lanes[0].launched
 
-    def _error(self, program: Program, work: NcclWork, answer: int) -> DistError:
+    def _error(self, program: LaunchTable, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = program.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
         what = f"rank {self._who.rank} of group {self._who.group!r}, {work._describe()}{which}"
@@ -186,5 +186,5 @@ class Site:
         return NCCLError(f"{what}: {self._library.describe(code)}", code=code)
 
 
-def _is_next(one: Deferred) -> bool:
+def _is_next(one: DeferredLaunch) -> bool:
     return all(lane.comm is not None and lane.queue[0] is one for lane in one.lanes)

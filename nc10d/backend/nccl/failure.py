@@ -9,8 +9,8 @@ from nc10d.base import error_wire
 from nc10d.errors import CollectiveTimeout, DistError
 
 if TYPE_CHECKING:
-    from nc10d.backend.base import Others
-    from nc10d.backend.nccl.comm_streams import Who
+    from nc10d.backend.base import OtherBackends
+    from nc10d.backend.nccl.comm_streams import GroupIdentity
     from nc10d.backend.nccl.works import NcclWork
     from nc10d.store.base import Store
 
@@ -29,7 +29,7 @@ def heard(store: Store) -> DistError | None:
     return error_wire.read(store.get(KEY)) if store.check([KEY]) else None
 
 
-def too_late(who: Who, work: NcclWork, others: Others) -> CollectiveTimeout:
+def too_late(who: GroupIdentity, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
     """Return the failure of a launch that has not ended by its deadline."""
     name = work._describe()
     what = f"{name} #{work.seq} of rank {who.rank} in group {who.group!r}"

@@ -16,8 +16,8 @@ from typing import Any
 from nc10d.arrays.access import arrays_of, first_array
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.nccl.bindings import native
-from nc10d.backend.nccl.comm_streams import Lane
-from nc10d.backend.nccl.launch_table import Program
+from nc10d.backend.nccl.comm_streams import CommStream
+from nc10d.backend.nccl.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
 from nc10d.cuda.streams import home_of
 from nc10d.kernels.cache import entry_point
@@ -50,7 +50,7 @@ _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
 }
 
 
-class Recipe:
+class CachedLaunch:
     """How a launch is run: its lanes, and the table of calls once they are formed.
 
     `receives` says whether there are receives in it, whose senders are the launch's result;
@@ -63,13 +63,13 @@ class Recipe:
         *("blocks", "home", "lanes", "program", "receives"),
     )
 
-    def __init__(self, lanes: tuple[Lane, ...], ops: Sequence[Op]) -> None:
+    def __init__(self, lanes: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
         alike = type(ops) is AllReduces
         self.lanes = lanes
         self.home = home_of(first_array(ops))
         self.receives = not alike and any(type(op) is Recv for op in ops)
         self.blocks = not alike and any(type(op) is Barrier for op in ops)
-        self.program: Program | None = None
+        self.program: LaunchTable | None = None
         self._gone: list[object] = []
         self._ids = array("q")
         self._refs: Sequence[Callable[[], Any]] = ()
@@ -111,13 +111,13 @@ def _spot(x: Any) -> Spot:
     return found.address, found.shape, found.strides, found.dtype, found.writable
 
 
-class Recipes:
+class LaunchCache:
     """The latest recipes; used under the lock of the launches."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, Recipe] = {}
+        self._known: dict[Key, CachedLaunch] = {}
 
-    def find(self, key: Key | None, ops: Sequence[Op]) -> Recipe | None:
+    def find(self, key: Key | None, ops: Sequence[Op]) -> CachedLaunch | None:
         """Return the recipe of operations with a key if it still fits."""
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
@@ -127,7 +127,7 @@ class Recipes:
         del self._known[key]
         return None
 
-    def keep(self, key: Key | None, ops: Sequence[Op], recipe: Recipe) -> None:
+    def keep(self, key: Key | None, ops: Sequence[Op], recipe: CachedLaunch) -> None:
         """Keep a recipe that is complete, in place of the oldest."""
         if key is None or recipe.program is None:
             return

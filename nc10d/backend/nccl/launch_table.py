@@ -30,7 +30,7 @@ from nc10d.ops import Op
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.bindings.library import Library
-    from nc10d.backend.nccl.comm_streams import Lane
+    from nc10d.backend.nccl.comm_streams import CommStream
 
 _PAD = (0,) * 8
 LATE = 2
@@ -41,7 +41,7 @@ Row = tuple[int, ...]
 class Placed(NamedTuple):
     """A call, the lane that makes it, and the place of its operation in the launch."""
 
-    lane: Lane
+    lane: CommStream
     call: Call
     place: int
 
@@ -57,7 +57,7 @@ class Events(NamedTuple):
     joint: int
 
 
-class Program:
+class LaunchTable:
     """The rows of one launch, at `address`; run under the lock of whoever owns its lanes.
 
     Row `ended` records the event by which the launch ends, the one behind it, the last, lets the
@@ -69,10 +69,10 @@ class Program:
 
     def __init__(
         self,
-        lanes: tuple[Lane, ...],
+        lanes: tuple[CommStream, ...],
         events: Events,
         body: Body,
-        words: Rows,
+        words: TableRows,
         note: Note,
         keep: tuple[Text, object],
     ) -> None:
@@ -113,7 +113,7 @@ class Program:
         return code, next((place for span in spans for place in span), None), by_cuda
 
 
-class Context:
+class DeviceContext:
     """The rows that make a device's context current around a program, and their `address`."""
 
     def __init__(self, device: int) -> None:
@@ -131,7 +131,7 @@ class Context:
 class _Locks:
     """The locks of several lanes, held together."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: Sequence[CommStream]) -> None:
         self._lanes = lanes
         self._stack = contextlib.ExitStack()
 
@@ -143,7 +143,7 @@ class _Locks:
         self._stack.close()
 
 
-class Rows:
+class TableRows:
     """Rows on their way into a table."""
 
     def __init__(self, library: Library) -> None:
@@ -158,7 +158,7 @@ class Rows:
         self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
-    def on(self, lane: Lane, rows: Iterable[Row]) -> None:
+    def on(self, lane: CommStream, rows: Iterable[Row]) -> None:
         """Add calls that are given without their last argument, the stream of a lane."""
         self.extend((*row, lane.stream) for row in rows)
 
@@ -190,7 +190,7 @@ class Rows:
         self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
 
-Body = Callable[[Rows], None]
+Body = Callable[[TableRows], None]
 """What adds the calls of a launch's operations."""
 
 
@@ -202,10 +202,10 @@ class Grouped(NamedTuple):
     behind: Sequence[Sequence[Row]]
 
 
-def grouped(groups: Sequence[Grouped], lanes: tuple[Lane, ...]) -> Body:
+def grouped(groups: Sequence[Grouped], lanes: tuple[CommStream, ...]) -> Body:
     """Return what adds groups of calls, which are made one after the other."""
 
-    def add(rows: Rows) -> None:
+    def add(rows: TableRows) -> None:
         for number, group in enumerate(groups):
             if number:
                 rows.extend(_in_step(lanes, address("cuEventRecord"), address("cuStreamWaitEvent")))
@@ -218,7 +218,7 @@ def grouped(groups: Sequence[Grouped], lanes: tuple[Lane, ...]) -> Body:
     return add
 
 
-def _in_step(lanes: Sequence[Lane], record: int, wait: int) -> Iterable[Row]:
+def _in_step(lanes: Sequence[CommStream], record: int, wait: int) -> Iterable[Row]:
     """Let no lane go on before all have come here."""
     if len(lanes) > 1:
         yield from ((record, lane.event, lane.stream) for lane in lanes)

@@ -40,7 +40,7 @@ Call = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallContext:
     """What calls depend on beside the operation.
 
     `has(name)` says whether this NCCL has a function; every rank's must be of one release. `scaled`
@@ -57,7 +57,7 @@ class Place:
     fp8: bool = True
 
 
-def calls_of(op: Op, place: Place) -> list[Call]:
+def calls_of(op: Op, place: CallContext) -> list[Call]:
     """Return the calls of a validated operation; calls that would move nothing are left out.
 
     TypeError or ValueError for arrays and reductions that NCCL can't take.
@@ -92,7 +92,7 @@ def _flats(op: Op, arrays: Any) -> list[Buffer]:
     return [flat(op, x) for x in arrays]
 
 
-def _reducing(op: Any, x: Buffer, place: Place) -> tuple[int, int, int]:
+def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     """Return count, type and operator of a reduction of `x`."""
     how: ReduceOp = op.op
     if x.dtype in FP8 and not place.fp8:
@@ -105,23 +105,23 @@ def _reducing(op: Any, x: Buffer, place: Place) -> tuple[int, int, int]:
     return x.count * found.elements, found.datatype, operator
 
 
-def _all_reduce(op: AllReduce, place: Place) -> Iterator[Call]:
+def _all_reduce(op: AllReduce, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclAllReduce", x.address, x.address, *_reducing(op, x, place)
 
 
-def _reduce(op: Reduce, place: Place) -> Iterator[Call]:
+def _reduce(op: Reduce, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     out = x.address if place.rank == op.root else 0
     yield "ncclReduce", x.address, out, *_reducing(op, x, place), op.root
 
 
-def _broadcast(op: Broadcast, place: Place) -> Iterator[Call]:
+def _broadcast(op: Broadcast, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclBroadcast", x.address, x.address, x.nbytes, BYTES, op.root
 
 
-def _all_gather(op: AllGather, place: Place) -> Iterator[Call]:
+def _all_gather(op: AllGather, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
     if not isinstance(op.out, (list, tuple)):
         yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
@@ -131,7 +131,7 @@ def _all_gather(op: AllGather, place: Place) -> Iterator[Call]:
         yield "ncclBroadcast", mine, out.address, out.nbytes, BYTES, root
 
 
-def _reduce_scatter(op: ReduceScatter, place: Place) -> Iterator[Call]:
+def _reduce_scatter(op: ReduceScatter, place: CallContext) -> Iterator[Call]:
     out = flat(op, op.out)
     if not isinstance(op.inp, (list, tuple)):
         how = _reducing(op, out, place)
@@ -142,7 +142,7 @@ def _reduce_scatter(op: ReduceScatter, place: Place) -> Iterator[Call]:
         yield "ncclReduce", x.address, to, *_reducing(op, x, place), root
 
 
-def _all_to_all(op: AllToAll, place: Place) -> Iterator[Call]:
+def _all_to_all(op: AllToAll, place: CallContext) -> Iterator[Call]:
     if isinstance(op.out, (list, tuple)):
         yield from _exchange(_spans(_flats(op, op.inp)), _spans(_flats(op, op.out)))
         return
@@ -177,7 +177,7 @@ def _exchange(sent: Sequence[Span], got: Sequence[Span]) -> Iterator[Call]:
         yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _gather(op: Gather, place: Place) -> Iterator[Call]:
+def _gather(op: Gather, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
     if op.even and place.has("ncclGather"):
         out = 0 if op.out is None else flat(op, op.out).address
@@ -189,7 +189,7 @@ def _gather(op: Gather, place: Place) -> Iterator[Call]:
             yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _scatter(op: Scatter, place: Place) -> Iterator[Call]:
+def _scatter(op: Scatter, place: CallContext) -> Iterator[Call]:
     if op.even and place.has("ncclScatter"):
         inp, x = 0 if op.inp is None else flat(op, op.inp).address, flat(op, op.out)
         yield "ncclScatter", inp, x.address, x.nbytes, BYTES, op.root
@@ -210,21 +210,21 @@ def _chunks(op: Op, arrays: Any, size: int) -> list[Span]:
     return [(x.address + rank * nbytes, nbytes) for rank in range(size)]
 
 
-def _send(op: Send, place: Place) -> Iterator[Call]:
+def _send(op: Send, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is its rank 0
 
 
-def _recv(op: Recv, place: Place) -> Iterator[Call]:
+def _recv(op: Recv, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclRecv", x.address, x.nbytes, BYTES, 0
 
 
-def _barrier(op: Barrier, place: Place) -> Iterator[Call]:
+def _barrier(op: Barrier, place: CallContext) -> Iterator[Call]:
     yield "ncclAllReduce", place.scratch, place.scratch, 1, INT32, SUM
 
 
-_CALLS: dict[type[Any], Callable[[Any, Place], Iterator[Call]]] = {
+_CALLS: dict[type[Any], Callable[[Any, CallContext], Iterator[Call]]] = {
     AllReduce: _all_reduce,
     Reduce: _reduce,
     Broadcast: _broadcast,

@@ -9,7 +9,7 @@ from time import monotonic
 
 from nc10d.backend.nccl.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
-from nc10d.backend.nccl.works import NcclWork, Owner
+from nc10d.backend.nccl.works import NcclWork, WorkOwner
 from nc10d.base.outcome import PENDING
 from nc10d.cuda.driver import call, on_device
 from nc10d.cuda.events import EventPool, is_over
@@ -19,7 +19,7 @@ MANY = 128
 """So many Works under way are looked through by whoever launches the next one."""
 
 
-class Flights(Owner):
+class PendingWorks(WorkOwner):
     """The pending Works of one group; `lock` guards them and every launch."""
 
     def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:

@@ -12,20 +12,20 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl import datatypes, uniform
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm_streams import ALL, Lane, Lanes, Who
-from nc10d.backend.nccl.contiguous import Straight
-from nc10d.backend.nccl.launch_cache import Key, Recipe, Recipes, key_of
+from nc10d.backend.nccl.comm_streams import ALL, CommStream, CommStreams, GroupIdentity
+from nc10d.backend.nccl.contiguous import ContiguousCopies
+from nc10d.backend.nccl.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch_table import (
     Body,
     Events,
     Grouped,
+    LaunchTable,
     Placed,
-    Program,
-    Rows,
+    TableRows,
     grouped,
     in_groups,
 )
-from nc10d.backend.nccl.nccl_calls import Call, Place, calls_of
+from nc10d.backend.nccl.nccl_calls import Call, CallContext, calls_of
 from nc10d.backend.nccl.options import NcclOptions
 from nc10d.backend.nccl.peer_notes import Note, Text, words_of
 from nc10d.base.deadline import Deadline
@@ -36,16 +36,16 @@ from nc10d.cuda.streams import Stream
 from nc10d.ops import OP_NAMES, AllReduces, Kept, Op
 
 
-class Maker:
+class LaunchPlanner:
     """Makes what a group launches on one device; used under the lock of the launches."""
 
     def __init__(
         self,
-        who: Who,
+        who: GroupIdentity,
         library: Library,
         options: NcclOptions,
         pool: EventPool,
-        lanes: Lanes,
+        lanes: CommStreams,
         note: int,
     ) -> None:
         self.device = pool.device
@@ -54,14 +54,14 @@ class Maker:
         self._timing = options.timing
         self._pool = pool
         self._lanes = lanes
-        self._known = Recipes()
+        self._known = LaunchCache()
         self._note, self._nowhere = Note(note), Note()
         self._before = pool.take()
         self._joint = Stream(self.device, options.high_priority)
         self._scratch = to_device(np.ones(1, np.int32), self.device)
         self._fp8 = _reduces_fp8(library, self.device)
 
-    def recipe(self, ops: Sequence[Op], timeout: float) -> Recipe:
+    def recipe(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
         """Return how to run a launch: as it was run before if it is a known one.
 
         ValueError and TypeError for what NCCL can't do.
@@ -74,7 +74,7 @@ class Maker:
             ops.known = recipe
         return recipe
 
-    def _alike(self, ops: Sequence[Op], key: Key | None) -> Recipe | None:
+    def _alike(self, ops: Sequence[Op], key: Key | None) -> CachedLaunch | None:
         """Make the recipe of a block of all_reduces that are right; None for any other launch."""
         main = self._lanes.find(ALL)
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
@@ -83,24 +83,24 @@ class Maker:
         rows = uniform.rows_of(ops, self.device, self._fp8, ends)
         if rows is None:
             return None
-        recipe = Recipe((main,), ops)
+        recipe = CachedLaunch((main,), ops)
         recipe.program = self._laid_out(
             ops, recipe.lanes, self._before, lambda table: table.block(rows)
         )
         self._known.keep(key, ops, recipe)
         return recipe
 
-    def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> Recipe:
+    def _new(self, ops: Sequence[Op], key: Key | None, deadline: Deadline) -> CachedLaunch:
         """Check what a caller can get wrong, and make the recipe of a launch."""
         for op in ops:
             validate(op, self._who.rank, self._who.size)
             if getattr(op, "peer", 0) is None:
                 raise ValueError("recv: nccl must know from whom: src can't be None")
             self._check_device(op)
-        straight = Straight(ops, self._who.rank, self.device)
+        straight = ContiguousCopies(ops, self._who.rank, self.device)
         calls = self._calls(straight.ops, lambda *_: 0)
-        lanes: dict[Lane, None] = {self._lanes.of(op, deadline): None for op in ops}
-        recipe = Recipe(tuple(lanes), ops)
+        lanes: dict[CommStream, None] = {self._lanes.of(op, deadline): None for op in ops}
+        recipe = CachedLaunch(tuple(lanes), ops)
         if all(lane.comm is not None for lane in lanes):
             if any(map(_is_scaled, ops)):
                 calls = self._calls(straight.ops, self._scaled)
@@ -121,37 +121,37 @@ class Maker:
         self, ops: Sequence[Op], scaled: Callable[[float, int, DType], int]
     ) -> list[list[Call]]:
         who, scratch = self._who, self._scratch.address
-        place = Place(who.rank, who.size, self._library.has, scaled, scratch, self._fp8)
+        place = CallContext(who.rank, who.size, self._library.has, scaled, scratch, self._fp8)
         return [calls_of(op, place) for op in ops]
 
     def program(
-        self, ops: Sequence[Op], lanes: tuple[Lane, ...], deadline: Deadline, before: int
-    ) -> Program:
+        self, ops: Sequence[Op], lanes: tuple[CommStream, ...], deadline: Deadline, before: int
+    ) -> LaunchTable:
         """Lay out a launch that was checked before its lanes were formed.
 
         The event `before` has been recorded already.
         """
-        straight = Straight(ops, self._who.rank, self.device)
+        straight = ContiguousCopies(ops, self._who.rank, self.device)
         calls = self._calls(straight.ops, self._scaled)
         return self._planned(ops, straight, lanes, deadline, before, calls)
 
-    def tell(self, ops: Sequence[Op], lanes: tuple[Lane, ...]) -> None:
+    def tell(self, ops: Sequence[Op], lanes: tuple[CommStream, ...]) -> None:
         """Tell the peers of a launch that waits for its lanes."""
         self._note_of(lanes).write(Text(words_of(ops)))
 
-    def _note_of(self, lanes: tuple[Lane, ...]) -> Note:
+    def _note_of(self, lanes: tuple[CommStream, ...]) -> Note:
         """Return where to tell of a launch: messages alone, as everywhere, are not told of."""
         return self._note if any(lane.name == ALL for lane in lanes) else self._nowhere
 
     def _planned(
         self,
         ops: Sequence[Op],
-        straight: Straight,
-        lanes: tuple[Lane, ...],
+        straight: ContiguousCopies,
+        lanes: tuple[CommStream, ...],
         deadline: Deadline,
         before: int,
         calls: Sequence[list[Call]],
-    ) -> Program:
+    ) -> LaunchTable:
         ways = [self._lanes.of(op, deadline) for op in ops]
         groups = []
         for group in in_groups(ops):
@@ -165,15 +165,15 @@ class Maker:
     def _laid_out(
         self,
         ops: Sequence[Op],
-        lanes: tuple[Lane, ...],
+        lanes: tuple[CommStream, ...],
         before: int,
         body: Body,
         kept: object = None,
-    ) -> Program:
+    ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(lanes) > 1 else 0)
         note, text = self._note_of(lanes), Text(words_of(ops))
-        return Program(lanes, events, body, Rows(self._library), note, (text, kept))
+        return LaunchTable(lanes, events, body, TableRows(self._library), note, (text, kept))
 
     def _scaled(self, factor: float, datatype: int, dtype: DType) -> int:
         """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""

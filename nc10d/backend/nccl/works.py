@@ -15,14 +15,14 @@ from nc10d.errors import CudaError
 from nc10d.ops import Op, Recv
 
 if TYPE_CHECKING:
-    from nc10d.backend.nccl.comm_streams import Lane
-    from nc10d.backend.nccl.launch_cache import Recipe
+    from nc10d.backend.nccl.comm_streams import CommStream
+    from nc10d.backend.nccl.launch_cache import CachedLaunch
 
 _SPINS = 50  # looks at full speed, then looks that grow apart
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
-class Owner:
+class WorkOwner:
     """What a Work needs of the backend that launched it."""
 
     lock: threading.RLock
@@ -53,7 +53,9 @@ class NcclWork(DeviceWork):
         *("event", "lanes", "recipe", "seq", "submitted"),
     )
 
-    def __init__(self, ops: Sequence[Op], owner: Owner, timeout: float, recipe: Recipe) -> None:
+    def __init__(
+        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, recipe: CachedLaunch
+    ) -> None:
         """Describe a launch as its recipe has it; the timeout, in seconds, runs from now."""
         # Written out instead of super().__init__(ops): one of these is made per launch.
         self._state = PENDING
@@ -73,7 +75,7 @@ class NcclWork(DeviceWork):
         self.event = 0
         self.begun = 0
         self.seq = 0
-        self.lanes: tuple[Lane, ...] = ()
+        self.lanes: tuple[CommStream, ...] = ()
         self.submitted: threading.Event | None = None
 
     @property

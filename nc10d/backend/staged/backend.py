@@ -22,8 +22,8 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies
-from nc10d.backend.staged.staging import Stage
-from nc10d.backend.staged.workers import Lane
+from nc10d.backend.staged.staging import Staging
+from nc10d.backend.staged.workers import CopyWorker
 from nc10d.backend.staged.works import StagedWork
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import device_at
@@ -79,9 +79,9 @@ class StagedBackend:
         self.size = inner.size
         self.inner = inner
         self._name = group_name
-        self._down, self._up = Lane("nc10d-staged-down"), Lane("nc10d-staged-up")
+        self._down, self._up = CopyWorker("nc10d-staged-down"), CopyWorker("nc10d-staged-up")
         self._copies: dict[int, Copies] = {}
-        self._flying: dict[StagedWork, Stage] = {}
+        self._flying: dict[StagedWork, Staging] = {}
         self._lock = threading.RLock()
         self._closing = threading.Event()
 
@@ -92,7 +92,7 @@ class StagedBackend:
         array = first_array(ops)
         if array is not None and device_type(array) != "cuda":
             raise TypeError(f"the staged backend takes device arrays, got {type(array).__name__}")
-        stage, work = Stage(ops, self.rank), StagedWork(ops, Deadline.after(timeout))
+        stage, work = Staging(ops, self.rank), StagedWork(ops, Deadline.after(timeout))
         with self._lock:
             if self._closing.is_set():
                 raise GroupClosed(f"group {self._name!r} has been closed", group=self._name)
@@ -109,7 +109,9 @@ class StagedBackend:
         self._wait_here(work)
         return None
 
-    def _run_here(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+    def _run_here(
+        self, work: StagedWork, stage: Staging, copies: Copies | None, event: int
+    ) -> None:
         """Carry out a launch in its caller's thread: no other one is on its way down or in between.
 
         The copies back are waited for by the thread that settles it.
@@ -125,7 +127,7 @@ class StagedBackend:
             raise
         self._up.give(functools.partial(self._settle, work, stage, copies, None))
 
-    def _copies_for(self, stage: Stage) -> Copies | None:
+    def _copies_for(self, stage: Staging) -> Copies | None:
         """Return what copies on a launch's device; None if it has no elements to copy."""
         sample = stage.sample
         if sample is None:
@@ -148,7 +150,7 @@ class StagedBackend:
 
     # The way down, on its own thread
 
-    def _bring(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+    def _bring(self, work: StagedWork, stage: Staging, copies: Copies | None, event: int) -> None:
         try:
             self._copy_down(work, stage, copies, event)
             inner = self.inner.launch(stage.on_host(), work.deadline.remaining(), True)
@@ -161,13 +163,15 @@ class StagedBackend:
             lambda ended: self._up.give(lambda: self._finish(work, stage, copies, ended))
         )
 
-    def _copy_down(self, work: StagedWork, stage: Stage, copies: Copies | None, event: int) -> None:
+    def _copy_down(
+        self, work: StagedWork, stage: Staging, copies: Copies | None, event: int
+    ) -> None:
         if copies is not None:
             self._let_pass(work, stage, copies)
             if not copies.bring(stage, event, work.deadline):
                 raise self._late(work)
 
-    def _let_pass(self, work: StagedWork, stage: Stage, copies: Copies) -> None:
+    def _let_pass(self, work: StagedWork, stage: Staging, copies: Copies) -> None:
         """Let what earlier launches write for this one go first."""
         with self._lock:
             flying = list(self._flying.items())
@@ -187,7 +191,7 @@ class StagedBackend:
 
     # The way up, on its own thread
 
-    def _finish(self, work: StagedWork, stage: Stage, copies: Copies | None, inner: Work) -> None:
+    def _finish(self, work: StagedWork, stage: Staging, copies: Copies | None, inner: Work) -> None:
         if inner.exception() is not None:
             self._end(work, inner.exception())
             return
@@ -200,7 +204,7 @@ class StagedBackend:
             return
         self._settle(work, stage, copies, inner._result)
 
-    def _settle(self, work: StagedWork, stage: Stage, copies: Copies | None, result: Any) -> None:
+    def _settle(self, work: StagedWork, stage: Staging, copies: Copies | None, result: Any) -> None:
         """Wait until the copies back are over; `stage` keeps the host memory until then."""
         error = None
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from nc10d.backend.staged.pinned import pinned_pool
-from nc10d.backend.staged.staging import Stage
+from nc10d.backend.staged.staging import Staging
 from nc10d.backend.staged.works import StagedWork
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.cuda.driver import call, on_device
@@ -46,7 +46,7 @@ class Copies:
         """Let the copies down wait for what an earlier launch puts back."""
         work.order(self._down.handle)
 
-    def bring(self, stage: Stage, event: int, deadline: Deadline) -> bool:
+    def bring(self, stage: Staging, event: int, deadline: Deadline) -> bool:
         """Copy what is read to the host, behind the event; False if that is not there in time."""
         with on_device(self.device):
             call("cuStreamWaitEvent", self._down.handle, event, 0)
@@ -57,7 +57,7 @@ class Copies:
             self._events.give(event)
         return there
 
-    def put_back(self, stage: Stage, work: StagedWork) -> None:
+    def put_back(self, stage: Staging, work: StagedWork) -> None:
         """Queue the copies of what was written to the device; `work` is placed then."""
         with on_device(self.device):
             event = self._events.take()

@@ -19,7 +19,7 @@ _ALIGNMENT = 64  # an array is as far from a cache line's start on the host as o
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StridedRows:
     """`height` pieces of `width` bytes, `pitch` bytes apart; the first is at an address."""
 
     address: int
@@ -28,7 +28,7 @@ class Rows:
     pitch: int
 
 
-def rows(buffer: Buffer) -> Iterator[Rows]:
+def rows(buffer: Buffer) -> Iterator[StridedRows]:
     """Cut an array's elements into rows, as few copies as can be.
 
     An array whose elements share bytes, which can only be read, is one row from end to end.
@@ -37,7 +37,7 @@ def rows(buffer: Buffer) -> Iterator[Rows]:
     if high == low:
         return
     if buffer.contiguous or buffer.repeats:
-        yield Rows(low, high - low, 1, high - low)
+        yield StridedRows(low, high - low, 1, high - low)
         return
     width = buffer.dtype.itemsize
     steps = zip(buffer.strides, buffer.shape, strict=True)
@@ -47,7 +47,7 @@ def rows(buffer: Buffer) -> Iterator[Rows]:
     pitch, height = dimensions.pop(0) if dimensions else (width, 1)
     for places in itertools.product(*(range(n) for _, n in dimensions)):
         offset = sum(place * step for place, (step, _) in zip(places, dimensions, strict=True))
-        yield Rows(low + offset, width, height, pitch)
+        yield StridedRows(low + offset, width, height, pitch)
 
 
 class HostLayout:

@@ -10,13 +10,13 @@ import numpy as np
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.interop import on_each
-from nc10d.backend.staged.layout import HostLayout, Rows, meet, rows
+from nc10d.backend.staged.layout import HostLayout, StridedRows, meet, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.cuda.driver import call, driver
 from nc10d.ops import Array, Op
 
 
-class Stage:
+class Staging:
     """The arrays of `ops`, as `rank` uses them. Copies are queued on a stream, not waited for."""
 
     def __init__(self, ops: Sequence[Op], rank: int) -> None:
@@ -33,7 +33,7 @@ class Stage:
         """An array that has elements, None if no array has."""
         return next((buffer for buffer in self._buffers if buffer.count), None)
 
-    def follows(self, earlier: Stage) -> bool:
+    def follows(self, earlier: Staging) -> bool:
         """Say whether an earlier launch uses memory in a way that this one must wait for."""
         return meet(self._buffers, earlier._writes) or meet(self._writes, earlier._buffers)
 
@@ -69,7 +69,7 @@ class Stage:
                 _copy_rows(piece, host, stream, to_device)
 
 
-def _copy_rows(piece: Rows, host: int, stream: int, to_device: bool) -> None:
+def _copy_rows(piece: StridedRows, host: int, stream: int, to_device: bool) -> None:
     if piece.height > 1:
         call("cuMemcpy2DAsync", _rectangle(piece, host, to_device), stream)
     elif to_device:
@@ -78,7 +78,7 @@ def _copy_rows(piece: Rows, host: int, stream: int, to_device: bool) -> None:
         call("cuMemcpyDtoHAsync", host, piece.address, piece.width, stream)
 
 
-def _rectangle(piece: Rows, host: int, to_device: bool) -> Any:
+def _rectangle(piece: StridedRows, host: int, to_device: bool) -> Any:
     """Describe a copy of rows that are equally far apart on both sides."""
     kinds = driver().CUmemorytype
     copy = driver().CUDA_MEMCPY2D()

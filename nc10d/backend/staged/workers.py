@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 Task = Callable[[], None]
 
 
-class Lane:
+class CopyWorker:
     """One thread, started by the first task; `close` lets it finish what it was given."""
 
     def __init__(self, name: str) -> None:

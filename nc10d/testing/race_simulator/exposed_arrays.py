@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nc10d.backend.cpu.program.program import Kind, Space, Step
+from nc10d.backend.cpu.program.program import Space, Step, StepKind
 from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Region, mapped
 
 if TYPE_CHECKING:
-    from nc10d.testing.race_simulator.simulator import Rank
+    from nc10d.testing.race_simulator.simulator import SimulatedRank
 
 
-def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
+def touch(me: SimulatedRank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
     """Record an access to one of my arrays, if it is exposed."""
     for region in me.exposed.values():
         if np.shares_memory(region.data, array):
@@ -29,7 +29,7 @@ def touch(me: Rank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None
                 region.touch(start, start + nbytes, me.rank, me.clock, write=write)
 
 
-def withdraw(me: Rank) -> None:
+def withdraw(me: SimulatedRank) -> None:
     """The program has ended: its arrays are their caller's again."""
     for region in me.exposed.values():
         region.touch(0, region.data.size, me.rank, me.clock, write=True)
@@ -41,7 +41,7 @@ def _address(array: Bytes) -> int:
     return int(array.ctypes.data)
 
 
-def _expose(me: Rank, step: Step) -> bool:
+def _expose(me: SimulatedRank, step: Step) -> bool:
     half, place = me.round & 1, (me.round & 1, step.dst.offset)
     me.view(step.dst, 16, write=True)
     _, users = me.queue[0]
@@ -56,7 +56,7 @@ def _expose(me: Rank, step: Step) -> bool:
     return True
 
 
-def _recall(me: Rank, step: Step) -> bool:
+def _recall(me: SimulatedRank, step: Step) -> bool:
     del step
     if me.lent:
         assert me.lending is not None
@@ -65,7 +65,7 @@ def _recall(me: Rank, step: Step) -> bool:
     return True
 
 
-def _exposed(me: Rank, step: Step, peer: int) -> Region:
+def _exposed(me: SimulatedRank, step: Step, peer: int) -> Region:
     half, slot = me.round & 1, step.src.offset
     owner = me.world.ranks[peer]
     owner.boards[half].touch(slot, slot + 16, me.rank, me.clock, write=False)
@@ -74,7 +74,7 @@ def _exposed(me: Rank, step: Step, peer: int) -> Region:
     return region
 
 
-def _fetch(me: Rank, step: Step) -> bool:
+def _fetch(me: SimulatedRank, step: Step) -> bool:
     region, low = _exposed(me, step, step.peer), int(step.arg)
     there = min(step.nbytes, max(0, me.lent - low))
     low, nbytes = low + there, step.nbytes - there
@@ -84,7 +84,7 @@ def _fetch(me: Rank, step: Step) -> bool:
     return True
 
 
-def _fold(me: Rank, step: Step) -> bool:
+def _fold(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     low, nbytes = step.total, step.nbytes
     me.view(step.also, 2 * step.repeat, write=True)
@@ -106,7 +106,7 @@ def _fold(me: Rank, step: Step) -> bool:
     return True
 
 
-def _give(me: Rank, step: Step, data: Bytes, low: int) -> None:
+def _give(me: SimulatedRank, step: Step, data: Bytes, low: int) -> None:
     """Put bytes into what peers have lent, as far as they have."""
     for rank in range(me.world.size):
         given = min(data.size, me.world.ranks[rank].lent - low)
@@ -116,7 +116,7 @@ def _give(me: Rank, step: Step, data: Bytes, low: int) -> None:
             region.data[low : low + given] = data[:given]
 
 
-def _fill(me: Rank, step: Step) -> bool:
+def _fill(me: SimulatedRank, step: Step) -> bool:
     # Who has lent does not fetch that: it must be all that is filled, and no more.
     for rank in me.others:
         assert me.world.ranks[rank].lent in (0, step.nbytes), step
@@ -124,7 +124,7 @@ def _fill(me: Rank, step: Step) -> bool:
     return True
 
 
-def _divert(me: Rank, step: Step) -> bool:
+def _divert(me: SimulatedRank, step: Step) -> bool:
     if not me.everyone_reached(me.seq + step.tick):
         return False
     if me.compare(me.others):
@@ -133,12 +133,12 @@ def _divert(me: Rank, step: Step) -> bool:
     return True
 
 
-def _jump(me: Rank, step: Step) -> bool:
+def _jump(me: SimulatedRank, step: Step) -> bool:
     me.pc += step.skip
     return True
 
 
-def _pick(me: Rank, step: Step) -> bool:
+def _pick(me: SimulatedRank, step: Step) -> bool:
     half, owner = me.round & 1, me.world.ranks[step.src.index]
     owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
     if (half, 0) not in owner.exposed:
@@ -146,25 +146,25 @@ def _pick(me: Rank, step: Step) -> bool:
     return True
 
 
-def _gate(me: Rank, step: Step) -> bool:
+def _gate(me: SimulatedRank, step: Step) -> bool:
     return bool(me.view(step.dst, 8, write=False).view(np.int64)[0])
 
 
-def _open(me: Rank, step: Step) -> bool:
+def _open(me: SimulatedRank, step: Step) -> bool:
     me.view(step.dst, 8, write=True).view(np.int64)[0] = 1
     me.world.signalled()
     return True
 
 
-HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
-    Kind.EXPOSE: _expose,
-    Kind.FETCH: _fetch,
-    Kind.FOLD: _fold,
-    Kind.DIVERT: _divert,
-    Kind.JUMP: _jump,
-    Kind.PICK: _pick,
-    Kind.GATE: _gate,
-    Kind.OPEN: _open,
-    Kind.RECALL: _recall,
-    Kind.FILL: _fill,
+HANDLERS: dict[StepKind, Callable[[SimulatedRank, Step], bool]] = {
+    StepKind.EXPOSE: _expose,
+    StepKind.FETCH: _fetch,
+    StepKind.FOLD: _fold,
+    StepKind.DIVERT: _divert,
+    StepKind.JUMP: _jump,
+    StepKind.PICK: _pick,
+    StepKind.GATE: _gate,
+    StepKind.OPEN: _open,
+    StepKind.RECALL: _recall,
+    StepKind.FILL: _fill,
 }

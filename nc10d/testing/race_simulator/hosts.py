@@ -14,8 +14,14 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.linker import scratch_bytes
-from nc10d.backend.cpu.program.program import At, Kind, Program, Space, Step
-from nc10d.testing.race_simulator.simulator import HANDLERS, Handler, Rank, World, run_all
+from nc10d.backend.cpu.program.program import At, Program, Space, Step, StepKind
+from nc10d.testing.race_simulator.simulator import (
+    HANDLERS,
+    Handler,
+    SimulatedRank,
+    SimulatedWorld,
+    run_all,
+)
 from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
 
 
@@ -51,7 +57,7 @@ class Pipes:
         return not any(self._bytes.values())
 
 
-class FarRank(Rank):
+class FarRank(SimulatedRank):
     """A rank with scratch memory, and pipes to ranks of other hosts."""
 
     def __init__(self, world: HostWorld, rank: int) -> None:
@@ -61,9 +67,9 @@ class FarRank(Rank):
         self.scratch: Bytes = np.zeros(0, np.uint8)
         self.rooms: dict[int, int] = {}
         self.calls_begun = 0
-        self.progress: dict[tuple[Kind, int], int] = {}
+        self.progress: dict[tuple[StepKind, int], int] = {}
 
-    def handlers(self) -> Mapping[Kind, Handler]:
+    def handlers(self) -> Mapping[StepKind, Handler]:
         """Return what each kind of step means."""
         return FAR_HANDLERS
 
@@ -81,7 +87,7 @@ class FarRank(Rank):
         return self.scratch[low : low + nbytes]
 
 
-class HostWorld(World):
+class HostWorld(SimulatedWorld):
     """The ranks of one host of a cluster."""
 
     def __init__(
@@ -92,7 +98,7 @@ class HostWorld(World):
         closed = [mate for mate, rank in enumerate(numbers) if rank in unreadable]
         super().__init__(len(numbers), half, closed)
 
-    def make_rank(self, rank: int) -> Rank:
+    def make_rank(self, rank: int) -> SimulatedRank:
         """Return a rank's machine."""
         return FarRank(self, rank)
 
@@ -109,7 +115,7 @@ class Cluster:
     ) -> None:
         self.pipes = Pipes(room)
         self._worlds = [HostWorld(ranks, half, self.pipes, unreadable) for ranks in hosts.hosts]
-        by_number: dict[int, Rank] = {}
+        by_number: dict[int, SimulatedRank] = {}
         for world in self._worlds:
             by_number.update(zip(world.numbers, world.ranks, strict=True))
         self.ranks = [by_number[rank] for rank in range(hosts.size)]
@@ -128,21 +134,21 @@ class Cluster:
         assert self.pipes.empty(), "bytes that nobody has taken"
 
 
-def _flow(rank: Rank, step: Step) -> bool:
+def _flow(rank: SimulatedRank, step: Step) -> bool:
     me = cast(FarRank, rank)
     rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.repeat]
     done = [_row(me, row) for row in rows]  # each moves, whether or not another has to wait
     if not all(done):
         return False
     for row in rows:
-        if row.kind is not Kind.PUSH:
+        if row.kind is not StepKind.PUSH:
             me.progress.pop(_way(row))
     me.pc += step.repeat
     return True
 
 
 def _row(me: FarRank, row: Step) -> bool:
-    taking, key = row.kind is Kind.TAKE, _way(row)
+    taking, key = row.kind is StepKind.TAKE, _way(row)
     done = me.progress.setdefault(key, 0)
     if done == me.length(row):
         return True
@@ -152,15 +158,15 @@ def _row(me: FarRank, row: Step) -> bool:
     else:
         done += me.pipes.push(me.number, row.peer, data[done:])
     me.progress[key] = done
-    return done == data.size or row.kind is Kind.PUSH
+    return done == data.size or row.kind is StepKind.PUSH
 
 
-def _way(row: Step) -> tuple[Kind, int]:
+def _way(row: Step) -> tuple[StepKind, int]:
     """Return what a transfer's progress belongs to: a direction, and the rank at the other end."""
-    return (Kind.TAKE if row.kind is Kind.TAKE else Kind.GIVE), row.peer
+    return (StepKind.TAKE if row.kind is StepKind.TAKE else StepKind.GIVE), row.peer
 
 
-def _enter(rank: Rank, step: Step) -> bool:
+def _enter(rank: SimulatedRank, step: Step) -> bool:
     cast(FarRank, rank).calls_begun += 1
     return HANDLERS[step.kind](rank, step)
 
@@ -170,27 +176,27 @@ def _header(me: FarRank) -> Bytes:
     return np.array(words, np.int64).view(np.uint8)
 
 
-def _show(rank: Rank, step: Step) -> bool:
+def _show(rank: SimulatedRank, step: Step) -> bool:
     me = cast(FarRank, rank)
     me.view(step.dst, 16, write=True)[:] = _header(me)
     return True
 
 
-def _check(rank: Rank, step: Step) -> bool:
+def _check(rank: SimulatedRank, step: Step) -> bool:
     me = cast(FarRank, rank)
     if not np.array_equal(me.view(step.src, 16, write=False), _header(me)):
         raise Disagreement(f"rank {me.number} and rank {step.peer}")
     return True
 
 
-def _expect(me: Rank, step: Step) -> bool:
+def _expect(me: SimulatedRank, step: Step) -> bool:
     theirs = me.view(step.src, step.nbytes, write=False)
     if not np.array_equal(theirs, me.view(step.own, step.nbytes, write=False)):
         raise Disagreement(f"rank {step.peer} announces another size than is awaited")
     return True
 
 
-def _pair(me: Rank, step: Step) -> bool:
+def _pair(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     a = me.view(step.src, nbytes, write=False).copy().view(step.kernel.dtype)
@@ -200,7 +206,7 @@ def _pair(me: Rank, step: Step) -> bool:
     return True
 
 
-def _loop(me: Rank, step: Step) -> bool:
+def _loop(me: SimulatedRank, step: Step) -> bool:
     me.segment += 1
     if me.segment < step.repeat:
         me.pc -= step.back + 1
@@ -209,14 +215,14 @@ def _loop(me: Rank, step: Step) -> bool:
     return True
 
 
-FAR_HANDLERS: dict[Kind, Handler] = {
+FAR_HANDLERS: dict[StepKind, Handler] = {
     **HANDLERS,
-    Kind.ENTER: _enter,
-    Kind.BEGIN: _enter,
-    Kind.FLOW: _flow,
-    Kind.SHOW: _show,
-    Kind.CHECK: _check,
-    Kind.EXPECT: _expect,
-    Kind.PAIR: _pair,
-    Kind.LOOP: _loop,
+    StepKind.ENTER: _enter,
+    StepKind.BEGIN: _enter,
+    StepKind.FLOW: _flow,
+    StepKind.SHOW: _show,
+    StepKind.CHECK: _check,
+    StepKind.EXPECT: _expect,
+    StepKind.PAIR: _pair,
+    StepKind.LOOP: _loop,
 }

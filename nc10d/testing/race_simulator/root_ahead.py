@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nc10d.backend.cpu.native.offsets import AHEAD_RING
-from nc10d.backend.cpu.program.program import INLINE_BYTES, Kind, Step
+from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, StepKind
 from nc10d.testing.race_simulator.vector_clocks import Disagreement, Region
 
 if TYPE_CHECKING:
-    from nc10d.testing.race_simulator.simulator import Rank
+    from nc10d.testing.race_simulator.simulator import SimulatedRank
 
 
 @dataclass(slots=True)
-class Shown:
+class ShownRound:
     """What a rank has shown in a round: the tick that ends it (negative: it follows), its call."""
 
     region: Region
@@ -34,20 +34,20 @@ class Leading:
 
     rank: int
     since: int | None = None
-    ring: list[Shown] = field(init=False)
+    ring: list[ShownRound] = field(init=False)
 
     def __post_init__(self) -> None:
         self.ring = [
-            Shown(Region(f"led {self.rank}/{slot}", np.zeros(INLINE_BYTES, np.uint8)))
+            ShownRound(Region(f"led {self.rank}/{slot}", np.zeros(INLINE_BYTES, np.uint8)))
             for slot in range(AHEAD_RING)
         ]
 
-    def shown(self, number: int) -> Shown:
+    def shown(self, number: int) -> ShownRound:
         """Return what is for round `number`."""
         return self.ring[number % AHEAD_RING]
 
 
-def settle(me: Rank) -> None:
+def settle(me: SimulatedRank) -> None:
     """Look back at the rounds that I led in and all have left."""
     if me.leading.since is None:
         return
@@ -64,12 +64,12 @@ def settle(me: Rank) -> None:
     me.leading.since = None
 
 
-def _begin(me: Rank, step: Step) -> bool:
+def _begin(me: SimulatedRank, step: Step) -> bool:
     del me, step
     return True
 
 
-def _lead(me: Rank, step: Step) -> bool:
+def _lead(me: SimulatedRank, step: Step) -> bool:
     mine = me.leading.shown(me.round)
     mine.region.touch(0, INLINE_BYTES, me.rank, me.clock, write=True)
     mine.region.data[: step.nbytes] = me.view(step.src, step.nbytes, write=False)
@@ -79,7 +79,7 @@ def _lead(me: Rank, step: Step) -> bool:
     return True
 
 
-def _listen(me: Rank, step: Step) -> bool:
+def _listen(me: SimulatedRank, step: Step) -> bool:
     mine = me.leading.shown(me.round)
     mine.region.touch(0, INLINE_BYTES, me.rank, me.clock, write=True)
     mine.tick = -me.seq - 1
@@ -88,7 +88,7 @@ def _listen(me: Rank, step: Step) -> bool:
     return True
 
 
-def _follow(me: Rank, step: Step) -> bool:
+def _follow(me: SimulatedRank, step: Step) -> bool:
     theirs = me.world.ranks[step.peer].leading.shown(me.round)
     theirs.region.touch(0, INLINE_BYTES, me.rank, me.clock, write=False)
     if (theirs.tick, theirs.call) != (me.seq + 1, me.queue[0][0].call.fingerprint()):
@@ -97,9 +97,9 @@ def _follow(me: Rank, step: Step) -> bool:
     return True
 
 
-HANDLERS: dict[Kind, Callable[[Rank, Step], bool]] = {
-    Kind.BEGIN: _begin,
-    Kind.LEAD: _lead,
-    Kind.LISTEN: _listen,
-    Kind.FOLLOW: _follow,
+HANDLERS: dict[StepKind, Callable[[SimulatedRank, Step], bool]] = {
+    StepKind.BEGIN: _begin,
+    StepKind.LEAD: _lead,
+    StepKind.LISTEN: _listen,
+    StepKind.FOLLOW: _follow,
 }

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.program.program import INLINE_BYTES, SHOWN, At, Kind, Program, Space, Step
+from nc10d.backend.cpu.program.program import (
+    INLINE_BYTES,
+    SHOWN,
+    At,
+    Program,
+    Space,
+    Step,
+    StepKind,
+)
 from nc10d.testing.race_simulator import exposed_arrays, root_ahead
 from nc10d.testing.race_simulator.vector_clocks import (
     PAIR,
@@ -25,13 +33,13 @@ from nc10d.testing.race_simulator.vector_clocks import (
     mapped,
 )
 
-Handler = Callable[["Rank", Step], bool]
+Handler = Callable[["SimulatedRank", Step], bool]
 
 
-class Rank:
+class SimulatedRank:
     """One rank's machine: the same state as the engine's channel, one program after another."""
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.world = world
         self.rank = rank
         self.clock: Clock = [0] * world.size
@@ -59,7 +67,7 @@ class Rank:
         self.pc = 0
         self.segment = 0
 
-    def handlers(self) -> Mapping[Kind, Handler]:
+    def handlers(self) -> Mapping[StepKind, Handler]:
         """Return what each kind of step means."""
         return HANDLERS
 
@@ -148,13 +156,13 @@ class Rank:
         return [r for r in range(self.world.size) if r != self.rank]
 
 
-def _copy(me: Rank, step: Step) -> bool:
+def _copy(me: SimulatedRank, step: Step) -> bool:
     nbytes = me.length(step)
     me.view(step.dst, nbytes, write=True)[:] = me.view(step.src, nbytes, write=False)
     return True
 
 
-def _map(me: Rank, step: Step) -> bool:
+def _map(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     src = me.view(step.src, nbytes, write=False)
@@ -162,7 +170,7 @@ def _map(me: Rank, step: Step) -> bool:
     return True
 
 
-def _reduce_ranks(me: Rank, step: Step) -> bool:
+def _reduce_ranks(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     total: npt.NDArray[np.generic] | None = None
@@ -186,7 +194,7 @@ def _reduce_ranks(me: Rank, step: Step) -> bool:
     return True
 
 
-def _signal(me: Rank, step: Step) -> bool:
+def _signal(me: SimulatedRank, step: Step) -> bool:
     value = me.seq + step.tick
     assert value >= me.counter, "a counter never goes back"
     me.counter = value
@@ -196,19 +204,19 @@ def _signal(me: Rank, step: Step) -> bool:
     return True
 
 
-def _wait(me: Rank, step: Step) -> bool:
+def _wait(me: SimulatedRank, step: Step) -> bool:
     return me.reached(step.peer, me.seq + step.tick)
 
 
-def _wait_all(me: Rank, step: Step) -> bool:
+def _wait_all(me: SimulatedRank, step: Step) -> bool:
     return me.everyone_reached(me.seq + step.tick)
 
 
-def _free(me: Rank, step: Step) -> bool:
+def _free(me: SimulatedRank, step: Step) -> bool:
     return me.everyone_reached(me.free_at[me.round & 1])
 
 
-def _enter(me: Rank, step: Step) -> bool:
+def _enter(me: SimulatedRank, step: Step) -> bool:
     half = me.round & 1
     me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
     me.calls[half] = me.queue[0][0].call.fingerprint() ^ me.seq
@@ -216,27 +224,27 @@ def _enter(me: Rank, step: Step) -> bool:
     return True
 
 
-def _header(me: Rank, step: Step) -> bool:
+def _header(me: SimulatedRank, step: Step) -> bool:
     del step
     me.marks[me.round & 1].touch(0, 1, me.rank, me.clock, write=True)
     return True
 
 
-def _meet(me: Rank, step: Step) -> bool:
+def _meet(me: SimulatedRank, step: Step) -> bool:
     if not _wait(me, step):
         return False
     me.compare([step.peer])
     return True
 
 
-def _meet_all(me: Rank, step: Step) -> bool:
+def _meet_all(me: SimulatedRank, step: Step) -> bool:
     if not _wait_all(me, step):
         return False
     me.compare(me.others)
     return True
 
 
-def _agree(me: Rank, step: Step) -> bool:
+def _agree(me: SimulatedRank, step: Step) -> bool:
     size = me.world.size
     _, users = me.queue[0]
     largest = 0
@@ -250,8 +258,8 @@ def _agree(me: Rank, step: Step) -> bool:
     return True
 
 
-def _round(me: Rank, step: Step) -> bool:
-    repeat = step.repeat if step.kind is Kind.ROUND else me.agreed
+def _round(me: SimulatedRank, step: Step) -> bool:
+    repeat = step.repeat if step.kind is StepKind.ROUND else me.agreed
     if step.free:
         me.free_at[me.round & 1] = me.seq + step.free
     me.seq += step.tick
@@ -264,27 +272,27 @@ def _round(me: Rank, step: Step) -> bool:
     return True
 
 
-HANDLERS: dict[Kind, Handler] = {
-    Kind.COPY: _copy,
-    Kind.MAP: _map,
-    Kind.REDN: _reduce_ranks,
-    Kind.SIGNAL: _signal,
-    Kind.WAIT: _wait,
-    Kind.WAITALL: _wait_all,
-    Kind.FREE: _free,
-    Kind.ENTER: _enter,
-    Kind.MEET: _meet,
-    Kind.MEETALL: _meet_all,
-    Kind.AGREE: _agree,
-    Kind.ROUND: _round,
-    Kind.LOOP_AGREED: _round,
-    Kind.HEADER: _header,
+HANDLERS: dict[StepKind, Handler] = {
+    StepKind.COPY: _copy,
+    StepKind.MAP: _map,
+    StepKind.REDN: _reduce_ranks,
+    StepKind.SIGNAL: _signal,
+    StepKind.WAIT: _wait,
+    StepKind.WAITALL: _wait_all,
+    StepKind.FREE: _free,
+    StepKind.ENTER: _enter,
+    StepKind.MEET: _meet,
+    StepKind.MEETALL: _meet_all,
+    StepKind.AGREE: _agree,
+    StepKind.ROUND: _round,
+    StepKind.LOOP_AGREED: _round,
+    StepKind.HEADER: _header,
     **exposed_arrays.HANDLERS,
     **root_ahead.HANDLERS,
 }
 
 
-class World:
+class SimulatedWorld:
     """All ranks of one group, with boards of `half` bytes.
 
     What the ranks in `unreadable` expose, nobody can read; what those in `keeping` do, they don't
@@ -303,12 +311,12 @@ class World:
         self.keeping = frozenset(keeping)
         self.half = half
         self._counters = 0
-        self.ranks: list[Rank] = []
+        self.ranks: list[SimulatedRank] = []
         self.ranks.extend(self.make_rank(rank) for rank in range(size))
 
-    def make_rank(self, rank: int) -> Rank:
+    def make_rank(self, rank: int) -> SimulatedRank:
         """Return a rank's machine."""
-        return Rank(self, rank)
+        return SimulatedRank(self, rank)
 
     def signalled(self) -> None:
         """Note that some rank's counter has changed."""
@@ -324,11 +332,11 @@ class World:
 
 
 def run_all(
-    ranks: Sequence[Rank], changes: Callable[[], int], choose: Callable[[int], int] | None
+    ranks: Sequence[SimulatedRank], changes: Callable[[], int], choose: Callable[[int], int] | None
 ) -> None:
     """Run all ranks' programs; `changes` counts what may set somebody free."""
     ready = [rank for rank in ranks if not rank.idle()]
-    stuck: list[Rank] = []
+    stuck: list[SimulatedRank] = []
     turn = 0
     while ready:
         index = choose(len(ready)) if choose else turn % len(ready)

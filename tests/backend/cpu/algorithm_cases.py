@@ -12,12 +12,12 @@ import numpy.typing as npt
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.exchange import Route
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import Call, Program, Step, user
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
 Array = npt.NDArray[np.int64]
@@ -33,8 +33,8 @@ class Case:
     expected: list[list[Array]]
 
 
-def layouts(size: int, half: int, small: int, hosts: Topology | None = None) -> list[Layout]:
-    return [Layout(size, rank, half, small, hosts) for rank in range(size)]
+def layouts(size: int, half: int, small: int, hosts: Topology | None = None) -> list[GroupShape]:
+    return [GroupShape(size, rank, half, small, hosts) for rank in range(size)]
 
 
 def data(seed: int, rank: int, count: int) -> Array:
@@ -42,7 +42,7 @@ def data(seed: int, rank: int, count: int) -> Array:
 
 
 def program(name: str, steps: list[Step], users: int, detail: str = "") -> Program:
-    return Program(Call(name, detail=detail), tuple(steps), users)
+    return Program(CallInfo(name, detail=detail), tuple(steps), users)
 
 
 def fold(arrays: list[Array], op: ReduceOp) -> Array:
@@ -58,7 +58,7 @@ def reduction(op: ReduceOp, size: int) -> Reduction:
     return Reduction(op, "int64", size)
 
 
-def all_reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Case:
+def all_reduce(world: list[GroupShape], count: int, seed: int, op: ReduceOp = SUM) -> Case:
     size = len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     how = reduction(op, size)
@@ -67,7 +67,7 @@ def all_reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -
     return Case("all_reduce", programs, [[a] for a in arrays], [[total]] * size)
 
 
-def reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Case:
+def reduce(world: list[GroupShape], count: int, seed: int, op: ReduceOp = SUM) -> Case:
     size, root = len(world), seed % len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     how = reduction(op, size)
@@ -77,7 +77,7 @@ def reduce(world: list[Layout], count: int, seed: int, op: ReduceOp = SUM) -> Ca
     return Case("reduce", programs, [[a] for a in arrays], expected)
 
 
-def fused(world: list[Layout], count: int, seed: int) -> Case:
+def fused(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     counts = [1 + (seed + i) % max(1, min(count, world[0].half // 256)) for i in range(3)]
     arrays = [[data(seed + i, r, c) for i, c in enumerate(counts)] for r in range(size)]
@@ -87,7 +87,7 @@ def fused(world: list[Layout], count: int, seed: int) -> Case:
     return Case("fused", programs, arrays, [total] * size)
 
 
-def broadcast(world: list[Layout], count: int, seed: int) -> Case:
+def broadcast(world: list[GroupShape], count: int, seed: int) -> Case:
     size, root = len(world), seed % len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     programs = [program("broadcast", choose.broadcast(w, 8 * count, root), 1) for w in world]
@@ -95,7 +95,7 @@ def broadcast(world: list[Layout], count: int, seed: int) -> Case:
     return Case("broadcast", programs, [[a] for a in arrays], [[want]] * size)
 
 
-def barrier(world: list[Layout], count: int, seed: int) -> Case:
+def barrier(world: list[GroupShape], count: int, seed: int) -> Case:
     programs = [program("barrier", choose.barrier(w), 0) for w in world]
     return Case("barrier", programs, [[] for _ in world], [[] for _ in world])
 
@@ -106,7 +106,7 @@ def ragged(size: int, count: int, seed: int) -> list[int]:
     return [(count * (r + seed) // 3) % (count + 1) for r in range(size)]
 
 
-def all_gather(world: list[Layout], count: int, seed: int, *, into_one: bool = False) -> Case:
+def all_gather(world: list[GroupShape], count: int, seed: int, *, into_one: bool = False) -> Case:
     size = len(world)
     counts = [count] * size if seed % 2 else ragged(size, count, seed)
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
@@ -123,7 +123,7 @@ def all_gather(world: list[Layout], count: int, seed: int, *, into_one: bool = F
     return Case("all_gather", programs, users, expected)
 
 
-def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
+def reduce_scatter(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     counts = [count] * size if seed % 2 else ragged(size, count, seed)
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
@@ -141,7 +141,7 @@ def reduce_scatter(world: list[Layout], count: int, seed: int) -> Case:
     return Case("reduce_scatter", programs, users, expected)
 
 
-def even_all_to_all(world: list[Layout], count: int, seed: int) -> Case:
+def even_all_to_all(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     arrays = [data(seed, r, count * size) for r in range(size)]
     sends = [user(0, 8 * count * r) for r in range(size)]
@@ -155,7 +155,7 @@ def even_all_to_all(world: list[Layout], count: int, seed: int) -> Case:
     return Case("all_to_all", programs, users, expected)
 
 
-def uneven_exchange(world: list[Layout], count: int, seed: int) -> Case:
+def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     rng = np.random.default_rng(seed)
     matrix = rng.integers(0, count + 1, (size, size))
@@ -176,11 +176,11 @@ def uneven_exchange(world: list[Layout], count: int, seed: int) -> Case:
     return Case("exchange", programs, users, expected)
 
 
-def reduced(op: ReduceOp) -> Callable[[list[Layout], int, int], Case]:
+def reduced(op: ReduceOp) -> Callable[[list[GroupShape], int, int], Case]:
     return lambda world, count, seed: all_reduce(world, count, seed, op)
 
 
-MAKERS: dict[str, Callable[[list[Layout], int, int], Case]] = {
+MAKERS: dict[str, Callable[[list[GroupShape], int, int], Case]] = {
     "all_reduce": all_reduce,
     "all_reduce_avg": reduced(AVG),
     "all_reduce_premul": reduced(premul_sum(2.0)),

@@ -8,9 +8,9 @@ import socket
 import threading
 from types import TracebackType
 
-from nc10d.backend.cpu.control.connections import Control, Message
-from nc10d.backend.cpu.control.group_control import Council
-from nc10d.group.shrink import Attempt
+from nc10d.backend.cpu.control.connections import ControlConnections, Message
+from nc10d.backend.cpu.control.group_control import GroupControl
+from nc10d.group.shrink import ShrinkAttempt
 
 
 class Seat:
@@ -19,9 +19,11 @@ class Seat:
     def __init__(self, rank: int, wires: dict[int, socket.socket]) -> None:
         self.rank = rank
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.control = Control(wires, self._hear, lambda number, reason: self.council.notify())
+        self.control = ControlConnections(
+            wires, self._hear, lambda number, reason: self.council.notify()
+        )
         self.control.wake = lambda: os.eventfd_write(self._bell, 1)
-        self.council = Council("group", range(len(wires) + 1), rank, self.control, self.gone)
+        self.council = GroupControl("group", range(len(wires) + 1), rank, self.control, self.gone)
         self._over = False
         self._thread = threading.Thread(target=self._listen, name=f"seat {rank}")
 
@@ -77,9 +79,9 @@ class Circle:
             if seat.rank not in asleep:
                 seat.wake_up()
 
-    def attempt(self, rank: int, number: int = 1) -> Attempt:
+    def attempt(self, rank: int, number: int = 1) -> ShrinkAttempt:
         """Return an attempt to shrink, as one rank takes part in it."""
-        return Attempt(self.seats[rank].council, number, self.seats[rank].gone)
+        return ShrinkAttempt(self.seats[rank].council, number, self.seats[rank].gone)
 
     def __enter__(self) -> Circle:
         return self

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import choose, hosts_reduce, hosts_relay
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.program.program import Kind, Program, Step
+from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from nc10d.ops import SUM
 from nc10d.testing.race_simulator.hosts import Cluster
 from nc10d.testing.race_simulator.simulator import Disagreement
@@ -52,7 +52,7 @@ def play(
     return cluster
 
 
-def world(hosts: Topology, half: int = HALF, small: int = SMALL) -> list[Layout]:
+def world(hosts: Topology, half: int = HALF, small: int = SMALL) -> list[GroupShape]:
     return layouts(hosts.size, half, small, hosts)
 
 
@@ -84,7 +84,7 @@ def test_small_pieces_of_many_hosts_go_from_hand_to_hand(name: str, names: Seque
     hosts = grouped(names)
     for seed, count in ((1, 130), (2, 131), (3, 900), (4, 4000)):
         case = MAKERS[name](world(hosts, HALF, 64), count, seed)
-        flows = [sum(step.kind is Kind.FLOW for step in one.steps) for one in case.programs]
+        flows = [sum(step.kind is StepKind.FLOW for step in one.steps) for one in case.programs]
         assert max(flows) == 3 * math.ceil(math.log2(len(hosts.hosts)))
         play(hosts, [case], HALF, seed)
 
@@ -98,7 +98,7 @@ def test_what_goes_from_hand_to_hand_is_folded_in_the_order_of_hosts() -> None:
     cluster = Cluster(hosts, HALF)
     for rank, layout in enumerate(world(hosts)):
         steps = choose.all_reduce(layout, 8 * count, how)
-        assert Kind.PUSH not in {step.kind for step in steps}
+        assert StepKind.PUSH not in {step.kind for step in steps}
         cluster.submit(rank, program("all_reduce", steps, 1), [arrays[rank].view(np.uint8)])
     cluster.run(random.Random(1).randrange)
     for array in arrays:
@@ -121,7 +121,7 @@ def test_64_hosts_of_8_ranks(name: str) -> None:
         play(hosts, [MAKERS[name](world(hosts, 32768), count, 3)], 32768, None)
 
 
-def direct(hosts: Topology) -> list[Layout]:
+def direct(hosts: Topology) -> list[GroupShape]:
     return [replace(one, direct=512) for one in world(hosts)]
 
 
@@ -136,11 +136,11 @@ def test_large_arrays_are_read_where_they_lie_inside_hosts(name: str, shape: str
         for unreadable in ([], [0], [hosts.size - 1], [1, 2]):
             case = MAKERS[name](direct(hosts), count, seed)
             if name in LARGE and count > 79:
-                assert all(Kind.DIVERT in kinds(one) for one in case.programs[:2])
+                assert all(StepKind.DIVERT in kinds(one) for one in case.programs[:2])
             play(hosts, [case], HALF, seed, unreadable)
 
 
-def kinds(one: Program) -> set[Kind]:
+def kinds(one: Program) -> set[StepKind]:
     return {step.kind for step in one.steps}
 
 
@@ -174,8 +174,8 @@ def test_programs_mix_back_to_back_in_any_interleaving(
     play(hosts, cases, HALF, seed)
 
 
-WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET, Kind.MEETALL}
-IDLE = Step(Kind.WAIT, tick=-(10**9))
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
+IDLE = Step(StepKind.WAIT, tick=-(10**9))
 
 
 def without(program: Program, index: int) -> Program:
@@ -225,10 +225,10 @@ def test_removing_any_wait_of_those_who_read_where_it_lies_is_caught(name: str, 
     programs = MAKERS[name](direct(hosts), 500, 1).programs
     for victim in (0, 1, hosts.size - 1):
         steps = programs[victim].steps
-        way = next(i for i, step in enumerate(steps) if step.kind is Kind.JUMP)
+        way = next(i for i, step in enumerate(steps) if step.kind is StepKind.JUMP)
         for index, step in enumerate(steps[:way]):
-            met = step.kind is Kind.WAIT and step.tick == 2  # the test below is about that one
-            if step.kind in WAITS and step.kind is not Kind.FREE and not met:
+            met = step.kind is StepKind.WAIT and step.tick == 2  # the test below is about that one
+            if step.kind in WAITS and step.kind is not StepKind.FREE and not met:
                 found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
                 assert found, (victim, index, step)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.memory.arena import PAGE, Arena, Mapping
+from nc10d.backend.cpu.memory.arena import PAGE, Arena, ArenaMapping
 
 SPAN = 64 * PAGE
 
@@ -105,7 +105,7 @@ def test_nobody_can_shrink_it_and_it_has_no_name(arena: Arena) -> None:
 def test_mappings_outlive_the_descriptor_and_see_the_same_memory() -> None:
     arena = Arena(SPAN)
     offset = arena.allocate(PAGE)
-    other = Mapping(arena.fd)
+    other = ArenaMapping(arena.fd)
     arena.close()
     arena.close()
     other.words(offset, 1)[0] = 41
@@ -134,7 +134,7 @@ def test_a_mapping_goes_with_its_last_view() -> None:
 
 def test_what_is_taken_back_keeps_its_contents_and_gets_nothing_more(arena: Arena) -> None:
     before, mine = arena.allocate(PAGE), arena.allocate(4 * PAGE)
-    late = Mapping(arena.fd)  # as another process sees it
+    late = ArenaMapping(arena.fd)  # as another process sees it
     arena.mapping.data[mine : mine + 4 * PAGE] = 7
     assert arena.retire() == mine + 4 * PAGE
     arena.take_back(mine + PAGE, 2 * PAGE)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nc10d.backend.cpu.control.consensus import Agreement
+from nc10d.backend.cpu.control.consensus import Consensus
 
 Parcel = tuple[int, str] | None
 
@@ -26,7 +26,7 @@ class Table:
         self.dead: set[int] = set()
         self.most = [chance.randint(0, 3 * size) for _ in range(size)]
         self.doomed = set(chance.sample(range(size), chance.randint(0, size - 1)))
-        self.seats = [Agreement(range(size), rank, self.sender(rank)) for rank in range(size)]
+        self.seats = [Consensus(range(size), rank, self.sender(rank)) for rank in range(size)]
 
     def sender(self, me: int):  # type: ignore[no-untyped-def]
         def send(ranks: Iterable[int], step: int, value: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State, circle, told
+from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice, circle, told
 
 Op = tuple[str, int]  # ("call" or "start", group), ("send" or "recv", peer)
 GROUPS = ((0, 1, 2), (0, 1), (1, 2), (0, 2))
@@ -33,8 +33,8 @@ class Rank:
     entered: list[int] = field(default_factory=lambda: [0] * 4)
     number: int = 0  # of the call that the thread waits for
     version: int = 0
-    notice: Standing | None = None
-    shown: list[Standing] = field(default_factory=list)  # all of them: some come late
+    notice: WaitNotice | None = None
+    shown: list[WaitNotice] = field(default_factory=list)  # all of them: some come late
 
 
 class World:
@@ -127,7 +127,7 @@ class World:
             return
         needs = tuple(self._needs(me))
         if not self.over(me) and needs:
-            rank.notice = Standing(f"rank {me}", needs, tuple(self._states(me)))
+            rank.notice = WaitNotice(f"rank {me}", needs, tuple(self._states(me)))
             rank.shown.append(rank.notice)
             rank.version += 1
 
@@ -147,16 +147,16 @@ class World:
             key = link_key(what, me)
             yield Need(key, 0, self.sent[key], what, 0)
 
-    def _states(self, me: int) -> Iterator[State]:
+    def _states(self, me: int) -> Iterator[ProgressState]:
         rank = self.ranks[me]
         for group, members in enumerate(GROUPS):
             if me in members:
-                yield State(group, rank.entered[group], bool(rank.queues[group]))
+                yield ProgressState(group, rank.entered[group], bool(rank.queues[group]))
         for peer in set(range(RANKS)) - {me}:
-            yield State(
+            yield ProgressState(
                 link_key(me, peer), self.sent[link_key(me, peer)], rank.waits == ("send", peer)
             )
-            yield State(
+            yield ProgressState(
                 link_key(peer, me), self.taken[link_key(peer, me)], rank.waits == ("recv", peer)
             )
 
@@ -181,7 +181,7 @@ def look(world: World, me: int, draw: random.Random, late: bool) -> list[int]:
 
     With `late`, others' notices are any that they have ever shown.
     """
-    notices: dict[int, Standing] = {}
+    notices: dict[int, WaitNotice] = {}
     for rank in draw.sample(range(RANKS), RANKS):
         steps(world, draw, 2)
         notice, shown = world.ranks[rank].notice, world.ranks[rank].shown
@@ -247,20 +247,20 @@ def _starts(rank: Rank) -> list[list[int]]:
 
 
 standings = st.builds(
-    Standing,
+    WaitNotice,
     st.text(max_size=40),
     st.lists(st.builds(Need, *[st.integers(-(2**63), 2**63 - 1)] * 5), max_size=5).map(tuple),
     st.lists(
-        st.builds(State, *[st.integers(-(2**63), 2**63 - 1)] * 2, st.booleans()), max_size=5
+        st.builds(ProgressState, *[st.integers(-(2**63), 2**63 - 1)] * 2, st.booleans()), max_size=5
     ).map(tuple),
 )
 
 
 @given(standing=standings)
-def test_what_is_shown_is_what_is_read(standing: Standing) -> None:
+def test_what_is_shown_is_what_is_read(standing: WaitNotice) -> None:
     raw = standing.packed(10_000)
     assert raw is not None
-    assert Standing.unpacked(raw + b"rest") == standing
+    assert WaitNotice.unpacked(raw + b"rest") == standing
     assert standing.packed(len(raw) - 1) is None
 
 
@@ -276,8 +276,8 @@ def test_a_circle_is_told_alike_by_all_its_ranks() -> None:
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None:
     notices = {
-        me: Standing(
-            "", (Need(me, 1, -1, (me + 1) % size, me),), (State((me - 1) % size, 0, False),)
+        me: WaitNotice(
+            "", (Need(me, 1, -1, (me + 1) % size, me),), (ProgressState((me - 1) % size, 0, False),)
         )
         for me in range(size)
     }
@@ -290,8 +290,8 @@ def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None
 
 def test_who_has_never_used_a_link_has_not_met_a_need_of_it_unless_it_has_left_the_group() -> None:
     need = Need(key=LINK, until=0, seen=0, rank=1, group=0)
-    assert not Standing("", (), (State(0, 3, False),)).meets(need)
-    assert Standing("", (), (State(1, 3, False),)).meets(need)
+    assert not WaitNotice("", (), (ProgressState(0, 3, False),)).meets(need)
+    assert WaitNotice("", (), (ProgressState(1, 3, False),)).meets(need)
 
 
 def test_a_circle_of_hundreds_is_told_in_what_an_error_and_a_control_line_hold() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nc10d as dist
 from nc10d.testing.ranks import Kind, Ranks
 from nc10d.testing.reference import same_bits
-from nc10d.testing.strategies import Call, issue, outputs, programs, worlds
+from nc10d.testing.strategies import CollectiveCall, issue, outputs, programs, worlds
 
 MODES = ("sync", "async", "coalesced", "alternating")
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,7 +37,7 @@ def perform(group: Any, ops: list[Any], mode: str) -> list[list[Any]]:
     return [outputs(op) for op in ops]
 
 
-def agree(got: list[list[list[Any]]], calls: list[Call]) -> None:
+def agree(got: list[list[list[Any]]], calls: list[CollectiveCall]) -> None:
     """Hold what each rank wrote, call by call, against the oracle: bit for bit."""
     for index, call in enumerate(calls):
         for rank, wanted in enumerate(call.expected()):

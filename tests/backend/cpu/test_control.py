@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.control.connections import Control, Line, framed
+from nc10d.backend.cpu.control.connections import ControlConnection, ControlConnections, framed
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -53,7 +53,7 @@ def test_messages_come_whole_however_they_are_cut(
 ) -> None:
     one, other = pair()
     with one, other:
-        line, raw, got = Line(1, one), b"".join(map(framed, messages)), []
+        line, raw, got = ControlConnection(1, one), b"".join(map(framed, messages)), []
         turn = 0
         while raw:
             cut = cuts[turn % len(cuts)]
@@ -68,7 +68,7 @@ def test_messages_come_whole_however_they_are_cut(
 @pytest.mark.parametrize("end", [b"", b"\xff" * 64], ids=["closed", "broken"])
 def test_nothing_is_kept_for_a_line_that_is_over(ends: Pair, end: bytes) -> None:
     one, other = ends
-    line, data = Line(1, one), framed(LAST) * 1000
+    line, data = ControlConnection(1, one), framed(LAST) * 1000
     while line.send(data):
         pass
     assert line.behind()
@@ -84,11 +84,11 @@ def test_nothing_is_kept_for_a_line_that_is_over(ends: Pair, end: bytes) -> None
 
 def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
     one, other = ends
-    line = Line(1, one)
+    line = ControlConnection(1, one)
     for number in range(2000):
         line.send(framed({**LAST, "number": number, "text": "x" * 4000}))
     other.setblocking(False)
-    far = Line(0, other)
+    far = ControlConnection(0, other)
     got = []
     while len(got) < 2000 and far.over is None:
         select.select([other], [], [], 5.0)
@@ -100,7 +100,7 @@ def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
 def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> None:
     one, other = ends
     heard: list[object] = []
-    control = Control(
+    control = ControlConnections(
         {7: one},
         lambda number, message: heard.append((number, message)),
         lambda number, reason: heard.append((number, reason)),
@@ -120,7 +120,7 @@ def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> N
 
 def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
     one, other = ends
-    line = Line(1, one)
+    line = ControlConnection(1, one)
     other.sendall(b"GET / HTTP/1.1\r\n\r\n")
     select.select([one], [], [], 5.0)
     assert line.receive() == []
@@ -136,7 +136,7 @@ def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
 def test_a_body_that_is_no_message_ends_the_line_and_nothing_else(body: bytes) -> None:
     one, other = pair()
     with one, other:
-        line = Line(1, one)
+        line = ControlConnection(1, one)
         other.sendall(struct.pack("<I", len(body)) + body)
         select.select([one], [], [], 5.0)
         assert line.receive() == []

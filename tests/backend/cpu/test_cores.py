@@ -14,7 +14,7 @@ import pytest
 import nc10d as dist
 from nc10d.backend.cpu import context
 from nc10d.backend.cpu.algorithms.tuning import Boards, one_shot_bytes
-from nc10d.backend.cpu.bootstrap.rank_info import Card
+from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.engine import cpu_policy as cpu_cores
 from nc10d.backend.cpu.engine.cpu_policy import (
     boards,
@@ -27,10 +27,10 @@ from nc10d.backend.cpu.engine.cpu_policy import (
 from nc10d.errors import RendezvousError
 from nc10d.testing.ranks import Ranks
 
-CARD = Card(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf, Boards.NORMAL)
+CARD = RankInfo(0, "host", "here", 1, "", "", "", "", [0, 1, 2, 3], math.inf, Boards.NORMAL)
 
 
-def cards(*allowed: list[int], most: float = math.inf) -> list[Card]:
+def cards(*allowed: list[int], most: float = math.inf) -> list[RankInfo]:
     return [dataclasses.replace(CARD, cores=some, quota=most) for some in allowed]
 
 
@@ -47,7 +47,7 @@ def cards(*allowed: list[int], most: float = math.inf) -> list[Card]:
         (cards([0, 1], [0, 1], most=1.5), False),
     ],
 )
-def test_ranks_have_room_if_there_is_a_core_for_each(mates: list[Card], has_room: bool) -> None:
+def test_ranks_have_room_if_there_is_a_core_for_each(mates: list[RankInfo], has_room: bool) -> None:
     assert roomy(mates) == has_room
 
 

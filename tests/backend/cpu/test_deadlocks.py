@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nc10d.backend.cpu.deadlock.detector import idles
-from nc10d.backend.cpu.deadlock.notices import Noticeboard
-from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State
+from nc10d.backend.cpu.deadlock.notices import NoticeSlot
+from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.native import offsets as at
 
@@ -23,13 +23,13 @@ def arena() -> Iterator[Arena]:
     made.close()
 
 
-def standing(*needed: int) -> Standing:
+def standing(*needed: int) -> WaitNotice:
     needs = tuple(Need(1, 7, -1, rank, 1) for rank in needed)
-    return Standing("rank 0 waits", needs, (State(1, 7, True),))
+    return WaitNotice("rank 0 waits", needs, (ProgressState(1, 7, True),))
 
 
 def test_all_versions_of_one_wait_hold_until_it_is_over(arena: Arena) -> None:
-    board = Noticeboard(arena.mapping)
+    board = NoticeSlot(arena.mapping)
     board.show(standing(1, 2))
     first = board.version()
     board.show(standing(1))  # rank 2 has come meanwhile
@@ -45,7 +45,7 @@ def test_all_versions_of_one_wait_hold_until_it_is_over(arena: Arena) -> None:
 def test_a_notice_is_read_though_an_interrupt_has_ended_the_change_before(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, theirs = Noticeboard(arena.mapping), Noticeboard(arena.mapping)
+    mine, theirs = NoticeSlot(arena.mapping), NoticeSlot(arena.mapping)
 
     def interrupted(raw: bytes) -> None:
         raise KeyboardInterrupt

@@ -19,27 +19,27 @@ from hypothesis import strategies as st
 
 import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.lowering.lower import Request
-from nc10d.backend.cpu.lowering.program_cache import Plans, _kernel_address
-from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.lowering.lower import LoweredOp
+from nc10d.backend.cpu.lowering.program_cache import ProgramCache, _kernel_address
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Kernel, Kind, Program, Step, board, user
+from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, board, user
 from nc10d.base import error_wire
 from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
-from nc10d.testing.race_simulator.simulator import World
+from nc10d.testing.race_simulator.simulator import SimulatedWorld
 
 HALF, SMALL, PAGE = 2048, 256, 128
-WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.DIVERT}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.DIVERT}
 
 
-def even_reduce_scatter(world: list[Layout], count: int, seed: int, lists: int = -1) -> Case:
+def even_reduce_scatter(world: list[GroupShape], count: int, seed: int, lists: int = -1) -> Case:
     """Rank `lists`, if any, has its chunks in several arrays."""
     size = len(world)
     arrays = [data(seed, r, count * size) for r in range(size)]
@@ -56,7 +56,7 @@ def even_reduce_scatter(world: list[Layout], count: int, seed: int, lists: int =
     return Case("reduce_scatter", programs, users, expected)
 
 
-def even_all_gather(world: list[Layout], count: int, seed: int) -> Case:
+def even_all_gather(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     arrays = [data(seed, r, count) for r in range(size)]
     places = [user(1, 8 * count * r) for r in range(size)]
@@ -69,7 +69,7 @@ def even_all_gather(world: list[Layout], count: int, seed: int) -> Case:
     return Case("all_gather", programs, users, expected)
 
 
-MADE: dict[str, Callable[[list[Layout], int, int], Case]] = {
+MADE: dict[str, Callable[[list[GroupShape], int, int], Case]] = {
     "all_reduce": MAKERS["all_reduce"],
     "all_reduce_avg": MAKERS["all_reduce_avg"],
     "broadcast": MAKERS["broadcast"],
@@ -84,7 +84,7 @@ OTHERS = {
 NAMES = sorted(MADE)
 
 
-def direct(size: int) -> list[Layout]:
+def direct(size: int) -> list[GroupShape]:
     world = layouts(size, HALF, SMALL)
     return [replace(one, direct=512, window=512, page=PAGE) for one in world]
 
@@ -96,7 +96,7 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
     """
     chance = random.Random(seed)
     keeping = [rank for rank in range(size) if chance.randrange(2)]
-    world = World(size, HALF, unreadable, keeping)
+    world = SimulatedWorld(size, HALF, unreadable, keeping)
     for case in cases:
         for rank in range(size):
             arrays = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -111,14 +111,14 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
 def test_large_arrays_have_a_direct_way() -> None:
     for name in NAMES:
         for one in MADE[name](direct(3), 300, 0).programs:
-            assert Kind.DIVERT in {step.kind for step in one.steps}, name
+            assert StepKind.DIVERT in {step.kind for step in one.steps}, name
 
 
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
 def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str) -> None:
     for count, large in ((63, False), (64, True)):  # of 8 bytes; 512 are much
         for one in MADE[name](direct(9), count, 0).programs:
-            assert (Kind.FETCH in {step.kind for step in one.steps}) == large
+            assert (StepKind.FETCH in {step.kind for step in one.steps}) == large
 
 
 @pytest.mark.parametrize("count", [64, 79, 80, 300])
@@ -136,7 +136,7 @@ def test_whole_pages_are_lent(
 ) -> None:
     """Of a broadcast that is each rank's share of the work, of two ranks' swap all."""
     for rank, one in enumerate(MADE[name](direct(size), count, 0).programs):
-        lent = [s.nbytes for s in one.steps if s.kind is Kind.EXPOSE and not s.tick]
+        lent = [s.nbytes for s in one.steps if s.kind is StepKind.EXPOSE and not s.tick]
         assert lent == [8 * count // share // PAGE * PAGE] * (rank in lenders)
 
 
@@ -168,7 +168,7 @@ def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) ->
 def without(program: Program, index: int) -> Program:
     """The program with one wait that no longer waits; nor asks, where it would have to."""
     steps = list(program.steps)
-    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return Program(program.call, tuple(steps), program.users)
 
 
@@ -189,9 +189,9 @@ def caught(name: str, size: int, victim: int, index: int, seed: int, unreadable:
 def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: int) -> None:
     programs = MADE[name](direct(size), 300, 0).programs
     for victim, one in enumerate(programs):
-        way = next(i for i, step in enumerate(one.steps) if step.kind is Kind.JUMP)
+        way = next(i for i, step in enumerate(one.steps) if step.kind is StepKind.JUMP)
         for index, step in enumerate(one.steps[:way]):
-            if step.kind in WAITS and step.kind is not Kind.FREE:
+            if step.kind in WAITS and step.kind is not StepKind.FREE:
                 # The second call has the root of the programs looked at.
                 seeds = range(size - 1, 25 * size, size)
                 tries = product(seeds, ([], [0]))
@@ -234,23 +234,23 @@ def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -
         return False
 
     for rank, whole in enumerate(messages([300, 400])[1].programs):
-        way = next(i for i, step in enumerate(whole.steps) if step.kind is Kind.JUMP)
+        way = next(i for i, step in enumerate(whole.steps) if step.kind is StepKind.JUMP)
         steps = range(way, len(whole.steps)) if unreadable else range(way)
         for index in steps:
-            if whole.steps[index].kind is Kind.WAIT:
+            if whole.steps[index].kind is StepKind.WAIT:
                 assert any(caught_at(rank, index, seed) for seed in range(25)), (rank, index)
 
 
-def slow_reader(kind: str) -> Callable[[Plans, Request], Linked]:
+def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
     """Plans that let rank 1 rest, before each step of `kind`, until `released` is set."""
 
-    def linked(plans: Plans, request: Request) -> Linked:
+    def linked(plans: ProgramCache, request: LoweredOp) -> Linked:
         program = request.build()
         if plans._layout.rank == 1:
             steps: list[Step] = []
             for step in program.steps:
                 if step.kind.name == kind:
-                    steps.append(Step(Kind.MAP, dst=board(1), src=board(1), kernel=REST))
+                    steps.append(Step(StepKind.MAP, dst=board(1), src=board(1), kernel=REST))
                 steps.append(step)
             program = replace(program, steps=tuple(steps))
         return link(program, plans._layout.size, at.C_TABLES, address_of)
@@ -314,7 +314,7 @@ def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
 ) -> None:
     for event in (released, reading, left):
         event.clear()
-    monkeypatch.setattr(Plans, "linked", slow_reader(kind))
+    monkeypatch.setattr(ProgramCache, "linked", slow_reader(kind))
     run_ranks(partial(gives_up_while_read, call=call), 2)
 
 
@@ -339,7 +339,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
         event.clear()
     publish = cause.publish
 
-    def slowly(areas: Areas, error: DistError) -> None:
+    def slowly(areas: GroupMemory, error: DistError) -> None:
         areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
         areas.reported = True
         entry_points.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
@@ -347,7 +347,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
         publish(areas, error)
 
     monkeypatch.setattr(cause, "publish", slowly)
-    monkeypatch.setattr(Plans, "linked", slow_reader("FETCH"))
+    monkeypatch.setattr(ProgramCache, "linked", slow_reader("FETCH"))
     run_ranks(gives_up_first, 3)
 
 
@@ -386,7 +386,7 @@ def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
         limits = reading | {"folding": 1536, "lending": 1536, "swapped": 1536, "shared": 512}
         world = [replace(one, **limits) for one in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
-        return next((int(step.arg) for step in steps if step.kind is Kind.EXPOSE), 0)
+        return next((int(step.arg) for step in steps if step.kind is StepKind.EXPOSE), 0)
 
     some = [at.READS, at.WRITES, at.WRITES, 0]
     assert [asks("all_reduce", 256, size) for size in (2, 3)] == [at.READS, 0]

@@ -16,7 +16,7 @@ from jobs import Job
 import nc10d as dist
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.membership import formation
-from nc10d.backend.cpu.membership.formation import Founding, form
+from nc10d.backend.cpu.membership.formation import GroupSpec, form
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost, RendezvousError
 from nc10d.group.world import current_world
@@ -87,7 +87,7 @@ def try_to_form(group: Any, store: Any, name: str, timeout: float, late: float) 
     assert not threading.Event().wait(late)
     deadline = Deadline.after(timeout)
     try:
-        areas = form(Founding(host, name, range(3), group.rank, store, deadline, lambda: None))
+        areas = form(GroupSpec(host, name, range(3), group.rank, store, deadline, lambda: None))
     except DistError as error:
         assert host.arena.used() == before
         return f"{type(error).__name__}: {error}"
@@ -206,11 +206,11 @@ def test_an_interrupt_while_a_group_forms_ends_it_for_all() -> None:
 
 
 DEAD_ON_ARRIVAL = """
-from nc10d.backend.cpu import forming
+from nc10d.backend.cpu.membership import formation
 
 group = join()
 if rank == 0:
-    areas, host = forming.Areas, group.backend("cpu").host
+    areas, host = formation.GroupMemory, group.backend("cpu").host
 
     def gate(*arguments):
         # The group is formed, and this rank has not looked at it yet.
@@ -219,7 +219,7 @@ if rank == 0:
             time.sleep(0.001)
         return areas(*arguments)
 
-    forming.Areas = gate
+    formation.GroupMemory = gate
     after = dist.new_group([0, 1])
     try:
         after.barrier(timeout=20.0)

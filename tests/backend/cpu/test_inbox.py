@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nc10d.backend.cpu.native import offsets
-from nc10d.backend.cpu.transport.links import Inbox, Unexpected
+from nc10d.backend.cpu.transport.links import Inbox, UnexpectedMessage
 from nc10d.testing import run_ranks
 
 METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_early, Inbox._guard
@@ -41,8 +41,8 @@ def guarded(inbox: Inbox) -> int:
     return inbox.channel.get(offsets.C_GUARD)
 
 
-def kept(tag: int) -> Unexpected:
-    return Unexpected(tag, 0, np.zeros(0, np.uint8), None, "")  # type: ignore[arg-type]
+def kept(tag: int) -> UnexpectedMessage:
+    return UnexpectedMessage(tag, 0, np.zeros(0, np.uint8), None, "")  # type: ignore[arg-type]
 
 
 def interrupted_at(inbox: Inbox, which: int) -> bool:

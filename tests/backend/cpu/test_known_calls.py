@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.native import offsets
 from nc10d.backend.cpu.native.entry_points import load_word
@@ -88,7 +88,7 @@ def test_another_array_is_not_taken_for_the_known_one(change: str) -> None:
 
 def test_a_mismatch_of_a_known_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # The worker may be at the channel too, and enter the call again before it is stopped.
-    monkeypatch.setattr(Host, "need_worker", lambda _: None)
+    monkeypatch.setattr(Context, "need_worker", lambda _: None)
 
     def differ(group: Any) -> int:
         x = np.ones(4)

@@ -18,9 +18,9 @@ from algorithm_cases import all_reduce, barrier, broadcast, layouts
 import nc10d as dist
 from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.backend.cpu.native.offsets import AHEAD_RING, MOST_AHEAD, RECORD_RING
-from nc10d.backend.cpu.program.program import Kind, Program, Step
+from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from nc10d.errors import CollectiveMismatch, DistError
-from nc10d.testing.race_simulator.simulator import Disagreement, World
+from nc10d.testing.race_simulator.simulator import Disagreement, SimulatedWorld
 from nc10d.testing.ranks import Ranks
 
 LINE = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"
@@ -229,17 +229,17 @@ def test_what_a_root_has_shown_outlives_its_group(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def without(program: Program, kind: Kind) -> Program:
+def without(program: Program, kind: StepKind) -> Program:
     """The program without its waits of a kind."""
-    idle = Step(Kind.WAIT, tick=-(10**9))
+    idle = Step(StepKind.WAIT, tick=-(10**9))
     steps = tuple(idle if step.kind is kind else step for step in program.steps)
     return Program(program.call, steps, program.users)
 
 
-def play(size: int, seed: int, kind: Kind | None, rank: int) -> None:
+def play(size: int, seed: int, kind: StepKind | None, rank: int) -> None:
     """Many led rounds with one rank in no hurry; maybe with some of a rank's waits left out."""
     world = layouts(size, 1024, 256)
-    sim = World(size, 1024)
+    sim = SimulatedWorld(size, 1024)
     cases = [broadcast(world, 1 + i % 2, 0) for i in range(3 * AHEAD_RING)]
     cases += [barrier(world, 0, 0), all_reduce(world, 3, 4)]
     for case in cases:
@@ -258,14 +258,14 @@ def play(size: int, seed: int, kind: Kind | None, rank: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("kind", "rank"), [(Kind.WAITALL, 0), (Kind.WAIT, 1)])
-def test_led_rounds_are_ordered_and_need_each_wait(size: int, kind: Kind, rank: int) -> None:
+@pytest.mark.parametrize(("kind", "rank"), [(StepKind.WAITALL, 0), (StepKind.WAIT, 1)])
+def test_led_rounds_are_ordered_and_need_each_wait(size: int, kind: StepKind, rank: int) -> None:
     for seed in range(5):
         play(size, seed, None, 0)
     assert any(caught(size, seed, kind, rank) for seed in range(40))
 
 
-def caught(size: int, seed: int, kind: Kind, rank: int) -> bool:
+def caught(size: int, seed: int, kind: StepKind, rank: int) -> bool:
     try:
         play(size, seed, kind, rank)
     except AssertionError:  # a race, a disagreement, or a wrong element
@@ -276,7 +276,7 @@ def caught(size: int, seed: int, kind: Kind, rank: int) -> bool:
 @pytest.mark.parametrize("roots", [(0, 1), (1, 2)])
 def test_two_that_lead_in_one_round_notice_in_any_interleaving(roots: tuple[int, int]) -> None:
     for seed in range(10):
-        world, sim = layouts(3, 1024, 256), World(3, 1024)
+        world, sim = layouts(3, 1024, 256), SimulatedWorld(3, 1024)
         for _ in range(MOST_AHEAD):
             for case in (broadcast(world, 1, 0), broadcast(world, 2, 1)):
                 for rank in range(3):

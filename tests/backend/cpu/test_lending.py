@@ -20,7 +20,7 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu.algorithms.tuning import ASKED, DIRECT, LENDING, SWAPPED
-from nc10d.backend.cpu.lowering.program_cache import Plans
+from nc10d.backend.cpu.lowering.program_cache import ProgramCache
 from nc10d.backend.cpu.memory import peer_access as reach
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
@@ -205,7 +205,7 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
     resting = threading.Thread(target=rest, daemon=True)
     resting.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plans, "linked", slow_reader(WRITING[name]))
+        patch.setattr(ProgramCache, "linked", slow_reader(WRITING[name]))
         with pytest.raises(Aborted):
             lent_by_first(other, name, x)
     resting.join()

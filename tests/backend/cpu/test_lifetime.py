@@ -19,7 +19,7 @@ from clocks import soon
 from jobs import Job
 
 import nc10d as dist
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine.channel import A_FEW
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
@@ -214,7 +214,7 @@ def test_a_rank_that_is_gone_after_the_meeting_is_named_and_nothing_is_kept() ->
 
     def go() -> None:
         keys = prefix_store("world/1", store)
-        Host(keys, 1, 2, Deadline.after(5.0)).close()
+        Context(keys, 1, 2, Deadline.after(5.0)).close()
 
     together(stay, go)
 
@@ -583,10 +583,10 @@ def test_an_exit_while_ranks_are_threads_is_quick_and_quiet() -> None:
 
 FORMING = """
 import nc10d.backend.cpu.backend  # its loading is not what is timed
-from nc10d.backend.cpu import mates
+from nc10d.backend.cpu.bootstrap import host_peers
 
 if rank == 1:
-    mates._exchange_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    host_peers._exchange_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
 store.set(f"loaded/{rank}", "")
 store.wait([f"loaded/{one}" for one in range(size)], 60.0)

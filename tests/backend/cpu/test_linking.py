@@ -6,18 +6,18 @@ import pytest
 
 from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import interpreter, step_format
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program import linker
 from nc10d.backend.cpu.program.linker import link
 from nc10d.backend.cpu.program.program import (
-    Call,
-    Kind,
+    CallInfo,
     Program,
     Space,
     Step,
+    StepKind,
     board,
     earlier,
     user,
@@ -29,7 +29,7 @@ from nc10d.ops import SUM
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
     known = {**vars(step_format), **vars(interpreter)}
-    assert {kind.name: int(kind) for kind in Kind} == {k.name: known[k.name] for k in Kind}
+    assert {kind.name: int(kind) for kind in StepKind} == {k.name: known[k.name] for k in StepKind}
 
 
 def test_a_step_has_the_size_that_the_engine_expects() -> None:
@@ -55,33 +55,38 @@ def no_kernel(_: object) -> int:
     [
         copy(user(1), user(0), 8),  # one array only
         copy(user(0), user(0, -8), 8),
-        Step(Kind.WAIT, peer=2),  # of two ranks
-        Step(Kind.ROUND, back=3),  # before the program's start
+        Step(StepKind.WAIT, peer=2),  # of two ranks
+        Step(StepKind.ROUND, back=3),  # before the program's start
         copy(user(0), earlier(1), 8),  # the half of another program's round
     ],
 )
 def test_a_program_that_points_outside_is_refused(step: Step) -> None:
     with pytest.raises(AssertionError):
-        link(Program(Call("x"), (signal(1), step), 1), 2, at.C_TABLES, no_kernel)
+        link(Program(CallInfo("x"), (signal(1), step), 1), 2, at.C_TABLES, no_kernel)
 
 
 def test_the_half_of_the_round_before_is_only_read() -> None:
     rounds = [signal(1), end_round(1, 2)]
-    link(Program(Call("x"), (*rounds, copy(user(0), earlier(1), 8)), 1), 2, at.C_TABLES, no_kernel)
-    wrong = Program(Call("x"), (*rounds, copy(earlier(0), user(0), 8)), 1)
+    link(
+        Program(CallInfo("x"), (*rounds, copy(user(0), earlier(1), 8)), 1),
+        2,
+        at.C_TABLES,
+        no_kernel,
+    )
+    wrong = Program(CallInfo("x"), (*rounds, copy(earlier(0), user(0), 8)), 1)
     with pytest.raises(AssertionError):
         link(wrong, 2, at.C_TABLES, no_kernel)
 
 
 def test_calls_that_differ_anywhere_have_different_fingerprints() -> None:
     calls = [
-        Call("a"),
-        Call("b"),
-        Call("a", dtype="f"),
-        Call("a", count=1),
-        Call("a", reduce="SUM"),
-        Call("a", root=0),
-        Call("a", detail="sizes=[1]"),
+        CallInfo("a"),
+        CallInfo("b"),
+        CallInfo("a", dtype="f"),
+        CallInfo("a", count=1),
+        CallInfo("a", reduce="SUM"),
+        CallInfo("a", root=0),
+        CallInfo("a", detail="sizes=[1]"),
     ]
     assert len({call.fingerprint() for call in calls}) == len(calls)
 
@@ -98,10 +103,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(steps: list[Step], users: int) -> list[int]:
     """Return by which function each step copies."""
-    return linker.copiers(Program(Call("x"), tuple(steps), users))
+    return linker.copiers(Program(CallInfo("x"), tuple(steps), users))
 
 
-def copies(steps: list[Step], users: int) -> set[tuple[Kind, Space, Space, int]]:
+def copies(steps: list[Step], users: int) -> set[tuple[StepKind, Space, Space, int]]:
     """Return from where to where a program copies, and by which function."""
     return {
         (step.kind, step.src.space, step.dst.space, copier)
@@ -111,12 +116,12 @@ def copies(steps: list[Step], users: int) -> set[tuple[Kind, Space, Space, int]]
 
 
 MUCH, HALF = copying.STREAM_BYTES, 256 * 1024
-SHAPE = Layout(2, 0, HALF, 64 * 1024, direct=64 * 1024)
-FETCHED = (Kind.FETCH, Space.BOARD, Space.USER)
-GOT = (Kind.COPY, Space.BOARD, Space.USER)
-PUT = (Kind.COPY, Space.USER, Space.BOARD)
-OWN = (Kind.COPY, Space.USER, Space.USER)
-FILLED = (Kind.FILL, Space.BOARD, Space.NONE)
+SHAPE = GroupShape(2, 0, HALF, 64 * 1024, direct=64 * 1024)
+FETCHED = (StepKind.FETCH, Space.BOARD, Space.USER)
+GOT = (StepKind.COPY, Space.BOARD, Space.USER)
+PUT = (StepKind.COPY, Space.USER, Space.BOARD)
+OWN = (StepKind.COPY, Space.USER, Space.USER)
+FILLED = (StepKind.FILL, Space.BOARD, Space.NONE)
 
 
 @pytest.mark.usefixtures("told")
@@ -147,8 +152,8 @@ def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
 def test_how_much_goes_into_an_array_counts_in_all_rounds_and_segments() -> None:
     piece = copy(user(0), board(1), HALF)
     rounds = -(-MUCH // HALF)
-    loop, shorter = (Step(Kind.ROUND, repeat=count, back=1) for count in (rounds, rounds - 1))
-    agreed = Step(Kind.LOOP_AGREED, back=1)
+    loop, shorter = (Step(StepKind.ROUND, repeat=count, back=1) for count in (rounds, rounds - 1))
+    agreed = Step(StepKind.LOOP_AGREED, back=1)
     assert chosen([piece, loop], 1) == [PAST, LIBRARY]
     assert chosen([piece, shorter], 1) == [QUICK, LIBRARY]
     for total, copier in ((MUCH, PAST), (MUCH - 1, QUICK)):

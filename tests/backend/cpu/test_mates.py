@@ -23,11 +23,11 @@ from clocks import soon
 
 from nc10d.backend.cpu.bootstrap import host_peers as meeting
 from nc10d.backend.cpu.bootstrap.host_peers import meet
-from nc10d.backend.cpu.bootstrap.rank_info import Card, host_id, version
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.bits import mask
-from nc10d.backend.cpu.memory.host_peer import Mate, process
+from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.base.deadline import Deadline
@@ -49,7 +49,7 @@ def nothing_stays_open() -> Iterator[None]:
     assert descriptors() <= before
 
 
-def part(mates: list[Mate]) -> None:
+def part(mates: list[HostPeer]) -> None:
     for mate in mates:
         mate.close()
 
@@ -75,53 +75,53 @@ def test_everyone_maps_everyones_arena_by_rank(size: int) -> None:
     assert found == [[100 + rank for rank in range(size)]] * size
 
 
-def cards(store: HashStore, rank: int) -> Card:
+def cards(store: HashStore, rank: int) -> RankInfo:
     store.wait([f"mates/card/{rank}"], 10.0)
-    return Card(**json.loads(store.get(f"mates/card/{rank}")))
+    return RankInfo(**json.loads(store.get(f"mates/card/{rank}")))
 
 
-def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> Card:
+def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> RankInfo:
     """Put a card for a rank that is not there."""
-    card = Card(
+    card = RankInfo(
         rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, False
     )
     store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
     return card
 
 
-def call(card: Card) -> socket.socket:
+def call(card: RankInfo) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.connect("\0" + card.socket)
     return link
 
 
-def silent(card: Card, open_links: contextlib.ExitStack) -> None:
+def silent(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(card))
     link.shutdown(socket.SHUT_WR)
 
 
-def gone_at_once(card: Card, open_links: contextlib.ExitStack) -> None:
+def gone_at_once(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     call(card).close()
 
 
-def wrong_secret(card: Card, open_links: contextlib.ExitStack) -> None:
+def wrong_secret(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(card))
     with open(os.devnull) as file:
         hello = meeting._HELLO.pack(1, b"f" * 32)
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
-def garbage(card: Card, open_links: contextlib.ExitStack) -> None:
+def garbage(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(card))
     link.sendall(os.urandom(5000))
 
 
-def no_descriptors(card: Card, open_links: contextlib.ExitStack) -> None:
+def no_descriptors(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(card))
     link.sendall(meeting._HELLO.pack(1, meeting._shown(card.secret)))
 
 
-def reads_the_store(card: Card, open_links: contextlib.ExitStack) -> None:
+def reads_the_store(card: RankInfo, open_links: contextlib.ExitStack) -> None:
     """Knows everything but the job's token."""
     link = open_links.enter_context(call(card))
     with open(os.devnull) as file:
@@ -134,7 +134,7 @@ STRANGERS = [silent, gone_at_once, wrong_secret, garbage, no_descriptors, reads_
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_strangers_are_turned_away_and_the_ranks_still_meet(
-    monkeypatch: pytest.MonkeyPatch, stranger: Callable[[Card, contextlib.ExitStack], None]
+    monkeypatch: pytest.MonkeyPatch, stranger: Callable[[RankInfo, contextlib.ExitStack], None]
 ) -> None:
     monkeypatch.setenv("NC10D_TOKEN", "5c" * 32)
     store = HashStore()
@@ -311,7 +311,7 @@ def test_ranks_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_host_that_can_not_form_gives_its_memory_and_descriptors_back() -> None:
     with pytest.raises(RendezvousError):
-        Host(HashStore(), 0, 2, Deadline.after(0.05))
+        Context(HashStore(), 0, 2, Deadline.after(0.05))
 
 
 def test_more_ranks_than_a_mask_has_bits_are_refused() -> None:
@@ -319,7 +319,7 @@ def test_more_ranks_than_a_mask_has_bits_are_refused() -> None:
     for rank in range(1, 65):
         pretend(store, rank)
     with pytest.raises(UnsupportedPlatform, match="at most 64"):
-        Host(store, 0, 65, Deadline.after(1.0))
+        Context(store, 0, 65, Deadline.after(1.0))
 
 
 def test_rank_63_has_a_bit_of_its_own() -> None:
@@ -336,7 +336,7 @@ def test_rank_63_has_a_bit_of_its_own() -> None:
 def hosts(size: int) -> list[Any]:
     store = HashStore()
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda r: Host(store, r, size, Deadline.after(60.0)), range(size)))
+        return list(pool.map(lambda r: Context(store, r, size, Deadline.after(60.0)), range(size)))
 
 
 def test_64_ranks_ring_each_others_bells() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.memory.host_peer import Mate
+from nc10d.backend.cpu.memory import host_peer
+from nc10d.backend.cpu.memory.host_peer import HostPeer
 from nc10d.errors import Aborted, DistError, PeerLost
 from nc10d.testing.ranks import run_ranks
 
@@ -23,8 +23,8 @@ def test_the_end_of_a_process_is_told_whatever_bytes_its_name_has() -> None:
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         nowhere: Any = None
-        mate = Mate(1, 1, process.pid, "another", "host", nowhere, -1)
-        assert cause.death(mate) == "it exited with code 3"
+        mate = HostPeer(1, 1, process.pid, "another", "host", nowhere, -1)
+        assert host_peer.death(mate) == "it exited with code 3"
 
 
 class Own(DistError):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.control.connections import Control
-from nc10d.backend.cpu.deadlock.notices import AT_A_TIME, Known, Probes
-from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State, circle, leading
+from nc10d.backend.cpu.control.connections import ControlConnections
+from nc10d.backend.cpu.deadlock.notices import AT_A_TIME, Known, NoticeExchange
+from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice, circle, leading
 
 
 class Lines:
@@ -34,16 +34,18 @@ class World:
     def __init__(self, hosts: str) -> None:
         self.hosts, self.size = hosts, len(hosts)
         self.lines = Lines()
-        self.control = cast(Control, self.lines)
-        self.probes = [Probes() for _ in hosts]
+        self.control = cast(ControlConnections, self.lines)
+        self.probes = [NoticeExchange() for _ in hosts]
 
     def known(self, me: int) -> dict[int, Known]:
         mates = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[me]]
         return self.probes[me].heard | {mate: (2, self.standing(mate)) for mate in mates}
 
-    def standing(self, rank: int) -> Standing:
+    def standing(self, rank: int) -> WaitNotice:
         need = Need(rank, 1, -1, (rank + 1) % self.size, rank)
-        return Standing(f"rank {rank}", (need,), (State((rank - 1) % self.size, 0, False),))
+        return WaitNotice(
+            f"rank {rank}", (need,), (ProgressState((rank - 1) % self.size, 0, False),)
+        )
 
     def look(self, me: int) -> list[int]:
         known = self.known(me)
@@ -88,13 +90,13 @@ def test_what_was_sent_is_not_sent_again_and_not_to_who_does_not_take_it() -> No
 @pytest.mark.parametrize("me", [0, 7])
 def test_who_needs_many_tells_a_few_at_a_time_each_once_and_itself_first(me: int) -> None:
     size = 3 * AT_A_TIME
-    lines, probes = Lines(), Probes()
+    lines, probes = Lines(), NoticeExchange()
     others = [rank for rank in range(size) if rank != me]
-    mine = Standing("", tuple(Need(0, 1, -1, rank, 0) for rank in others), ())
+    mine = WaitNotice("", tuple(Need(0, 1, -1, rank, 0) for rank in others), ())
     led: dict[int, Known] = {(me - 1) % size: (2, mine), me: (2, mine)}
     looks = []
     while not looks or looks[-1]:
-        probes.pass_on(led, me, [me], cast(Control, lines))
+        probes.pass_on(led, me, [me], cast(ControlConnections, lines))
         looks.append([(rank, message["who"]) for rank, message in lines.sent])
         lines.sent.clear()
     assert max(map(len, looks)) == AT_A_TIME
@@ -112,7 +114,7 @@ def test_who_leads_to_a_rank() -> None:
 
 @pytest.mark.parametrize("notice", ["", "AAAA", "no base64!", "/////w=="])
 def test_what_is_no_notice_is_not_heard(notice: str) -> None:
-    probes = Probes()
+    probes = NoticeExchange()
     probes.hear({"kind": "waits", "who": 1, "version": 2, "notice": notice})
     assert probes.heard == {}
 

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import message
-from nc10d.backend.cpu.program.program import Call, Kind, Program, Step
-from nc10d.testing.race_simulator.simulator import Disagreement, World
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
+from nc10d.testing.race_simulator.simulator import Disagreement, SimulatedWorld
 
 HALF, SMALL = 8192, 2048
-WAITS = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET, Kind.MEETALL}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
 
 
 def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
     """Run cases back to back on one world and hold every array against what it must be."""
-    world = World(size, half)
+    world = SimulatedWorld(size, half)
     for case in cases:
         for rank in range(size):
             users = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -80,7 +80,7 @@ def test_rooted_calls_with_changing_roots_keep_out_of_each_others_way(size: int,
 def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
     world = layouts(3, 1024, 256)
     cases = [broadcast(world, 100 + i, 0) for i in range(20)]
-    sim = World(3, 1024)
+    sim = SimulatedWorld(3, 1024)
     for case in cases:
         for rank in range(3):
             sim.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
@@ -103,8 +103,8 @@ def messages(counts: list[int], broken: tuple[int, int] | None = None) -> list[C
     for number, count in enumerate(counts):
         sent = np.arange(count) + 1000 * number
         programs = [
-            Program(Call("send"), tuple(message.send(1024, 8 * count)), 1),
-            Program(Call("recv"), tuple(message.recv(1024, 8 * count)), 1),
+            Program(CallInfo("send"), tuple(message.send(1024, 8 * count)), 1),
+            Program(CallInfo("recv"), tuple(message.recv(1024, 8 * count)), 1),
         ]
         if broken is not None and number == 1:
             programs[broken[0]] = _without(programs[broken[0]], broken[1])
@@ -126,7 +126,7 @@ def test_removing_any_wait_of_a_message_is_caught() -> None:
     counts = [300, 700, 300, 20, 20]
     for rank, program in enumerate(messages(counts)[1].programs):
         for index, step in enumerate(program.steps):
-            if step.kind is Kind.WAIT:
+            if step.kind is StepKind.WAIT:
                 caught = any(_caught(messages(counts, (rank, index)), 2, s) for s in range(12))
                 assert caught, (rank, index, step)
 
@@ -134,7 +134,7 @@ def test_removing_any_wait_of_a_message_is_caught() -> None:
 def _without(program: Program, index: int) -> Program:
     """The program with one wait that no longer waits (nor, for a meeting, compares)."""
     steps = list(program.steps)
-    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return Program(program.call, tuple(steps), program.users)
 
 
@@ -164,9 +164,14 @@ def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) ->
         for index, step in enumerate(steps):
             if step.kind not in WAITS:
                 continue
-            if name == "broadcast" and step.kind is Kind.MEETALL and victim == 9 % size:
+            if name == "broadcast" and step.kind is StepKind.MEETALL and victim == 9 % size:
                 continue  # the root waits to compare calls, not for memory (see below)
-            if name == "broadcast" and step.kind is Kind.FREE and size == 2 and victim != 9 % size:
+            if (
+                name == "broadcast"
+                and step.kind is StepKind.FREE
+                and size == 2
+                and victim != 9 % size
+            ):
                 continue  # between two ranks there is no other leaf
             caught = any(
                 _caught(mix(victim, index, root), size, seed)

@@ -15,20 +15,20 @@ from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
 from nc10d.backend.cpu import context
-from nc10d.backend.cpu.engine.cpu_policy import Waiting
-from nc10d.backend.cpu.lowering.lower import Request
-from nc10d.backend.cpu.lowering.program_cache import Plans, _kernel_address
+from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
+from nc10d.backend.cpu.lowering.lower import LoweredOp
+from nc10d.backend.cpu.lowering.program_cache import ProgramCache, _kernel_address
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Kernel, Kind, Program, Step, board
+from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, board
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
-WAITING = {"spin": Waiting(2000, 0), "yield": Waiting(0, 1000), "sleep": Waiting(0, 0)}
+WAITING = {"spin": WaitPolicy(2000, 0), "yield": WaitPolicy(0, 1000), "sleep": WaitPolicy(0, 0)}
 
 
-def wait_by(group: Any, waiting: Waiting) -> None:
+def wait_by(group: Any, waiting: WaitPolicy) -> None:
     """Change how this rank waits, on what there is and on what will be made."""
     backend = group.backend("cpu")
     backend.host.waiting = waiting
@@ -119,7 +119,7 @@ tampering = Tampering()
 
 def without_wait(program: Program, index: int) -> Program:
     steps = list(program.steps)
-    steps[index] = Step(Kind.WAIT, tick=-(10**9))
+    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return replace(program, steps=tuple(steps))
 
 
@@ -131,7 +131,7 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
         places.append(len(steps))
         if rng.random() < 0.7:
             here, rest_for = board(0), rng.choice((50, 500, 1500))
-            steps.append(Step(Kind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
+            steps.append(Step(StepKind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
         back = len(steps) - places[len(places) - 1 - step.back] if step.back else 0
         steps.append(replace(step, back=back))
     places.append(len(steps))
@@ -145,26 +145,28 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
 
 def guards(program: Program) -> list[int]:
     """The steps that wait for more than to compare calls."""
-    kinds = {Kind.WAIT, Kind.WAITALL, Kind.FREE, Kind.MEET}
+    kinds = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET}
     if (program.call.op, program.call.root) != ("broadcast", VICTIM):
-        kinds.add(Kind.MEETALL)  # a broadcasting root only waits there to compare
+        kinds.add(StepKind.MEETALL)  # a broadcasting root only waits there to compare
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
-    ways = [index for index, step in enumerate(program.steps) if step.kind is Kind.JUMP]
+    ways = [index for index, step in enumerate(program.steps) if step.kind is StepKind.JUMP]
     if ways:
         # These arrays are not registered: they go over the boards, which are free, as all ranks
         # have met in this program.
-        later = [i for i in found if i > ways[0] and program.steps[i].kind is not Kind.FREE]
+        later = [i for i in found if i > ways[0] and program.steps[i].kind is not StepKind.FREE]
         found = [0, *later]
     if program.call.op == "scatter":
         # Who receives needs the root; what the others say is of no use to it, and harmless.
         steps = program.steps
         found = [
-            i for i in found if steps[i].kind is not Kind.WAIT or steps[i + 1].kind is Kind.COPY
+            i
+            for i in found
+            if steps[i].kind is not StepKind.WAIT or steps[i + 1].kind is StepKind.COPY
         ]
     return found
 
 
-def linked(plans: Plans, request: Request) -> Linked:
+def linked(plans: ProgramCache, request: LoweredOp) -> Linked:
     """Stand in for Plans.linked: tamper with what this thread asks for, and remember nothing."""
     program = request.build()
     tampering.waits = guards(program)
@@ -232,9 +234,9 @@ def trial(
 @pytest.fixture(scope="module")
 def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plans, "linked", linked)
+        patch.setattr(ProgramCache, "linked", linked)
         patch.setattr(formation, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
-        patch.setattr(Plans, "remember", lambda *_: None)
+        patch.setattr(ProgramCache, "remember", lambda *_: None)
         patch.setattr(context, "access_to", lambda _: 0)  # what is tampered with are the boards
         with Ranks(4) as ranks:
             yield ranks

@@ -252,12 +252,12 @@ def interrupt(rank: Rank, wchan: str) -> float:
 
 
 LOST = """
-from nc10d.backend.cpu.engine.cpu_policy import Waiting
+from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 
 group = join(20.0)
 if rank == 2:  # this one burns its core for long before it sleeps
     backend = group.backend("cpu")
-    backend.host.waiting = Waiting(300_000, 3000)
+    backend.host.waiting = WaitPolicy(300_000, 3000)
     group = dist.new_group()
 else:
     group = dist.new_group()

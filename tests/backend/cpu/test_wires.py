@@ -13,10 +13,16 @@ from contextlib import suppress
 
 import pytest
 
-from nc10d.auth.handshake import PROOF_BYTES, STRANGER_SECONDS, Caller, Introduction, group_digest
+from nc10d.auth.handshake import (
+    PROOF_BYTES,
+    STRANGER_SECONDS,
+    HandshakeCaller,
+    Introduction,
+    group_digest,
+)
 from nc10d.backend.cpu.transport import addresses
 from nc10d.backend.cpu.transport import connect as wires
-from nc10d.backend.cpu.transport.connect import Place, Wires, connect
+from nc10d.backend.cpu.transport.connect import MeetingPoint, Wires, connect
 from nc10d.base.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
 from nc10d.store import HashStore
@@ -26,8 +32,8 @@ def nothing() -> None:
     pass
 
 
-def place(store: HashStore, rank: int) -> Place:
-    return Place(store, addresses.own_address(store), "world", rank)
+def place(store: HashStore, rank: int) -> MeetingPoint:
+    return MeetingPoint(store, addresses.own_address(store), "world", rank)
 
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires:
@@ -77,7 +83,7 @@ def garbage(wire: socket.socket) -> None:
 
 
 def wrong_secret(wire: socket.socket) -> None:
-    caller = Caller(b"0" * 32, Introduction(1, 0, 0, group_digest("world")))
+    caller = HandshakeCaller(b"0" * 32, Introduction(1, 0, 0, group_digest("world")))
     wire.sendall(caller.hello + bytes(PROOF_BYTES))
 
 

@@ -14,14 +14,14 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.nccl import uniform
 from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same
 from nc10d.backend.nccl.launch_table import in_groups
-from nc10d.backend.nccl.nccl_calls import Place, calls_of
+from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
 
 DEVICE, FUNCTION, COMM, STREAM = 1, 11, 22, 33
 DTYPES = [DType.FLOAT32, DType.COMPLEX64, DType.BOOL, DType.INT16, DType.FLOAT8_E5M2]
 OPS = [SUM, MAX, AVG, BAND, premul_sum(0.5)]
-PLACE = Place(0, 2, lambda _: True, lambda *_: 99, 0, fp8=False)
+PLACE = CallContext(0, 2, lambda _: True, lambda *_: 99, 0, fp8=False)
 
 
 FLAWS = [None, "type", "empty", "touching", "unaligned", "elsewhere"]

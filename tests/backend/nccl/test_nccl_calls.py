@@ -8,7 +8,7 @@ import pytest
 
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.nccl.nccl_calls import Place, calls_of
+from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import Gather, Op, Scatter
 
@@ -44,7 +44,7 @@ def scatter_single(rank: int, count: int) -> Scatter:
 
 def names(op: Op, rank: int, has: bool) -> set[Any]:
     validate(op, rank, SIZE)
-    place = Place(rank, SIZE, lambda _: has, lambda *_: 0, 0)
+    place = CallContext(rank, SIZE, lambda _: has, lambda *_: 0, 0)
     return {call[0] for call in calls_of(op, place)}
 
 

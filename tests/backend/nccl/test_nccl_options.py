@@ -13,7 +13,7 @@ import nc10d
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
 from nc10d.backend.nccl.datatypes import FP8
-from nc10d.backend.nccl.nccl_calls import Place, calls_of
+from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
 from nc10d.backend.nccl.options import NONBLOCKING, NcclOptions, read_options
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AllReduce, Broadcast
@@ -52,7 +52,9 @@ def test_eight_bit_floats_are_reduced_where_that_is_known_and_moved_everywhere(
     dtype: DType,
 ) -> None:
     x = DeviceArray(4096, (8,), dtype, 0, None)
-    new, old = (Place(0, 2, lambda _: True, lambda *_: 0, 0, fp8=has) for has in (True, False))
+    new, old = (
+        CallContext(0, 2, lambda _: True, lambda *_: 0, 0, fp8=has) for has in (True, False)
+    )
     assert calls_of(AllReduce(x), new)[0][0] == "ncclAllReduce"
     with pytest.raises(TypeError, match=r"NCCL >= 2\.24 and a device of compute capability 9\.0"):
         calls_of(AllReduce(x), old)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import peer_arrays as direct
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_down, line_up
 from nc10d.backend.cpu.program.program import (
@@ -47,7 +47,7 @@ class Part:
     reduction: Reduction
 
 
-def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+def all_reduce(layout: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Fold user array 0 of all ranks, in place; with a root, only there."""
     if layout.size == 1:
         return [free(), enter(), *_alone(nbytes, reduction), end_round(1, 2)]
@@ -60,7 +60,7 @@ def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1
     return direct.all_reduce(layout, nbytes, reduction, staged)
 
 
-def one_shot_limit(layout: Layout) -> int:
+def one_shot_limit(layout: GroupShape) -> int:
     """Return the largest array, in bytes, that goes in one shot."""
     return min(layout.small, layout.half)
 
@@ -72,7 +72,7 @@ def _alone(nbytes: int, reduction: Reduction) -> list[Step]:
     return [reduction.show(user(0), user(0), nbytes)]
 
 
-def fused(layout: Layout, parts: Sequence[Part]) -> list[Step]:
+def fused(layout: GroupShape, parts: Sequence[Part]) -> list[Step]:
     """Reduce several arrays with one handshake; all together they fit in half a board."""
     if layout.size == 1:
         steps = [free(), enter()]
@@ -97,7 +97,7 @@ def fused(layout: Layout, parts: Sequence[Part]) -> list[Step]:
     return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
 
 
-def _fold(layout: Layout, part: Part, first: At, mine: At) -> Step:
+def _fold(layout: GroupShape, part: Part, first: At, mine: At) -> Step:
     # The fold overwrites the user's array from the first pair on. With two ranks that pair is
     # everything; with more, a rank's own contribution must come from what it has shown.
     direct = layout.size == 2 and not part.reduction.scaled
@@ -105,7 +105,7 @@ def _fold(layout: Layout, part: Part, first: At, mine: At) -> Step:
     return reduce_ranks(user(part.index), first, own, part.nbytes, part.reduction.how)
 
 
-def _one_shot_to(layout: Layout, part: Part, root: int) -> list[Step]:
+def _one_shot_to(layout: GroupShape, part: Part, root: int) -> list[Step]:
     mine = board(layout.rank)
     puts = [part.reduction.show(mine, user(0), part.nbytes)] if part.nbytes else []
     if layout.rank != root:
@@ -114,7 +114,7 @@ def _one_shot_to(layout: Layout, part: Part, root: int) -> list[Step]:
     return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
 
 
-def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
+def _staged(layout: GroupShape, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
     # A half holds one contribution to every rank's chunk, and behind them one result chunk. That
     # all show a window says that all have folded the one before, whose results are copied out then.
     # So contributions are shown while a peer may still read the result in the same half: it lies
@@ -152,7 +152,7 @@ def _staged(layout: Layout, nbytes: int, reduction: Reduction, root: int) -> lis
 class _Window:
     """`nbytes` from `base` on, a chunk a rank; each segment begins `stride` bytes later."""
 
-    layout: Layout
+    layout: GroupShape
     reduction: Reduction
     root: int
     chunk: int

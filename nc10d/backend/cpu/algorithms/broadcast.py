@@ -15,7 +15,7 @@ when it comes.
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import peer_arrays
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, user
 from nc10d.backend.cpu.program.steps import (
     BEHIND,
@@ -34,12 +34,12 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 
-def barrier(layout: Layout) -> list[Step]:
+def barrier(layout: GroupShape) -> list[Step]:
     """Nobody leaves before everybody has come."""
     return [free(), enter(), signal(1), meet_all(), end_round(1, 2)]
 
 
-def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
+def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's."""
     if layout.size == 1:
         return [free(), enter(), end_round(2, 2)]
@@ -56,7 +56,7 @@ def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
     return peer_arrays.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
 
 
-def _led(layout: Layout, nbytes: int, root: int) -> list[Step]:
+def _led(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     if layout.rank == root:
         way = [lead(user(0), nbytes)]
     else:
@@ -64,7 +64,7 @@ def _led(layout: Layout, nbytes: int, root: int) -> list[Step]:
     return [begin(), wait_all(BEHIND), *way, signal(1), end_round(1, 0)]
 
 
-def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
+def _first(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     put, get = copy(board(root), user(0), nbytes), copy(user(0), board(root), nbytes)
     before, after = ([put], []) if layout.rank == root else ([], [get])
     if nbytes == 0:
@@ -72,7 +72,7 @@ def _first(layout: Layout, nbytes: int, root: int) -> list[Step]:
     return [free(), enter(), *before, signal(1), meet_all(), *after]
 
 
-def _more(layout: Layout, rest: int, root: int) -> list[Step]:
+def _more(layout: GroupShape, rest: int, root: int) -> list[Step]:
     half = layout.half
     place = user(0, half, half)
     if layout.rank == root:

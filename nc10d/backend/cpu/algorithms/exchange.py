@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import peer_arrays
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.program import At, Step, board, moved, user
 from nc10d.backend.cpu.program.steps import (
@@ -45,7 +45,7 @@ class Route:
 
 
 def even_all_to_all(
-    layout: Layout, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
+    layout: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """recvs[r] := rank r's sends[me], `nbytes` each."""
     slot = line_down(layout.half // layout.size)
@@ -62,7 +62,7 @@ def even_all_to_all(
     return peer_arrays.all_to_all(layout, nbytes, sends[0], recvs, steps)
 
 
-def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
+def announced(layout: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
     """Exchange by `route`; two user arrays (by number) hold its sizes as int64."""
     size = 8 * layout.size
     opening = [
@@ -79,13 +79,15 @@ def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) 
     return [*opening, *body, loop_agreed(1, 2, len(body))]
 
 
-def _keep(layout: Layout, route: Route) -> list[Step]:
+def _keep(layout: GroupShape, route: Route) -> list[Step]:
     me = layout.rank
     nbytes = min(route.send_bytes[me], route.recv_bytes[me])
     return [copy(route.recvs[me], route.sends[me], nbytes)] if nbytes else []
 
 
-def _transfer(layout: Layout, route: Route, base: int, *, opening: bool, own: bool) -> list[Step]:
+def _transfer(
+    layout: GroupShape, route: Route, base: int, *, opening: bool, own: bool
+) -> list[Step]:
     """One round: show a slot for every rank, then take mine from every rank."""
     me, slot, pitch = layout.rank, route.slot, route.pitch
     steps: list[Step] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms import peer_arrays
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.program import At, Step, board, moved
@@ -28,7 +28,9 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 
-def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+def all_gather(
+    layout: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]
+) -> list[Step]:
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
     me = layout.rank
     own = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
@@ -46,7 +48,7 @@ def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At
 
 
 def _gather_round(
-    layout: Layout,
+    layout: GroupShape,
     sizes: Sequence[int],
     mine: At,
     outs: Sequence[At],
@@ -70,7 +72,7 @@ def _gather_round(
 
 
 def reduce_scatter(
-    layout: Layout, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
+    layout: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
     """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
     if layout.size == 1:
@@ -89,7 +91,7 @@ def reduce_scatter(
 
 
 def _scatter_round(
-    layout: Layout,
+    layout: GroupShape,
     sizes: Sequence[int],
     out: At,
     inps: Sequence[At],

@@ -22,7 +22,7 @@ from nc10d.backend.cpu.algorithms.tuning import (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GroupShape:
     """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
 
     From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
@@ -53,12 +53,12 @@ class Layout:
     page: int = PAGE
 
     @property
-    def near(self) -> Layout:
+    def near(self) -> GroupShape:
         """The shape of this rank's host alone."""
         if self.hosts is None:
             return self
         mates = self.hosts.mates(self.rank)
-        return Layout(len(mates), mates.index(self.rank), self.half, self.small)
+        return GroupShape(len(mates), mates.index(self.rank), self.half, self.small)
 
     @property
     def others(self) -> list[int]:

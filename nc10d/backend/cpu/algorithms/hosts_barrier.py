@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_steps import (
     HEADER_BYTES,
     check,
@@ -31,7 +31,7 @@ class Span:
 
     hosts: tuple[tuple[int, ...], ...]
     host: int
-    near: Layout
+    near: GroupShape
     size: int
 
     @property
@@ -50,7 +50,7 @@ class Span:
         return self.hosts[host][0]
 
 
-def span_of(layout: Layout) -> Span:
+def span_of(layout: GroupShape) -> Span:
     """Return the view of a layout across hosts."""
     assert layout.hosts is not None, layout
     host = layout.hosts.host_of(layout.rank)

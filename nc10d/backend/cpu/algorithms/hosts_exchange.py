@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms import exchange, gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.exchange import Route
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_barrier import Span, opening, span_of
-from nc10d.backend.cpu.algorithms.hosts_fold import Outgoing, reduce_across, within
+from nc10d.backend.cpu.algorithms.hosts_fold import HostChunk, reduce_across, within
 from nc10d.backend.cpu.algorithms.hosts_steps import continued, expect, flow, give, scratch, take
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_down, line_up
@@ -21,7 +21,9 @@ from nc10d.backend.cpu.program.program import At, Step, user
 from nc10d.backend.cpu.program.steps import copy
 
 
-def all_gather(layout: Layout, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+def all_gather(
+    layout: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]
+) -> list[Step]:
     """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
     span, me = span_of(layout), layout.rank
     home = span.hosts[span.host]
@@ -60,7 +62,7 @@ def _passes(span: Span, host: int) -> list[list[int]]:
 
 
 def reduce_scatter(
-    layout: Layout, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
+    layout: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
     """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
     span, me = span_of(layout), layout.rank
@@ -84,7 +86,7 @@ def reduce_scatter(
                 partial[mine] = place
                 folds.append((place, inps[mine], sizes[mine]))
     home = span.hosts[span.host]
-    outgoing = [Outgoing(r, at, sizes[r]) for r, at in partial.items() if r not in home]
+    outgoing = [HostChunk(r, at, sizes[r]) for r, at in partial.items() if r not in home]
     sources = {g: span.hosts[g][span.mate % len(span.hosts[g])] for g in span.away}
     crossing = reduce_across(span, outgoing, sources, partial[me], out, sizes[me], reduction, base)
     boards = [*steps, *crossing]
@@ -97,7 +99,7 @@ def reduce_scatter(
 
 
 def even_all_to_all(
-    layout: Layout, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
+    layout: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """recvs[r] := rank r's sends[me], `nbytes` each."""
     span = span_of(layout)
@@ -114,7 +116,7 @@ def even_all_to_all(
     return hosts_peer_arrays.all_to_all(layout, span, nbytes, sends, recvs, flow(rows), boards)
 
 
-def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
+def announced(layout: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
     """Exchange by `route`; two user arrays hold its sizes as int64, in the order of `nearest`."""
     span = span_of(layout)
     order = nearest(layout)
@@ -133,7 +135,7 @@ def announced(layout: Layout, route: Route, send_counts: int, recv_counts: int) 
     return [*opening(span), *continued(local), *flow(sizes), *checks, *flow(rows)]
 
 
-def _near_route(route: Route, ranks: Sequence[int], layout: Layout) -> Route:
+def _near_route(route: Route, ranks: Sequence[int], layout: GroupShape) -> Route:
     slot = line_down(layout.half // len(ranks)) if route.pitch else route.slot
     return Route(
         [route.sends[r] for r in ranks],
@@ -145,7 +147,7 @@ def _near_route(route: Route, ranks: Sequence[int], layout: Layout) -> Route:
     )
 
 
-def nearest(layout: Layout) -> list[int]:
+def nearest(layout: GroupShape) -> list[int]:
     """Return the ranks of my host, then the others: the order of an exchange's sizes."""
     if layout.hosts is None:
         return list(range(layout.size))

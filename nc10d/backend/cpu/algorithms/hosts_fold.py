@@ -40,7 +40,7 @@ def fold(
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class HostChunk:
     """What a rank of another host must get of mine: its place here and its bytes."""
 
     peer: int
@@ -50,7 +50,7 @@ class Outgoing:
 
 def reduce_across(
     span: Span,
-    outgoing: Sequence[Outgoing],
+    outgoing: Sequence[HostChunk],
     sources: dict[int, int],
     own: At,
     dst: At,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_barrier import Span, meet_hosts
 from nc10d.backend.cpu.algorithms.hosts_steps import continued
 from nc10d.backend.cpu.algorithms.peer_arrays import access_for, all_have_read, fold_mates, ways
@@ -34,13 +34,13 @@ Cut = tuple[int, int]
 """Where a part of an array begins, and its bytes."""
 
 
-def applies(layout: Layout, nbytes: int) -> bool:
+def applies(layout: GroupShape, nbytes: int) -> bool:
     """Say whether arrays of so many bytes may be read where they lie."""
     return layout.near.size > 1 and nbytes >= layout.direct
 
 
 def all_reduce(
-    layout: Layout,
+    layout: GroupShape,
     span: Span,
     nbytes: int,
     cuts: Sequence[Cut],
@@ -67,7 +67,7 @@ def all_reduce(
 
 
 def broadcast(
-    layout: Layout,
+    layout: GroupShape,
     span: Span,
     nbytes: int,
     source: int,
@@ -97,7 +97,7 @@ def broadcast(
 
 
 def all_gather(
-    layout: Layout,
+    layout: GroupShape,
     span: Span,
     sizes: Sequence[int],
     outs: Sequence[At],
@@ -122,7 +122,7 @@ def all_gather(
 
 
 def reduce_scatter(
-    layout: Layout,
+    layout: GroupShape,
     span: Span,
     folds: Sequence[tuple[At, At, int]],
     inps: Sequence[At],
@@ -146,7 +146,7 @@ def reduce_scatter(
 
 
 def all_to_all(
-    layout: Layout,
+    layout: GroupShape,
     span: Span,
     nbytes: int,
     sends: Sequence[At],
@@ -169,7 +169,7 @@ def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step
     return ways(opening, direct, continued(boards))
 
 
-def _opening(near: Layout, places: Sequence[At], access: int) -> list[Step]:
+def _opening(near: GroupShape, places: Sequence[At], access: int) -> list[Step]:
     if len({at.index for at in places}) > 1:
         return [enter(flag=True)]
     return [enter(), expose(near.rank, user(places[0].index), access)]

@@ -16,9 +16,9 @@ from dataclasses import replace
 from nc10d.backend.cpu.algorithms import broadcast as local
 from nc10d.backend.cpu.algorithms import gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.all_reduce import Part
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, Span, opening, span_of
-from nc10d.backend.cpu.algorithms.hosts_fold import Outgoing, fold, reduce_across, within
+from nc10d.backend.cpu.algorithms.hosts_fold import HostChunk, fold, reduce_across, within
 from nc10d.backend.cpu.algorithms.hosts_peer_arrays import Cut
 from nc10d.backend.cpu.algorithms.hosts_relay import pays, relayed
 from nc10d.backend.cpu.algorithms.hosts_steps import continued, flow, give, loop, scratch, take
@@ -49,18 +49,18 @@ CHAINED = 128 * 1024
 model, with the constants of `benchmarks/model/machine.py`."""
 
 
-def one_shot_limit(layout: Layout) -> int:
+def one_shot_limit(layout: GroupShape) -> int:
     """Return the largest array, in bytes, that rides along while hosts meet."""
     assert layout.hosts is not None, layout
     return min(layout.small, layout.half, max(LEAST, SMALL_BYTES // len(layout.hosts.hosts)))
 
 
-def barrier(layout: Layout) -> list[Step]:
+def barrier(layout: GroupShape) -> list[Step]:
     """Nobody leaves before everybody has come."""
     return opening(span_of(layout))
 
 
-def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+def all_reduce(layout: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Fold user array 0 of all ranks, in place; with a root, only there."""
     if nbytes <= one_shot_limit(layout):
         return fused(layout, [Part(0, nbytes, reduction)], root)
@@ -78,7 +78,7 @@ def all_reduce(layout: Layout, nbytes: int, reduction: Reduction, root: int = -1
     return hosts_peer_arrays.all_reduce(layout, span, nbytes, cuts, within(reduction), rail, boards)
 
 
-def fused(layout: Layout, parts: Sequence[Part], root: int = -1) -> list[Step]:
+def fused(layout: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step]:
     """Reduce several small arrays with one handshake."""
     span = span_of(layout)
     parts = [part for part in parts if part.nbytes]
@@ -175,14 +175,14 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
     at = [moved(place, low) for low, _ in cuts]
     length = [high - low for low, high in cuts]
     peer = {g: span.hosts[g][span.mate] for g in span.away}
-    outgoing = [Outgoing(peer[g], at[g], length[g]) for g in span.away]
+    outgoing = [HostChunk(peer[g], at[g], length[g]) for g in span.away]
     mine = at[span.host]
     steps = reduce_across(span, outgoing, peer, mine, mine, length[span.host], reduction, base)
     rows = [give(peer[g], mine, length[span.host]) for g in span.away]
     return [*steps, *flow([*rows, *(take(peer[g], at[g], length[g]) for g in span.away)])]
 
 
-def broadcast(layout: Layout, nbytes: int, root: int) -> list[Step]:
+def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's; down a tree or a chain of hosts, then inside each.
 
     Down a chain nobody sends more than once, but the last one hears late.

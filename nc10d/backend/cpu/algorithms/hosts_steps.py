@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from nc10d.backend.cpu.program.program import At, Kernel, Kind, Space, Step
+from nc10d.backend.cpu.program.program import At, Kernel, Space, Step, StepKind
 
 HEADER_BYTES = 192
 """What hosts compare of each other's calls: sequence number, fingerprint, and the call as text."""
@@ -24,61 +24,61 @@ def scratch(offset: int, stride: int = 0) -> At:
 
 def give(peer: int, src: At, nbytes: int) -> Step:
     """Send bytes to a rank of another host; a row of a `flow`."""
-    return Step(Kind.GIVE, nbytes, src=src, peer=peer)
+    return Step(StepKind.GIVE, nbytes, src=src, peer=peer)
 
 
 def take(peer: int, dst: At, nbytes: int) -> Step:
     """Receive bytes from a rank of another host; a row of a `flow`."""
-    return Step(Kind.TAKE, nbytes, dst=dst, peer=peer)
+    return Step(StepKind.TAKE, nbytes, dst=dst, peer=peer)
 
 
 def push(peer: int, src: At, nbytes: int) -> Step:
     """Send as much as goes, without waiting; a later push or give of the same bytes goes on."""
-    return Step(Kind.PUSH, nbytes, src=src, peer=peer)
+    return Step(StepKind.PUSH, nbytes, src=src, peer=peer)
 
 
 def head() -> Step:
     """Send what goes before a message; a row of a `flow`."""
-    return Step(Kind.HEAD, MESSAGE_BYTES)
+    return Step(StepKind.HEAD, MESSAGE_BYTES)
 
 
 def flow(rows: Iterable[Step]) -> list[Step]:
     """Carry out transfers, all at once; at most one from, and one to, each rank."""
     rows = [row for row in rows if row.nbytes]
-    for kind in ((Kind.TAKE,), (Kind.GIVE, Kind.HEAD, Kind.PUSH)):
+    for kind in ((StepKind.TAKE,), (StepKind.GIVE, StepKind.HEAD, StepKind.PUSH)):
         peers = [row.peer for row in rows if row.kind in kind]
         assert len(set(peers)) == len(peers), rows
-    return [Step(Kind.FLOW, repeat=len(rows)), *rows] if rows else []
+    return [Step(StepKind.FLOW, repeat=len(rows)), *rows] if rows else []
 
 
 def show(dst: At) -> Step:
     """dst := the header of this call."""
-    return Step(Kind.SHOW, HEADER_BYTES, dst=dst)
+    return Step(StepKind.SHOW, HEADER_BYTES, dst=dst)
 
 
 def check(src: At, peer: int) -> Step:
     """Compare the header that came from a rank with this call's."""
-    return Step(Kind.CHECK, HEADER_BYTES, src=src, peer=peer)
+    return Step(StepKind.CHECK, HEADER_BYTES, src=src, peer=peer)
 
 
 def expect(src: At, own: At, peer: int) -> Step:
     """Compare the size that a rank announces with the one that is awaited from it."""
-    return Step(Kind.EXPECT, 8, src=src, own=own, peer=peer)
+    return Step(StepKind.EXPECT, 8, src=src, own=own, peer=peer)
 
 
 def pair(dst: At, a: At, b: At, nbytes: int, kernel: Kernel) -> Step:
     """dst = kernel(a, b)."""
-    return Step(Kind.PAIR, nbytes, dst=dst, src=a, own=b, kernel=kernel)
+    return Step(StepKind.PAIR, nbytes, dst=dst, src=a, own=b, kernel=kernel)
 
 
 def loop(body: Sequence[Step], repeat: int) -> list[Step]:
     """Run steps `repeat` times, one segment further each; they end no round."""
     if repeat == 0:
         return []
-    return [*body, Step(Kind.LOOP, repeat=repeat, back=len(body))] if repeat > 1 else [*body]
+    return [*body, Step(StepKind.LOOP, repeat=repeat, back=len(body))] if repeat > 1 else [*body]
 
 
-_LATER = {Kind.MEET: Kind.WAIT, Kind.MEETALL: Kind.WAITALL}
+_LATER = {StepKind.MEET: StepKind.WAIT, StepKind.MEETALL: StepKind.WAITALL}
 
 
 def continued(steps: Iterable[Step]) -> list[Step]:
@@ -86,5 +86,5 @@ def continued(steps: Iterable[Step]) -> list[Step]:
     return [
         replace(step, kind=_LATER.get(step.kind, step.kind))
         for step in steps
-        if step.kind not in (Kind.ENTER, Kind.BEGIN)
+        if step.kind not in (StepKind.ENTER, StepKind.BEGIN)
     ]

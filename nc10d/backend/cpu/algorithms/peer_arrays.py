@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.algorithms.tuning import NEVER
 from nc10d.backend.cpu.native.offsets import READS, WRITES
@@ -46,7 +46,7 @@ MOST_CHUNKS = 256
 
 
 def _either(
-    layout: Layout,
+    layout: GroupShape,
     mine: At,
     direct: Sequence[Step],
     boards: Sequence[Step],
@@ -71,7 +71,7 @@ def ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]
     return [*steps, *first, end_round(1, 2), *boards]
 
 
-def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
+def _cut(layout: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
     """Return where a rank's chunk begins, and its bytes."""
     chunk = line_up(-(-nbytes // layout.size))
     low = min(nbytes, rank * chunk)
@@ -79,7 +79,7 @@ def _cut(layout: Layout, nbytes: int, rank: int) -> tuple[int, int]:
 
 
 def fold_mates(
-    layout: Layout,
+    layout: GroupShape,
     dst: At,
     own: At,
     offset: int,
@@ -93,7 +93,7 @@ def fold_mates(
 
 
 def all_reduce(
-    layout: Layout, nbytes: int, reduction: Reduction, boards: Sequence[Step]
+    layout: GroupShape, nbytes: int, reduction: Reduction, boards: Sequence[Step]
 ) -> list[Step]:
     """Each rank folds its chunk of user array 0 and puts the result into all arrays lent to it.
 
@@ -139,7 +139,7 @@ def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
     return [(base, min(each, nbytes - base)) for base in range(0, nbytes, each)]
 
 
-def _fetches(layout: Layout, base: int, count: int, tick: int) -> list[Step]:
+def _fetches(layout: GroupShape, base: int, count: int, tick: int) -> list[Step]:
     """Fetch the others' chunks of a window, each when its owner has signalled `tick`."""
     steps = []
     for peer in layout.others:
@@ -150,7 +150,7 @@ def _fetches(layout: Layout, base: int, count: int, tick: int) -> list[Step]:
 
 
 def reduce_scatter(
-    layout: Layout,
+    layout: GroupShape,
     nbytes: int,
     out: At,
     inps: Sequence[At],
@@ -173,7 +173,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    layout: Layout,
+    layout: GroupShape,
     sizes: Sequence[int],
     mine: At,
     outs: Sequence[At],
@@ -191,7 +191,7 @@ def all_gather(
 
 
 def all_to_all(
-    layout: Layout, nbytes: int, inp: At, recvs: Sequence[At], boards: Sequence[Step]
+    layout: GroupShape, nbytes: int, inp: At, recvs: Sequence[At], boards: Sequence[Step]
 ) -> list[Step]:
     """recvs[r] := chunk number my rank, of `nbytes`, of rank r's `inp`."""
     me = layout.rank
@@ -205,7 +205,7 @@ def all_to_all(
 
 
 def _swap(
-    layout: Layout,
+    layout: GroupShape,
     mine: At,
     sizes: tuple[int, int],
     theirs: At,
@@ -231,7 +231,7 @@ def _swap(
     return ways(opening, steps, boards)
 
 
-def broadcast(layout: Layout, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
+def broadcast(layout: GroupShape, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's.
 
     The copying is shared: each rank lends the root one part in `size`, which the root fills in

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nc10d.arrays.dtypes import DType, Family
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.cpu.program.program import At, Combine, Kernel, Step
 from nc10d.backend.cpu.program.steps import apply, copy
 from nc10d.ops import RedOp, ReduceOp
 
-_FLOATS = {d.label for d in DType if d.family in (Family.FLOAT, Family.COMPLEX)}
+_FLOATS = {d.label for d in DType if d.family in (ElementKind.FLOAT, ElementKind.COMPLEX)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,16 @@ import time
 from typing import TYPE_CHECKING
 
 from nc10d.auth.token import job_token
-from nc10d.backend.cpu.bootstrap.rank_info import Card, exchange_cards, host_id, patience, version
+from nc10d.backend.cpu.bootstrap.rank_info import (
+    RankInfo,
+    exchange_cards,
+    host_id,
+    patience,
+    version,
+)
 from nc10d.backend.cpu.engine.cpu_policy import own_boards, quota
-from nc10d.backend.cpu.memory.arena import Arena, Mapping
-from nc10d.backend.cpu.memory.host_peer import Mate, process
+from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
+from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
@@ -36,7 +42,7 @@ _BACKLOG = 4096
 _AGAIN = 0.005
 
 
-def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[Mate]:
+def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[HostPeer]:
     """Map the arena of every rank of this host; see `gather`."""
     return gather(store, rank, size, arena, deadline)[0]
 
@@ -48,7 +54,7 @@ def gather(
     arena: Arena,
     deadline: Deadline,
     host: str | None = None,
-) -> tuple[list[Mate], list[Card]]:
+) -> tuple[list[HostPeer], list[RankInfo]]:
     """Map the arena of every rank of this host; return these, and the cards of all ranks.
 
     Blocks until all ranks have come or the deadline has passed.
@@ -57,7 +63,7 @@ def gather(
         name = f"\0nc10d-{secrets.token_hex(16)}"
         listener.bind(name)
         listener.listen(_BACKLOG)
-        mine = Card(
+        mine = RankInfo(
             rank,
             host or host_id(),
             socket.gethostname(),
@@ -77,7 +83,7 @@ def gather(
             found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
         finally:
             os.close(own_pidfd)
-    found.append(Mate(0, rank, mine.pid, mine.process, mine.host, arena.mapping, -1))
+    found.append(HostPeer(0, rank, mine.pid, mine.process, mine.host, arena.mapping, -1))
     found.sort(key=lambda mate: mate.number)
     for number, mate in enumerate(found):
         mate.rank = number
@@ -91,7 +97,7 @@ def _pidfd() -> int:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
 
 
-def _fitting(cards: list[Card], mine: Card) -> None:
+def _fitting(cards: list[RankInfo], mine: RankInfo) -> None:
     near = [card for card in cards if card.host_id == mine.host_id]
     if len(near) > MAX_RANKS:
         raise UnsupportedPlatform(
@@ -101,16 +107,16 @@ def _fitting(cards: list[Card], mine: Card) -> None:
 
 def _exchange_all(
     listener: socket.socket,
-    mine: Card,
-    cards: list[Card],
+    mine: RankInfo,
+    cards: list[RankInfo],
     arena: Arena,
     pidfd: int,
     deadline: Deadline,
-) -> list[Mate]:
+) -> list[HostPeer]:
     # Connect to lower ranks first, then accept the higher ones: a connection completes against
     # the peer's backlog, so nobody waits for somebody who waits for him.
-    calls: list[tuple[Card, socket.socket]] = []
-    mates: list[Mate] = []
+    calls: list[tuple[RankInfo, socket.socket]] = []
+    mates: list[HostPeer] = []
     try:
         near = [card for card in cards if card.host_id == mine.host_id]
         for card in near[: near.index(mine)]:
@@ -143,7 +149,7 @@ def _exchange_all(
     return mates
 
 
-def _connect(link: socket.socket, card: Card, deadline: Deadline) -> None:
+def _connect(link: socket.socket, card: RankInfo, deadline: Deadline) -> None:
     """Connect to a rank, and have `link` wait no longer than until the deadline from then on."""
     link.settimeout(patience(deadline))
     while True:
@@ -159,7 +165,7 @@ def _connect(link: socket.socket, card: Card, deadline: Deadline) -> None:
 _HELLO = struct.Struct("<I32s")
 
 
-def _send(link: socket.socket, mine: Card, secret: str, arena: Arena, pidfd: int) -> None:
+def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd: int) -> None:
     hello = _HELLO.pack(mine.rank, _shown(secret))
     socket.send_fds(link, [hello], [arena.fd, pidfd])
 
@@ -176,8 +182,12 @@ def _same_user(link: socket.socket) -> bool:
 
 
 def _accept(
-    listener: socket.socket, mine: Card, cards: list[Card], waiting: set[int], deadline: Deadline
-) -> tuple[Mate, socket.socket]:
+    listener: socket.socket,
+    mine: RankInfo,
+    cards: list[RankInfo],
+    waiting: set[int],
+    deadline: Deadline,
+) -> tuple[HostPeer, socket.socket]:
     """Return the next rank that introduces itself properly; strangers are turned away."""
     while True:
         listener.settimeout(patience(deadline))
@@ -197,8 +207,8 @@ def _accept(
 
 
 def _introduce(
-    link: socket.socket, mine: Card, cards: list[Card], waiting: set[int]
-) -> Mate | None:
+    link: socket.socket, mine: RankInfo, cards: list[RankInfo], waiting: set[int]
+) -> HostPeer | None:
     if not _same_user(link):
         return None
     try:
@@ -231,7 +241,7 @@ def _silent(ranks: list[int]) -> RendezvousError:
     return RendezvousError(message, rank=ranks[0])
 
 
-def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -> Mate:
+def _receive(link: socket.socket, card: RankInfo, secret: str, deadline: Deadline) -> HostPeer:
     link.settimeout(patience(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
@@ -248,8 +258,8 @@ def _receive(link: socket.socket, card: Card, secret: str, deadline: Deadline) -
     raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
 
 
-def _mate(card: Card, fds: list[int], link: socket.socket) -> Mate:
+def _mate(card: RankInfo, fds: list[int], link: socket.socket) -> HostPeer:
     memory, pidfd = fds
-    mapping = Mapping(memory)
+    mapping = ArenaMapping(memory)
     os.close(memory)
-    return Mate(0, card.rank, card.pid, card.process, card.host, mapping, pidfd, link)
+    return HostPeer(0, card.rank, card.pid, card.process, card.host, mapping, pidfd, link)

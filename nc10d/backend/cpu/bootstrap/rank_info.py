@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class RankInfo:
     """What a rank tells the others about itself.
 
     `cores` are those it may run on, `boards` how quick boards are on its CPU (see cpu_policy.py).
@@ -61,8 +61,8 @@ def host_id() -> str:
 
 
 def exchange_cards(
-    store: Store, prefix: str, card: Card, size: int, deadline: Deadline
-) -> list[Card]:
+    store: Store, prefix: str, card: RankInfo, size: int, deadline: Deadline
+) -> list[RankInfo]:
     """Put my card into the store and return everyone's; blocks until all have come.
 
     RendezvousError names the ranks whose nc10d is not mine.
@@ -75,7 +75,7 @@ def exchange_cards(
         raise RendezvousError(
             f"ranks {other} run another version of nc10d than rank {card.rank}: all must be alike"
         )
-    return [Card(**fields) for fields in plain]
+    return [RankInfo(**fields) for fields in plain]
 
 
 def gather_keys(
@@ -97,5 +97,5 @@ def patience(deadline: Deadline) -> float:
     return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
 
 
-def _plain(card: Card) -> dict[str, object]:
-    return {name: getattr(card, name) for name in Card.__slots__}
+def _plain(card: RankInfo) -> dict[str, object]:
+    return {name: getattr(card, name) for name in RankInfo.__slots__}

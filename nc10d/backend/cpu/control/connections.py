@@ -42,7 +42,7 @@ _NEEDS: dict[str, dict[str, type]] = {
 Message = dict[str, Any]
 
 
-class Line:
+class ControlConnection:
     """The connection to one rank (its number in the job)."""
 
     def __init__(self, number: int, wire: socket.socket) -> None:
@@ -147,7 +147,7 @@ def _checked(data: bytes) -> Message | None:
     return message
 
 
-class Control:
+class ControlConnections:
     """All control lines of a rank."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Control:
         wake: Callable[[], object] = lambda: None,
     ) -> None:
         """`wake` has the thread that polls call `register` again."""
-        self.lines = {number: Line(number, wire) for number, wire in wires.items()}
+        self.lines = {number: ControlConnection(number, wire) for number, wire in wires.items()}
         self._by_fd = {line.wire.fileno(): line for line in self.lines.values()}
         self._ended: dict[int, str] = {}
         self._on_message = on_message

@@ -25,7 +25,7 @@ Send = Callable[[Iterable[int], int, str], None]
 """Called as send(ranks, step, value)."""
 
 
-class Agreement:
+class Consensus:
     """One decision, as the rank `me` takes part in it; not for several threads at once."""
 
     def __init__(self, ranks: Sequence[int], me: int, send: Send) -> None:

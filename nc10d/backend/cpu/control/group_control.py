@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nc10d.backend.cpu.control.consensus import Agreement
+from nc10d.backend.cpu.control.consensus import Consensus
 from nc10d.errors import StoreTimeout
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.connections import Control, Message
+    from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 PATIENCE = 1.0
 """Seconds of silence after which an agreement goes on without a rank that seems to live."""
@@ -35,7 +35,7 @@ _SLICE = 0.02
 Ranks = set[int]
 
 
-class Council:
+class GroupControl:
     """One group's ranks, as one of them hears and speaks to the others; ranks are the group's."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Council:
         name: str,
         members: Sequence[int],
         rank: int,
-        control: Control,
+        control: ControlConnections,
         gone: Callable[[], Ranks],
     ) -> None:
         """`gone` says which ranks have died or left, as far as the kernel and the host know."""
@@ -52,7 +52,7 @@ class Council:
         self.on_decision: Callable[[str, str], None] = ignored
         self._name, self._control, self._gone = name, control, gone
         self._others = [other for other in range(len(members)) if other != rank]
-        self._talks: dict[str, Agreement] = {}
+        self._talks: dict[str, Consensus] = {}
         self._moved: dict[str, float] = {}
         self._late: set[str] = set()
         self._told: set[str] = set()
@@ -119,7 +119,7 @@ class Council:
             self._announce(topic)
         return _SLICE if pending else None
 
-    def _look(self, topic: str, talk: Agreement) -> None:
+    def _look(self, topic: str, talk: Consensus) -> None:
         silent = time.monotonic() - self._moved[topic]
         soon = self._hopeless(topic, talk) if silent > SOON else set()
         for rank in talk.awaited():
@@ -130,18 +130,18 @@ class Council:
             talk.dismiss(rank)
             self._moved[topic] = time.monotonic()
 
-    def _hopeless(self, topic: str, talk: Agreement) -> Ranks:
+    def _hopeless(self, topic: str, talk: Consensus) -> Ranks:
         """Return the ranks that need not be given all of the patience."""
         # A host that stops, stops several ranks: it is enough to wait for one of them.
         all_mute = topic in self._late
         mute = set(self._others if all_mute else suspects(talk.value)) - talk.heard
         return mute | self._gone()
 
-    def _talk(self, topic: str) -> Agreement:
+    def _talk(self, topic: str) -> Consensus:
         """Return a topic's agreement; a new one is without those who have ended."""
         if topic not in self._talks:
             send = partial(self._say, topic)
-            talk = self._talks[topic] = Agreement(range(len(self.members)), self.rank, send)
+            talk = self._talks[topic] = Consensus(range(len(self.members)), self.rank, send)
             for rank in filter(self._ended, self._others):
                 talk.dismiss(rank)
         return self._talks[topic]

@@ -14,24 +14,24 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nc10d.backend.cpu.control.connections import Control, Message
+from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
-    from nc10d.backend.cpu.context import Host
+    from nc10d.backend.cpu.context import Context
 
 _EARLY = 1024
 
 
-class Peers:
+class Router:
     """All other ranks of the job, as one rank hears from them."""
 
-    def __init__(self, host: Host, wires: Mapping[int, socket.socket]) -> None:
-        self._host: Host = weakref.proxy(host)  # memory goes with the last who uses it, at once
+    def __init__(self, host: Context, wires: Mapping[int, socket.socket]) -> None:
+        self._host: Context = weakref.proxy(host)  # memory goes with the last who uses it, at once
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.control = Control(wires, self._on_message, self._on_end, self.wake)
+        self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake)
 
     def wake(self) -> None:
         """Have the control thread look at lines and times anew."""

@@ -19,8 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.deadlock import wait_graph
-from nc10d.backend.cpu.deadlock.notices import Noticeboard, Probes
-from nc10d.backend.cpu.deadlock.wait_graph import Need, Standing, State
+from nc10d.backend.cpu.deadlock.notices import NoticeExchange, NoticeSlot
+from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure import cause
@@ -29,28 +29,28 @@ from nc10d.backend.cpu.native import offsets as at
 
 if TYPE_CHECKING:
     from nc10d.backend.cpu.backend import CpuBackend
-    from nc10d.backend.cpu.context import Host
+    from nc10d.backend.cpu.context import Context
     from nc10d.backend.cpu.control.connections import Message
     from nc10d.backend.cpu.failure.health import Health
-    from nc10d.backend.cpu.waiter import Waits
+    from nc10d.backend.cpu.waiter import Waiter
 
 # Threads of nc10d that never make a call, by how their names begin.
 OURS = tuple(f"nc10d-{name}" for name in ("worker", "control", "net", "store", "cache", "watch"))
 
 
-class Deadlocks:
+class DeadlockDetector:
     """What one rank of the job shows, and finds out."""
 
-    def __init__(self, host: Host) -> None:
-        self._host: Host = weakref.proxy(host)  # whose part this is: no circle here
-        self._boards = {mate.number: Noticeboard(mate.mapping) for mate in host.mates}
+    def __init__(self, host: Context) -> None:
+        self._host: Context = weakref.proxy(host)  # whose part this is: no circle here
+        self._boards = {mate.number: NoticeSlot(mate.mapping) for mate in host.mates}
         self._mine = self._boards[host.number]
-        self._shown: Standing | None = None
+        self._shown: WaitNotice | None = None
         self._owner = 0
         self._where: tuple[Health, Channel] | None = None
-        self._probes = Probes()
+        self._probes = NoticeExchange()
 
-    def stuck(self, backend: Waits, channel: Channel, submission: Submission | None) -> str | None:
+    def stuck(self, backend: Waiter, channel: Channel, submission: Submission | None) -> str | None:
         """Show that this thread waits in a channel for good; return why it never ends, if so.
 
         What it waits for is a submission, or the program that it runs itself there.
@@ -112,12 +112,12 @@ class Deadlocks:
         ours.add(get_ident())
         return all(ident in ours or idles(frame) for ident, frame in sys._current_frames().items())
 
-    def _standing(self, backend: Waits, channel: Channel) -> Standing | None:
+    def _standing(self, backend: Waiter, channel: Channel) -> WaitNotice | None:
         needs = tuple(_needs(backend, channel))
         if not needs:
             return None
         states = tuple(state for group in self._host.live_groups() for state in _states(group))
-        return Standing(_words(self._host.number, backend, channel), needs, states)
+        return WaitNotice(_words(self._host.number, backend, channel), needs, states)
 
 
 def idles(frame: FrameType) -> bool:
@@ -137,18 +137,18 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _link_key(backend: Waits, channel: Channel) -> int:
+def _link_key(backend: Waiter, channel: Channel) -> int:
     peer = backend.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
     sending = channel.shared.kind == at.SENDER
     return _key(backend.group_name, (backend.rank, peer) if sending else (peer, backend.rank))
 
 
-def _ticks_key(backend: Waits) -> int:
+def _ticks_key(backend: Waiter) -> int:
     return _key(backend.group_name, (-1, -1))
 
 
-def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
+def _needs(backend: Waiter, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
     group = _key(backend.group_name)
     if channel.shared.kind == at.COLLECTIVE:
@@ -169,7 +169,7 @@ def _needs(backend: Waits, channel: Channel) -> Iterator[Need]:
         yield Need(_link_key(backend, channel), 0, seen, backend.members[peer], group)
 
 
-def _of_one(backend: Waits, channel: Channel, group: int) -> Iterator[Need]:
+def _of_one(backend: Waiter, channel: Channel, group: int) -> Iterator[Need]:
     """Yield what a broadcast needs that its root leads: the root, or who is too far behind me."""
     mate = channel.get(at.C_BLOCKED_ON)
     counter = channel.shared.counters[mate]
@@ -194,7 +194,7 @@ def _seen(channel: Channel) -> int | None:
     return seen if blocked else None
 
 
-def _states(backend: CpuBackend) -> Iterator[State]:
+def _states(backend: CpuBackend) -> Iterator[ProgressState]:
     """Yield how far this rank is in a group and on its links.
 
     What is not busy makes no calls while this thread waits: that is asked before the count. Who is
@@ -203,12 +203,12 @@ def _states(backend: CpuBackend) -> Iterator[State]:
     if cause.known(backend.areas):
         return
     busy = backend.channel.busy()
-    yield State(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
+    yield ProgressState(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
     ticks = int(entry_points.load_word(backend.channel.get(at.C_SELF)))
-    yield State(_ticks_key(backend), ticks, busy)
+    yield ProgressState(_ticks_key(backend), ticks, busy)
     for link in backend.links.channels():
         busy = link.busy()
-        yield State(_link_key(backend, link), _count(link), busy)
+        yield ProgressState(_link_key(backend, link), _count(link), busy)
 
 
 def _count(link: Channel) -> int:
@@ -218,7 +218,7 @@ def _count(link: Channel) -> int:
     return int(entry_points.load_word(link.get(at.C_SELF)))
 
 
-def _words(number: int, backend: Waits, channel: Channel) -> str:
+def _words(number: int, backend: Waiter, channel: Channel) -> str:
     group = f"of group {backend.group_name!r}"
     if channel.shared.kind == at.COLLECTIVE:
         seq, rank = channel.get(at.C_OPS), backend.areas.rank

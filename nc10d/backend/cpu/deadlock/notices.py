@@ -12,15 +12,15 @@ import struct
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from nc10d.backend.cpu.deadlock.wait_graph import Standing
-from nc10d.backend.cpu.memory.arena import Mapping as Mapped
+from nc10d.backend.cpu.deadlock.wait_graph import WaitNotice
+from nc10d.backend.cpu.memory.arena import ArenaMapping as Mapped
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 
 NONE = (0, None)
 
 
-class Noticeboard:
+class NoticeSlot:
     """One rank's board, as one of the host's ranks sees it."""
 
     def __init__(self, mapping: Mapped) -> None:
@@ -28,7 +28,7 @@ class Noticeboard:
         self._version = mapping.base + at.BOARD_VERSION
         self._first: int | None = None
 
-    def show(self, standing: Standing | None) -> None:
+    def show(self, standing: WaitNotice | None) -> None:
         """Show a notice in place of the one before; None takes it away."""
         most = at.BOARD_NOTICE_BYTES - 8
         raw = None if standing is None else standing.packed(most)
@@ -43,7 +43,7 @@ class Noticeboard:
             self._first = writing + 1
         entry_points.compare_and_swap(self._version, writing, writing + 1)
 
-    def read(self) -> tuple[int, Standing | None]:
+    def read(self) -> tuple[int, WaitNotice | None]:
         """Return the version and the notice; None if there is none, or it is just being changed."""
         version = int(entry_points.load_word(self._version))
         if version & 1:
@@ -51,7 +51,7 @@ class Noticeboard:
         raw = self._read()
         if entry_points.load_word(self._version) != version or not raw:
             return NONE
-        return version, Standing.unpacked(raw)
+        return version, WaitNotice.unpacked(raw)
 
     def version(self) -> int:
         """Return the notice's version."""
@@ -74,17 +74,17 @@ class Noticeboard:
 
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.connections import Control, Message
+    from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 AT_A_TIME = 16
 """Messages that a rank sends at one look. Who waits in a large group for one that is only slow
 needs all others, as far as it knows, and so does every rank of it."""
 
-Known = tuple[int, Standing | None]
+Known = tuple[int, WaitNotice | None]
 """The version of what a rank shows, and that."""
 
 
-class Probes:
+class NoticeExchange:
     """What one rank has heard from others, and has told them."""
 
     def __init__(self) -> None:
@@ -97,13 +97,17 @@ class Probes:
         if version <= self.heard.get(who, (0, None))[0]:
             return
         try:
-            standing = Standing.unpacked(base64.b64decode(message["notice"], validate=True))
+            standing = WaitNotice.unpacked(base64.b64decode(message["notice"], validate=True))
         except (ValueError, struct.error):
             return
         self.heard = self.heard | {who: (version, standing)}
 
     def pass_on(
-        self, known: Mapping[int, Known], me: int, near: Collection[int], control: Control
+        self,
+        known: Mapping[int, Known],
+        me: int,
+        near: Collection[int],
+        control: ControlConnections,
     ) -> None:
         """Send what leads to this rank to those whom it needs; host mates read each other.
 

@@ -49,7 +49,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ProgressState:
     """How far a rank is: the number of its latest call in a group, or its counter on a link.
 
     `busy`: it may get on by itself, since something is under way.
@@ -61,12 +61,12 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WaitNotice:
     """What a rank shows while it waits: in words, its needs, and how far it is everywhere."""
 
     words: str
     needs: tuple[Need, ...]
-    states: tuple[State, ...]
+    states: tuple[ProgressState, ...]
 
     def meets(self, need: Need) -> bool:
         """Say whether this rank has met, or may yet meet, what another one needs of it."""
@@ -89,7 +89,7 @@ class Standing:
         return raw if len(raw) <= most else None
 
     @classmethod
-    def unpacked(cls, raw: bytes) -> Standing:
+    def unpacked(cls, raw: bytes) -> WaitNotice:
         """Return what was packed."""
         length, needs, states = _HEAD.unpack_from(raw)
         first = _HEAD.size + length
@@ -98,7 +98,7 @@ class Standing:
             raw[_HEAD.size : first].decode(errors="replace"),
             tuple(Need(*row) for row in _NEED.iter_unpack(raw[first:second])),
             tuple(
-                State(key, count, bool(busy))
+                ProgressState(key, count, bool(busy))
                 for key, count, busy in _STATE.iter_unpack(
                     raw[second : second + states * _STATE.size]
                 )
@@ -106,7 +106,7 @@ class Standing:
         )
 
 
-def circle(start: int, standings: Mapping[int, Standing]) -> list[int]:
+def circle(start: int, standings: Mapping[int, WaitNotice]) -> list[int]:
     """Return the ranks of a circle through `start`, each of which needs the next; [] if none is."""
     came: dict[int, int] = {}
     todo = [start]
@@ -121,7 +121,7 @@ def circle(start: int, standings: Mapping[int, Standing]) -> list[int]:
     return []
 
 
-def leading(to: int, standings: Mapping[int, Standing]) -> set[int]:
+def leading(to: int, standings: Mapping[int, WaitNotice]) -> set[int]:
     """Return the ranks whose needs lead to a rank in the end, and that rank."""
     found = {to}
     while more := {r for r in standings.keys() - found if found & _needed(r, standings)}:
@@ -129,7 +129,7 @@ def leading(to: int, standings: Mapping[int, Standing]) -> set[int]:
     return found
 
 
-def _needed(rank: int, standings: Mapping[int, Standing]) -> set[int]:
+def _needed(rank: int, standings: Mapping[int, WaitNotice]) -> set[int]:
     """Return the ranks that are known not to meet what a rank needs of them."""
     needs = (need for need in standings[rank].needs if need.rank in standings)
     return {need.rank for need in needs if not standings[need.rank].meets(need)}

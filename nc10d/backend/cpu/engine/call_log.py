@@ -17,7 +17,7 @@ from nc10d.backend.cpu.native import offsets as at
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogEntry:
     """One entry: the channel's label, the number there, times in ns (0: not yet), where, and what.
 
     `text` means something for a call, `message` (tag, bytes, dtype code) for a message.
@@ -33,14 +33,14 @@ class Logged:
     message: tuple[int, int, int]
 
 
-class Log:
+class CallLog:
     """The ring that the engine writes to; its memory is taken as it fills."""
 
     def __init__(self) -> None:
         self._bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
         self.address: int = self._bytes.ctypes.data
 
-    def read(self, labels: Container[int]) -> list[Logged]:
+    def read(self, labels: Container[int]) -> list[LogEntry]:
         """Return the entries of some channels, oldest first."""
         rows = self._bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
         copy = rows.copy()
@@ -50,14 +50,14 @@ class Log:
         return sorted(_entries(copy[whole], labels), key=lambda entry: entry.order)
 
 
-def _entries(rows: npt.NDArray[np.uint8], labels: Container[int]) -> Iterator[Logged]:
+def _entries(rows: npt.NDArray[np.uint8], labels: Container[int]) -> Iterator[LogEntry]:
     words = rows.view(np.int64)
     for row, word in zip(rows, words, strict=True):
         stamp, label, seq, begun, ended, site = map(int, word[: at.E_TEXT // 8 - 2])
         if label in labels:
             tag, nbytes, dtype = map(int, word[at.E_TEXT // 8 : at.E_TEXT // 8 + 3])
             text = row[at.E_TEXT : at.E_TEXT + at.TEXT_BYTES].tobytes().partition(b"\0")[0]
-            yield Logged(
+            yield LogEntry(
                 order=stamp,
                 label=label,
                 seq=seq,

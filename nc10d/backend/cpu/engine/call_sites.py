@@ -82,7 +82,7 @@ def text_in(address: int) -> str:
     return raw.partition(b"\0")[0].decode(errors="replace")
 
 
-class Sites:
+class CallSites:
     """The table of one process."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Sites:
         self._table[place] = key  # last: other threads look without the lock
 
 
-_sites: Sites | None = None
+_sites: CallSites | None = None
 _making = threading.Lock()
 
 
@@ -152,9 +152,9 @@ def learn() -> None:
     _made().learn()
 
 
-def _made() -> Sites:
+def _made() -> CallSites:
     global _sites
     with _making:
         if _sites is None:
-            _sites = Sites()
+            _sites = CallSites()
         return _sites

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.cpu_policy import Waiting
+from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 from nc10d.backend.cpu.memory.peer_access import take_back
 from nc10d.backend.cpu.native import entry_points, interpreter, prepared_messages, rare_steps, ring
 from nc10d.backend.cpu.native import offsets as at
@@ -32,7 +32,7 @@ A_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ChannelSpec:
     """The addresses that a channel's programs use: per rank its counter and its two boards.
 
     Where its programs cross to other hosts, `streams` is what they cross by.
@@ -59,10 +59,10 @@ class Channel:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ChannelSpec,
         process: int,
         bell_bit: int,
-        waiting: Waiting,
+        waiting: WaitPolicy,
         label: int,
         take_back: Callable[[int, int], None],
     ) -> None:
@@ -82,7 +82,7 @@ class Channel:
         self._rings: dict[int, Words] = {}
         self._fill(shared, process, bell_bit, waiting)
 
-    def _fill(self, shared: Shared, process: int, bell_bit: int, waiting: Waiting) -> None:
+    def _fill(self, shared: ChannelSpec, process: int, bell_bit: int, waiting: WaitPolicy) -> None:
         fields = {
             at.C_KIND: shared.kind,
             at.C_SIZE: shared.size,

@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from nc10d.backend.cpu.engine.channel import Channel, Shared, Words
-from nc10d.backend.cpu.engine.cpu_policy import Waiting
+from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
+from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
@@ -22,10 +22,10 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 MAX_CHANNELS = 16384
 
 
-class Registry:
+class Channels:
     """All channels of a rank; `process` is what they share, for the engine."""
 
-    def __init__(self, arena: Arena, process: Words, bit: int, waiting: Waiting) -> None:
+    def __init__(self, arena: Arena, process: Words, bit: int, waiting: WaitPolicy) -> None:
         """`bit` is this rank's among those of its host."""
         self.watched = False
         """Whether there is a worker."""
@@ -39,7 +39,7 @@ class Registry:
         self._lock = threading.RLock()
         self._set(at.P_CHANNELS, plain.address(self._table))
 
-    def make(self, shared: Shared) -> Channel:
+    def make(self, shared: ChannelSpec) -> Channel:
         """Make a channel and show it to the worker."""
         label, back = next(self._labels), partial(_take_back, self._arena, self._process)
         process: int = plain.address(self._process)

@@ -13,7 +13,7 @@ from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.bootstrap.rank_info import Card
+    from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 
 
 BY_CPU = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
@@ -21,7 +21,7 @@ BY_CPU = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitPolicy:
     """How long to spin and to yield before sleeping; alike on all ranks of the host."""
 
     spin: int
@@ -42,7 +42,7 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
     return float("inf") if limit == "max" else max(1.0, int(limit) / int(period))
 
 
-def roomy(mates: Sequence[Card]) -> bool:
+def roomy(mates: Sequence[RankInfo]) -> bool:
     """Say whether ranks of a host have a core each: cores that they may use together, one quota.
 
     A launcher may have bound each to a core of its own. All look at the same cards, so all agree.
@@ -67,15 +67,15 @@ def own_boards() -> Boards:
     return known[asked]
 
 
-def boards(mates: Sequence[Card]) -> Boards:
+def boards(mates: Sequence[RankInfo]) -> Boards:
     """Say how quick boards are on a host; all look at the same cards, so all agree."""
     return Boards(min(card.boards for card in mates))
 
 
-def waiting_policy(has_room: bool) -> Waiting:
+def waiting_policy(has_room: bool) -> WaitPolicy:
     """Spin where every rank has a core of its own; else yield at once. Both sleep in the end.
 
     The spin is short (some 6 µs): when another program takes a core, two ranks share the other,
     and then each spins in vain until the next yield lets its partner run.
     """
-    return Waiting(spin=200 if has_room else 0, yields=400)
+    return WaitPolicy(spin=200 if has_room else 0, yields=400)

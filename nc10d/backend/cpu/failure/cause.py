@@ -17,10 +17,10 @@ from nc10d.base import error_wire
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.memory.group_memory import Areas
+    from nc10d.backend.cpu.memory.group_memory import GroupMemory
 
 
-def publish(areas: Areas, error: DistError) -> None:
+def publish(areas: GroupMemory, error: DistError) -> None:
     """Make `error` the group's cause unless there is one already; every rank wakes up."""
     first = areas.address(0) + at.AREA_ABORT
     with areas.reporting:
@@ -35,29 +35,29 @@ def publish(areas: Areas, error: DistError) -> None:
         entry_points.compare_and_swap(areas.address(rank) + at.AREA_ABORT, 0, winner)
 
 
-def read(areas: Areas) -> DistError | None:
+def read(areas: GroupMemory) -> DistError | None:
     """Return the group's cause as an error of this rank, or None."""
     winner = entry_points.load_word(areas.address(areas.rank) + at.AREA_ABORT)
     return error_wire.read(areas.read_cause(winner - 1)) if winner else None
 
 
-def known(areas: Areas) -> bool:
+def known(areas: GroupMemory) -> bool:
     """Say whether the group has a cause to fail."""
     return bool(entry_points.load_word(areas.address(areas.rank) + at.AREA_ABORT))
 
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.group_control import Council
-    from nc10d.backend.cpu.memory.group_memory import Areas
+    from nc10d.backend.cpu.control.group_control import GroupControl
+    from nc10d.backend.cpu.memory.group_memory import GroupMemory
 
 TOPIC = "cause"
 _LOOK = 0.5
 
 
-class Verdict:
+class AgreedCause:
     """One group's cause, as one of its ranks comes to know it."""
 
-    def __init__(self, council: Council, areas: Areas) -> None:
+    def __init__(self, council: GroupControl, areas: GroupMemory) -> None:
         self._council, self._areas = council, areas
         self._closed = False
         self._guard = threading.Lock()

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.cpu.bootstrap.rank_info import Card
+from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.engine.call_sites import called, text_in
 from nc10d.backend.cpu.engine.channel import Channel
-from nc10d.backend.cpu.memory.group_memory import Areas
-from nc10d.backend.cpu.memory.host_peer import Mate, death, ended
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
+from nc10d.backend.cpu.memory.host_peer import HostPeer, death, ended
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links, sender_site
-from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.text import listing
 from nc10d.errors import (
@@ -35,11 +35,16 @@ _ENDS = 4
 """Of how many links a rank is told that has exchanged nothing but messages."""
 
 
-class Reasons:
+class ErrorText:
     """The errors of one group, as one of its ranks tells them."""
 
     def __init__(
-        self, name: str, areas: Areas, channel: Channel, links: Links, outside: Outside | None
+        self,
+        name: str,
+        areas: GroupMemory,
+        channel: Channel,
+        links: Links,
+        outside: RemoteGroup | None,
     ) -> None:
         self._name = name
         self._areas = areas
@@ -140,7 +145,7 @@ class Reasons:
         cause = "it has left the group"
         return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._known())
 
-    def dead(self, rank: int, mate: Mate) -> PeerLost:
+    def dead(self, rank: int, mate: HostPeer) -> PeerLost:
         """A mate (by its number on the host) has died."""
         last = self._last(rank)
         rank, cause = self._areas.numbers[rank], death(mate)
@@ -153,7 +158,7 @@ class Reasons:
         fields = {"host": mate.host, "pid": mate.pid, "cause": cause, **self._known()}
         return PeerLost(message, rank=rank, op=name, seq=mine, **fields)
 
-    def gone(self, rank: int, card: Card, reason: str) -> PeerLost:
+    def gone(self, rank: int, card: RankInfo, reason: str) -> PeerLost:
         """A rank of another host can't be reached any more."""
         name, seq, text = self.mine(())
         message = (

@@ -11,18 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from nc10d.backend.cpu.bootstrap.rank_info import Card
-from nc10d.backend.cpu.control.group_control import Council
+from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
+from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.failure.cause import Verdict
-from nc10d.backend.cpu.failure.error_text import Reasons, named
-from nc10d.backend.cpu.memory.group_memory import Areas
-from nc10d.backend.cpu.memory.host_peer import Mate
+from nc10d.backend.cpu.failure.cause import AgreedCause
+from nc10d.backend.cpu.failure.error_text import ErrorText, named
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
+from nc10d.backend.cpu.memory.host_peer import HostPeer
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links
-from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base.deadline import Deadline
 from nc10d.base.outcome import fresh
 from nc10d.errors import (
@@ -43,20 +43,20 @@ class Health:
     def __init__(
         self,
         name: str,
-        areas: Areas,
+        areas: GroupMemory,
         channel: Channel,
         links: Links,
-        outside: Outside | None,
-        council: Council,
+        outside: RemoteGroup | None,
+        council: GroupControl,
     ) -> None:
         self._name = name
         self._areas = areas
         self._outside = outside
         self._council = council
-        self._verdict = None if outside is None else Verdict(council, areas)
+        self._verdict = None if outside is None else AgreedCause(council, areas)
         self._channel = channel
         self._links = links
-        self._reasons = Reasons(name, areas, channel, links, outside)
+        self._reasons = ErrorText(name, areas, channel, links, outside)
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
@@ -234,7 +234,7 @@ class Health:
             return self._fail(self._reasons.late_message(peer, channel))
         return self._fail(self._reasons.late(peer, ops, channel))
 
-    def on_death(self, mate: Mate) -> None:
+    def on_death(self, mate: HostPeer) -> None:
         """The kernel says that a rank of the host is gone."""
         if mate.rank not in self._areas.members or self.closed:
             return
@@ -242,7 +242,7 @@ class Health:
         if self._areas.state(rank) != at.CLOSED:
             self.abort(self._reasons.dead(rank, mate))
 
-    def on_lost(self, rank: int, card: Card, reason: str) -> None:
+    def on_lost(self, rank: int, card: RankInfo, reason: str) -> None:
         """A rank of another host can't be reached any more."""
         if not self.closed and not self.has_left(rank):
             self.abort(self._reasons.gone(rank, card, reason))

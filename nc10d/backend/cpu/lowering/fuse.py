@@ -16,12 +16,12 @@ import numpy.typing as npt
 from nc10d.arrays import intervals
 from nc10d.arrays.buffer import Buffer
 from nc10d.backend.cpu.algorithms import all_reduce
-from nc10d.backend.cpu.algorithms.group_shape import Layout
-from nc10d.backend.cpu.lowering.lower import Request
-from nc10d.backend.cpu.lowering.ordering import Gates
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
+from nc10d.backend.cpu.lowering.lower import LoweredOp
+from nc10d.backend.cpu.lowering.ordering import BatchDependencies
 from nc10d.backend.cpu.lowering.strided import packs, unpacks
 from nc10d.backend.cpu.program.lines import line_up
-from nc10d.backend.cpu.program.program import Call, Program, Step, concatenate
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate
 from nc10d.backend.cpu.program.steps import (
     divert,
     end_round,
@@ -38,8 +38,11 @@ Fences = tuple[tuple[int, tuple[int, ...], bool], ...]
 
 
 def fuse(
-    requests: Sequence[Request], layout: Layout, gates: Gates | None, numbers: Sequence[int]
-) -> Request:
+    requests: Sequence[LoweredOp],
+    layout: GroupShape,
+    gates: BatchDependencies | None,
+    numbers: Sequence[int],
+) -> LoweredOp:
     """Join collectives into one program, which does them in order.
 
     `numbers` are their places among all operations of the batch, by which `gates` knows them.
@@ -66,32 +69,32 @@ def fuse(
         return Program(call, steps, len(arrays))
 
     key = ("batch", apart, fences, *(r.key for r in requests))
-    return Request(key, arrays, tuple(outs), build)
+    return LoweredOp(key, arrays, tuple(outs), build)
 
 
-def _fences(gates: Gates | None, numbers: Sequence[int]) -> Fences:
+def _fences(gates: BatchDependencies | None, numbers: Sequence[int]) -> Fences:
     if gates is None:
         return ()
     mine = [gates.fences[number] for number in numbers]
     return tuple((fence.own, tuple(fence.waits), fence.awaited) for fence in mine)
 
 
-def _call(requests: Sequence[Request]) -> Call:
+def _call(requests: Sequence[LoweredOp]) -> CallInfo:
     calls = [r.build().call for r in requests]
     if len(calls) == 1:
         return calls[0]
     names = "\n".join(map(repr, calls))
     digest = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
     detail = f"{calls[0].describe()} and {len(requests) - 1} more, {digest}"
-    return Call("coalesced", count=len(requests), detail=detail)
+    return CallInfo("coalesced", count=len(requests), detail=detail)
 
 
-def _apart(requests: Sequence[Request]) -> bool:
+def _apart(requests: Sequence[LoweredOp]) -> bool:
     """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
     return intervals.apart(_span(r) for r in requests if r.part)
 
 
-def _span(request: Request) -> tuple[int, int]:
+def _span(request: LoweredOp) -> tuple[int, int]:
     number = request.folds[0].strided if request.folds else 0
     buffer = request.arrays[number]
     assert isinstance(buffer, Buffer)
@@ -105,7 +108,7 @@ def _either(joined: Sequence[Step], ordered: Sequence[Step], *, flag: bool) -> t
     return (free(), enter(flag), signal(1), divert(len(first)), *first, leave, *ordered)
 
 
-def _fenced(requests: Sequence[Request], fences: Fences) -> list[Program]:
+def _fenced(requests: Sequence[LoweredOp], fences: Fences) -> list[Program]:
     """Each collective by itself, between the gates that it waits for and its own."""
     programs = [r.build() for r in requests]
     if not fences:
@@ -122,9 +125,9 @@ def _fenced(requests: Sequence[Request], fences: Fences) -> list[Program]:
     return found
 
 
-def _runs(requests: Sequence[Request], layout: Layout) -> list[list[Request]]:
+def _runs(requests: Sequence[LoweredOp], layout: GroupShape) -> list[list[LoweredOp]]:
     """Cut a batch into runs: small all_reduces that fit one half together, or one other each."""
-    runs: list[list[Request]] = []
+    runs: list[list[LoweredOp]] = []
     room = -1  # bytes left for another all_reduce in the last run
     for r in requests:
         need = line_up(r.part[0]) if r.part else layout.half + 1
@@ -138,7 +141,7 @@ def _runs(requests: Sequence[Request], layout: Layout) -> list[list[Request]]:
     return runs
 
 
-def _joined(run: Sequence[Request], layout: Layout) -> Program:
+def _joined(run: Sequence[LoweredOp], layout: GroupShape) -> Program:
     """Small all_reduces with one handshake."""
     if len(run) == 1:
         return run[0].build()

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.backend.cpu.algorithms import choose, exchange
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import At, Call, Program, Step, user
+from nc10d.backend.cpu.program.program import At, CallInfo, Program, Step, user
 from nc10d.ops import (
     AllGather,
     AllReduce,
@@ -37,7 +37,7 @@ from nc10d.ops import (
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class StridedArray:
     """A strided array of a request: the numbers of its copy, of itself and of its shape."""
 
     flat: int
@@ -47,7 +47,7 @@ class Fold:
 
 
 @dataclass(slots=True)
-class Request:
+class LoweredOp:
     """A program's key, its arrays in the program's order, and how to build it.
 
     `outs` are the numbers of the arrays that are written. What the program itself needs (sizes,
@@ -60,15 +60,15 @@ class Request:
     outs: tuple[int, ...]
     build: Callable[[], Program]
     part: tuple[int, Reduction] | None = None
-    folds: tuple[Fold, ...] = ()
+    folds: tuple[StridedArray, ...] = ()
 
 
-def request(op: Op, layout: Layout) -> Request:
+def request(op: Op, layout: GroupShape) -> LoweredOp:
     """Read a collective's arrays; the operation has been validated."""
     return _READERS[type(op)](op, layout)
 
 
-def _program(call: Call, steps: Sequence[Step], users: int) -> Program:
+def _program(call: CallInfo, steps: Sequence[Step], users: int) -> Program:
     return Program(call, tuple(steps), users)
 
 
@@ -76,75 +76,77 @@ def _reduce_name(op: ReduceOp) -> str:
     return op.name if op.factor is None else f"{op.name}({op.factor})"
 
 
-def _all_reduce(op: AllReduce, layout: Layout) -> Request:
+def _all_reduce(op: AllReduce, layout: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
     how = Reduction(op.op, x.dtype.label, layout.size)
-    call = Call("all_reduce", x.dtype.label, x.count, _reduce_name(op.op))
+    call = CallInfo("all_reduce", x.dtype.label, x.count, _reduce_name(op.op))
     key = (AllReduce, x.dtype, x.count, op.op)
 
     def build() -> Program:
         return _program(call, choose.all_reduce(layout, x.nbytes, how), 1)
 
-    return Request(key, [x], (0,), build, part=(x.nbytes, how))
+    return LoweredOp(key, [x], (0,), build, part=(x.nbytes, how))
 
 
-def _reduce(op: Reduce, layout: Layout) -> Request:
+def _reduce(op: Reduce, layout: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
     how = Reduction(op.op, x.dtype.label, layout.size)
-    call = Call("reduce", x.dtype.label, x.count, _reduce_name(op.op), op.root)
+    call = CallInfo("reduce", x.dtype.label, x.count, _reduce_name(op.op), op.root)
     key = (Reduce, x.dtype, x.count, op.op, op.root)
     outs = (0,) if layout.rank == op.root else ()
 
     def build() -> Program:
         return _program(call, choose.all_reduce(layout, x.nbytes, how, op.root), 1)
 
-    return Request(key, [x], outs, build)
+    return LoweredOp(key, [x], outs, build)
 
 
-def _broadcast(op: Broadcast, layout: Layout) -> Request:
+def _broadcast(op: Broadcast, layout: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
-    call = Call("broadcast", x.dtype.label, x.count, root=op.root)
+    call = CallInfo("broadcast", x.dtype.label, x.count, root=op.root)
     outs = () if layout.rank == op.root else (0,)
 
     def build() -> Program:
         return _program(call, choose.broadcast(layout, x.nbytes, op.root), 1)
 
-    return Request((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
+    return LoweredOp((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
-def _barrier(op: Barrier, layout: Layout) -> Request:
+def _barrier(op: Barrier, layout: GroupShape) -> LoweredOp:
     del op
-    return Request((Barrier,), [], (), lambda: _program(Call("barrier"), choose.barrier(layout), 0))
+    return LoweredOp(
+        (Barrier,), [], (), lambda: _program(CallInfo("barrier"), choose.barrier(layout), 0)
+    )
 
 
-def _all_gather(op: AllGather, layout: Layout) -> Request:
+def _all_gather(op: AllGather, layout: GroupShape) -> LoweredOp:
     inp = as_buffer(op.inp)
     outs, places, sizes = _chunks(op.out, layout.size, 1)
     detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
-    call = Call("all_gather", inp.dtype.label, sum(sizes) // inp.dtype.itemsize, detail=detail)
+    call = CallInfo("all_gather", inp.dtype.label, sum(sizes) // inp.dtype.itemsize, detail=detail)
     key = (AllGather, inp.dtype, len(outs), tuple(sizes))
 
     def build() -> Program:
         steps = choose.all_gather(layout, sizes, user(0), places)
         return _program(call, steps, 1 + len(outs))
 
-    return Request(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
+    return LoweredOp(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
 
 
-def _reduce_scatter(op: ReduceScatter, layout: Layout) -> Request:
+def _reduce_scatter(op: ReduceScatter, layout: GroupShape) -> LoweredOp:
     out = as_buffer(op.out)
     inps, places, sizes = _chunks(op.inp, layout.size, 1)
     how = Reduction(op.op, out.dtype.label, layout.size)
     detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
     count = sum(sizes) // out.dtype.itemsize
-    call = Call("reduce_scatter", out.dtype.label, count, _reduce_name(op.op), detail=detail)
+    call = CallInfo("reduce_scatter", out.dtype.label, count, _reduce_name(op.op), detail=detail)
     key = (ReduceScatter, out.dtype, len(inps), tuple(sizes), op.op)
 
     def build() -> Program:
         steps = choose.reduce_scatter(layout, sizes, user(0), places, how)
         return _program(call, steps, 1 + len(inps))
 
-    return Request(key, [out, *inps], (0,), build)
+    return LoweredOp(key, [out, *inps], (0,), build)
 
 
 def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At], list[int]]:
@@ -158,7 +160,7 @@ def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At],
     return [flat], [user(first, r * nbytes) for r in range(size)], [nbytes] * size
 
 
-def _all_to_all(op: AllToAll, layout: Layout) -> Request:
+def _all_to_all(op: AllToAll, layout: GroupShape) -> LoweredOp:
     lists = isinstance(op.inp, (list, tuple))
     if not lists and op.in_splits is None and op.out_splits is None:
         return _even_all_to_all(op, layout)
@@ -167,17 +169,17 @@ def _all_to_all(op: AllToAll, layout: Layout) -> Request:
     return _announced("all_to_all", layout, sends, recvs, root=-1)
 
 
-def _even_all_to_all(op: AllToAll, layout: Layout) -> Request:
+def _even_all_to_all(op: AllToAll, layout: GroupShape) -> LoweredOp:
     inp, out = as_buffer(op.inp), as_buffer(op.out)
     nbytes = inp.nbytes // layout.size
-    call = Call("all_to_all", inp.dtype.label, inp.count)
+    call = CallInfo("all_to_all", inp.dtype.label, inp.count)
 
     def build() -> Program:
         sends = [user(0, r * nbytes) for r in range(layout.size)]
         recvs = [user(1, r * nbytes) for r in range(layout.size)]
         return _program(call, choose.even_all_to_all(layout, nbytes, sends, recvs), 2)
 
-    return Request((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
+    return LoweredOp((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ def _nothing(size: int, label: str) -> Pieces:
     return Pieces([], [(0, 0, 0)] * size, label)
 
 
-def _gather(op: Gather, layout: Layout) -> Request:
+def _gather(op: Gather, layout: GroupShape) -> LoweredOp:
     sends = _only(op.inp, op.root, layout.size)
     if layout.rank == op.root:
         recvs = _of_all(op.out, layout.size)
@@ -234,7 +236,7 @@ def _gather(op: Gather, layout: Layout) -> Request:
     return _announced("gather", layout, sends, recvs, root=op.root)
 
 
-def _scatter(op: Scatter, layout: Layout) -> Request:
+def _scatter(op: Scatter, layout: GroupShape) -> LoweredOp:
     recvs = _only(op.out, op.root, layout.size)
     if layout.rank == op.root:
         sends = _of_all(op.inp, layout.size)
@@ -243,7 +245,7 @@ def _scatter(op: Scatter, layout: Layout) -> Request:
     return _announced("scatter", layout, sends, recvs, root=op.root)
 
 
-def _announced(name: str, layout: Layout, sends: Pieces, recvs: Pieces, root: int) -> Request:
+def _announced(name: str, layout: GroupShape, sends: Pieces, recvs: Pieces, root: int) -> LoweredOp:
     send_bytes = [nbytes for _, _, nbytes in sends.cuts]
     recv_bytes = [nbytes for _, _, nbytes in recvs.cuts]
     # To one root, a rank's whole board is its; otherwise a board is cut into a slot a rank.
@@ -263,17 +265,17 @@ def _announced(name: str, layout: Layout, sends: Pieces, recvs: Pieces, root: in
             pitch,
         )
         steps = choose.announced(layout, route, 0, 1)
-        call = Call(name, sends.label, -1, root=root)
+        call = CallInfo(name, sends.label, -1, root=root)
         return _program(call, steps, first + len(recvs.buffers))
 
     key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
     order = nearest(layout)
     sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
     outs = tuple(range(first, first + len(recvs.buffers)))
-    return Request(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
+    return LoweredOp(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
 
 
-_READERS: dict[type[Any], Callable[[Any, Layout], Request]] = {
+_READERS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
     AllReduce: _all_reduce,
     Reduce: _reduce,
     Broadcast: _broadcast,

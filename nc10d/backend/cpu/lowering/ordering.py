@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nc10d.arrays import intervals
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.lowering.lower import request
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.program import GATE_BYTES
@@ -28,7 +28,7 @@ Use = tuple[Buffer, bool]
 
 
 @dataclass(slots=True)
-class Fence:
+class OpDependencies:
     """One operation's gates: those it waits for, and whether somebody waits for its own."""
 
     own: int
@@ -37,7 +37,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class MessageDependencies:
     """A message's way through the gates: addresses of those before it, and its own (0: none)."""
 
     waits: Sequence[int] = ()
@@ -48,33 +48,35 @@ class Passage:
         return self.words is not None
 
 
-FREE = Passage()
+FREE = MessageDependencies()
 
 
-class Gates:
+class BatchDependencies:
     """The gates of one batch: one an operation, numbered like them."""
 
-    def __init__(self, fences: Sequence[Fence]) -> None:
+    def __init__(self, fences: Sequence[OpDependencies]) -> None:
         self.fences = fences
         self.words: Words = np.zeros(GATE_BYTES // 8 * len(fences), np.int64)
 
-    def passage(self, number: int) -> Passage:
+    def passage(self, number: int) -> MessageDependencies:
         """Return the gates of operation `number`."""
         fence, first = self.fences[number], int(plain.address(self.words))
         if not fence.waits and not fence.awaited:
             return FREE
         waits = [first + GATE_BYTES * other for other in fence.waits]
-        return Passage(waits, first + GATE_BYTES * number if fence.awaited else 0, self.words)
+        return MessageDependencies(
+            waits, first + GATE_BYTES * number if fence.awaited else 0, self.words
+        )
 
 
-def find_gates(ops: Sequence[Op], layout: Layout) -> Gates | None:
+def find_gates(ops: Sequence[Op], layout: GroupShape) -> BatchDependencies | None:
     """Return the gates that a batch needs, or None if its messages may overtake."""
     if not any(map(_is_message, ops)) or len(ops) == 1:
         return None
     uses = [_uses(op, layout) for op in ops]
     if _apart(uses):
         return None
-    fences = [Fence(number) for number in range(len(ops))]
+    fences = [OpDependencies(number) for number in range(len(ops))]
     for later, op in enumerate(ops):
         for earlier in range(later):
             # Collectives are in order among themselves.
@@ -82,14 +84,14 @@ def find_gates(ops: Sequence[Op], layout: Layout) -> Gates | None:
             if one_is_message and _clash(uses[earlier], uses[later]):
                 fences[later].waits.append(earlier)
                 fences[earlier].awaited = True
-    return Gates(fences) if any(fence.waits for fence in fences) else None
+    return BatchDependencies(fences) if any(fence.waits for fence in fences) else None
 
 
 def _is_message(op: Op) -> bool:
     return isinstance(op, (Send, Recv))
 
 
-def _uses(op: Op, layout: Layout) -> list[Use]:
+def _uses(op: Op, layout: GroupShape) -> list[Use]:
     if isinstance(op, (Send, Recv)):
         return [(as_buffer(op.x), isinstance(op, Recv))]
     wanted = request(op, layout)

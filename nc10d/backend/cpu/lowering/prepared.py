@@ -30,7 +30,7 @@ from nc10d.ops import (
 )
 
 
-class Ready:
+class Prepared:
     """A prepared operation: `run(words, x, y)` runs it again, on its channel."""
 
     __slots__ = ("channel", "flying", "run", "words")
@@ -60,7 +60,7 @@ class Ready:
 
 
 @dataclass(slots=True)
-class KnownBatch:
+class PreparedBatch:
     """A batch that may come again: how its arrays were, and its program.
 
     `table` has three columns: addresses, dtypes and element counts.
@@ -74,7 +74,7 @@ class KnownBatch:
 
 
 @dataclass(slots=True)
-class Fresh:
+class NewBatch:
     """A batch of plain arrays seen for the first time: what to remember once it has a program."""
 
     key: tuple[int, ...]
@@ -87,7 +87,7 @@ class Fresh:
 _WORD = 8
 
 
-class Lane(Ready):
+class PreparedMessage(Prepared):
     """A message's channel, and a descriptor of it, `words`; `inbox` is None for a send.
 
     A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
@@ -131,7 +131,7 @@ NOTHING = np.empty(0, np.uint8)
 """What a barrier has for an array."""
 
 
-class Known(Ready):
+class PreparedCollective(Prepared):
     """A program and the arrays that it is for, as words for compiled code at `address`."""
 
     __slots__ = ("_extra", "_keep", "_kind", "address")

@@ -15,10 +15,10 @@ import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.cpu.algorithms.group_shape import Layout
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine.channel import Channel, Words
-from nc10d.backend.cpu.lowering.lower import Request
-from nc10d.backend.cpu.lowering.prepared import _PARTS, Fresh, Known, KnownBatch
+from nc10d.backend.cpu.lowering.lower import LoweredOp
+from nc10d.backend.cpu.lowering.prepared import _PARTS, NewBatch, PreparedBatch, PreparedCollective
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
@@ -36,18 +36,18 @@ LIMIT = 4096
 _DTYPES = {dtype.label: dtype for dtype in DType}
 
 
-class Plans:
+class ProgramCache:
     """The programs of one group."""
 
-    def __init__(self, layout: Layout, channel: Channel) -> None:
+    def __init__(self, layout: GroupShape, channel: Channel) -> None:
         self._layout, self._channel = layout, channel
         self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
-        self._known: dict[tuple[Any, ...], Known] = {}
-        self.latest: dict[type[Any], dict[Any, Known]] = {kind: {} for kind in _PARTS}
+        self._known: dict[tuple[Any, ...], PreparedCollective] = {}
+        self.latest: dict[type[Any], dict[Any, PreparedCollective]] = {kind: {} for kind in _PARTS}
         """By type of operation and what it has besides arrays: what was found for it last."""
 
-    def find(self, op: Op) -> tuple[Known, Any, Any] | None:
+    def find(self, op: Op) -> tuple[PreparedCollective, Any, Any] | None:
         """Return what is known of an operation (then it is the latest), and its arrays."""
         parts = _parts(op)
         if parts is None:
@@ -70,10 +70,10 @@ class Plans:
                 self._known.clear()
                 for by_extra in self.latest.values():
                     by_extra.clear()
-            known = Known(self._channel, linked, type(op), extra, x, y)
+            known = PreparedCollective(self._channel, linked, type(op), extra, x, y)
             self._known[_key(op, extra, x, y)] = self.latest[type(op)][extra] = known
 
-    def linked(self, request: Request) -> Linked:
+    def linked(self, request: LoweredOp) -> Linked:
         """Return the program of a request, built and linked if it is new; may compile kernels."""
         found = self._linked.get(request.key)
         if found is None:
@@ -117,35 +117,35 @@ _NDARRAY = id(np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class KeptBatch:
     """What operations that are kept know of themselves: their batch, and whose it is."""
 
-    owner: Batches
-    batch: KnownBatch
+    owner: BatchCache
+    batch: PreparedBatch
     arrays: list[Any]
 
 
-class Batches:
+class BatchCache:
     """The batches that a group has launched."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], KnownBatch] = {}
+        self._known: dict[tuple[int, ...], PreparedBatch] = {}
         self._shapes: dict[tuple[Any, ...], Linked] = {}
 
-    def find(self, ops: Sequence[Op]) -> KnownBatch | Fresh | None:
+    def find(self, ops: Sequence[Op]) -> PreparedBatch | NewBatch | None:
         """Look a batch up; None if it is not all_reduces of plain arrays apart from each other."""
         if type(ops) is not Kept:
             return self._find(ops, [op.x for op in ops if type(op) is AllReduce])
         noted = ops.known
-        if type(noted) is Noted and noted.owner is self and _same(noted.arrays, noted.batch):
+        if type(noted) is KeptBatch and noted.owner is self and _same(noted.arrays, noted.batch):
             return noted.batch
         arrays = [op.x for op in ops if type(op) is AllReduce]
         found = self._find(ops, arrays)
-        if isinstance(found, KnownBatch):
-            ops.known = Noted(self, found, arrays)
+        if isinstance(found, PreparedBatch):
+            ops.known = KeptBatch(self, found, arrays)
         return found
 
-    def _find(self, ops: Sequence[Op], arrays: list[Any]) -> KnownBatch | Fresh | None:
+    def _find(self, ops: Sequence[Op], arrays: list[Any]) -> PreparedBatch | NewBatch | None:
         if len(arrays) != len(ops):
             return None
         key = tuple(map(id, arrays))
@@ -158,7 +158,7 @@ class Batches:
 
     def _read(
         self, key: tuple[int, ...], arrays: list[Any], ops: Sequence[Op]
-    ) -> KnownBatch | Fresh | None:
+    ) -> PreparedBatch | NewBatch | None:
         count = len(arrays)
         table: Words = np.empty((3, count), np.int64)
         address: int = plain.address(table)
@@ -168,25 +168,25 @@ class Batches:
         # Dtypes by address: sound because the shape keeps them alive.
         dtypes = [x.dtype for x in arrays]
         shape = (*table[1:].ravel().tolist(), *reductions)
-        fresh = Fresh(key, reductions, table, address, (shape, *dtypes))
+        fresh = NewBatch(key, reductions, table, address, (shape, *dtypes))
         sizes = table[2] * np.array([dtype.itemsize for dtype in dtypes])
         if not intervals.all_apart(table[0], sizes):  # one handshake for all needs them apart
             return None
         linked = self._shapes.get(fresh.shape)
         return fresh if linked is None else self.remember(fresh, linked)
 
-    def remember(self, fresh: Fresh, linked: Linked) -> KnownBatch:
+    def remember(self, fresh: NewBatch, linked: Linked) -> PreparedBatch:
         """Keep a batch with its program."""
         if len(self._known) >= LIMIT:
             self._known.clear()
         if len(self._shapes) >= LIMIT:
             self._shapes.clear()
         self._shapes[fresh.shape] = linked
-        known = KnownBatch(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
+        known = PreparedBatch(fresh.reductions, fresh.table, fresh.address, linked, fresh.shape)
         self._known[fresh.key] = known
         return known
 
 
-def _same(arrays: list[Any], known: KnownBatch) -> bool:
+def _same(arrays: list[Any], known: PreparedBatch) -> bool:
     """Say whether arrays are as a batch's were."""
     return bool(plain.same_arrays(arrays, len(arrays), _NDARRAY, known.address))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.buffer import Buffer
-from nc10d.backend.cpu.lowering.lower import Fold, Request
+from nc10d.backend.cpu.lowering.lower import LoweredOp, StridedArray
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.program import Program, Step
 from nc10d.backend.cpu.program.steps import pack, unpack
@@ -22,7 +22,7 @@ from nc10d.backend.cpu.program.steps import pack, unpack
 Words = npt.NDArray[np.int64]
 
 
-def straighten(request: Request) -> Request:
+def straighten(request: LoweredOp) -> LoweredOp:
     """Return a request whose program sees contiguous arrays only."""
     found = [i for i, x in enumerate(request.arrays) if isinstance(x, Buffer) and not x.contiguous]
     if not found:
@@ -33,7 +33,7 @@ def straighten(request: Request) -> Request:
         buffer = arrays[number]
         assert isinstance(buffer, Buffer)
         arrays[number] = np.empty(buffer.nbytes, np.uint8)
-        folds.append(Fold(number, len(arrays), len(arrays) + 1, number in request.outs))
+        folds.append(StridedArray(number, len(arrays), len(arrays) + 1, number in request.outs))
         arrays += [buffer, shape_words(buffer)]
 
     def build() -> Program:
@@ -50,12 +50,12 @@ def straighten(request: Request) -> Request:
     )
 
 
-def packs(folds: Sequence[Fold], base: int = 0) -> list[Step]:
+def packs(folds: Sequence[StridedArray], base: int = 0) -> list[Step]:
     """Return the steps that make the copies; the request's arrays are numbered from `base`."""
     return [pack(base + f.flat, base + f.strided, base + f.shape) for f in folds]
 
 
-def unpacks(folds: Sequence[Fold], base: int = 0) -> list[Step]:
+def unpacks(folds: Sequence[StridedArray], base: int = 0) -> list[Step]:
     """Return the steps that write back what the program has changed."""
     return [unpack(base + f.strided, base + f.flat, base + f.shape) for f in folds if f.written]
 
@@ -81,16 +81,16 @@ def shape_words(buffer: Buffer) -> Words:
 
 
 @dataclass(slots=True)
-class Resolved:
+class Operands:
     """Addresses in the program's order, and what keeps them valid."""
 
     addresses: list[int] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
 
-def resolve(request: Request) -> Resolved:
+def resolve(request: LoweredOp) -> Operands:
     """Return the memory of a request that has been straightened."""
-    resolved = Resolved()
+    resolved = Operands()
     for array in request.arrays:
         if isinstance(array, Buffer):
             resolved.addresses.append(array.address)
@@ -101,10 +101,10 @@ def resolve(request: Request) -> Resolved:
     return resolved
 
 
-def resolve_message(buffer: Buffer) -> Resolved:
+def resolve_message(buffer: Buffer) -> Operands:
     """Return the memory of a message; a strided array comes with a copy and its shape."""
     if buffer.contiguous:
-        return Resolved([buffer.address], [buffer.owner])
+        return Operands([buffer.address], [buffer.owner])
     copy, shape = np.empty(buffer.nbytes, np.uint8), shape_words(buffer)
     addresses = [plain.address(copy), buffer.address, plain.address(shape)]
-    return Resolved(addresses, [copy, buffer.owner, shape])
+    return Operands(addresses, [copy, buffer.owner, shape])

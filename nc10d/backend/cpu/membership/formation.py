@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.bits import mask
-from nc10d.backend.cpu.memory.group_memory import Areas, area_bytes
+from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
 from nc10d.backend.cpu.memory.host_peer import death
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport import connect as wiring
-from nc10d.backend.cpu.transport.remote_group import PURPOSES, Outside
+from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import listing
@@ -27,7 +27,7 @@ from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.store.arrival import SLICE, come, say, there
 
 if TYPE_CHECKING:
-    from nc10d.store.arrival import Board
+    from nc10d.store.arrival import KeyValueBoard
     from nc10d.store.base import Store
 
 
@@ -38,13 +38,13 @@ LARGE_BOARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Founding:
+class GroupSpec:
     """What a rank brings to a group's forming: who the `members` (ranks of the job) are, and how.
 
     `rank` is mine among them. `check` is called in waits, and raises what makes them pointless.
     """
 
-    host: Host
+    host: Context
     name: str
     members: Sequence[int]
     rank: int
@@ -57,7 +57,7 @@ class Founding:
         return _who(self.members, rank)
 
 
-def form(founding: Founding) -> Areas:
+def form(founding: GroupSpec) -> GroupMemory:
     """Make this rank's area of a group; return those of its host. Blocks until all have called.
 
     A DistError, the same on every rank, says why the group was not formed: RendezvousError who
@@ -83,7 +83,7 @@ def form(founding: Founding) -> Areas:
     return areas
 
 
-def form_again(founding: Founding, board: Board) -> Areas:
+def form_again(founding: GroupSpec, board: KeyValueBoard) -> GroupMemory:
     """Make this rank's area of a group of survivors, who all tell each other where theirs lie.
 
     As `form`, but it may succeed on some members only: whoever asks sees to it that then nobody
@@ -106,7 +106,7 @@ def form_again(founding: Founding, board: Board) -> Areas:
     return _areas(founding, *_places(board.multi_get(keys)))
 
 
-def _lay_out(founding: Founding) -> tuple[int, int]:
+def _lay_out(founding: GroupSpec) -> tuple[int, int]:
     """Allocate this rank's area; return where it is, and the bytes of a board's half."""
     host, members = founding.host, founding.members
     half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
@@ -116,22 +116,22 @@ def _lay_out(founding: Founding) -> tuple[int, int]:
     return offset, half
 
 
-def _areas(founding: Founding, offsets: Sequence[int], half: int) -> Areas:
+def _areas(founding: GroupSpec, offsets: Sequence[int], half: int) -> GroupMemory:
     host, members = founding.host, founding.members
     near = [number for number, member in enumerate(members) if member in host.near]
     mates = [host.near[members[number]] for number in near]
     mine = near.index(founding.rank)
-    return Areas(host, mates, mine, [offsets[n] for n in near], half, near)
+    return GroupMemory(host, mates, mine, [offsets[n] for n in near], half, near)
 
 
-def withdraw(areas: Areas, links: Sequence[int] = ()) -> None:
+def withdraw(areas: GroupMemory, links: Sequence[int] = ()) -> None:
     """Leave a group that exists; its memory, and that of `links`, goes when all have left."""
     areas.leave()
     areas.host.ring(areas.bits())
     areas.host.abandon([areas.offset, *links], areas.left_word(), areas.bits())
 
 
-def check_alive(host: Host, name: str, members: Sequence[int]) -> None:
+def check_alive(host: Context, name: str, members: Sequence[int]) -> None:
     """Raise PeerLost if one of a forming group's members has died."""
     mate = host.lost(members)
     if mate is not None:
@@ -152,7 +152,7 @@ def check_alive(host: Host, name: str, members: Sequence[int]) -> None:
             raise PeerLost(message, rank=rank, host=card.host, pid=card.pid, group=name)
 
 
-def _meet(founding: Founding, offset: int, half: int) -> bytes:
+def _meet(founding: GroupSpec, offset: int, half: int) -> bytes:
     """Say that this rank has come, and return the verdict; the smallest board counts."""
     store, size = founding.store, len(founding.members)
     keys = [f"area/{rank}" for rank in range(size)]
@@ -174,7 +174,7 @@ def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
     return [int(offset) for offset, _ in places], min(int(half) for _, half in places)
 
 
-def _absent(founding: Founding, ranks: Sequence[int]) -> RendezvousError:
+def _absent(founding: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
     who, name = listing([founding.who(r) for r in ranks]), founding.name
     message = f"{who} did not join the group {name!r} in time"
     return RendezvousError(message, rank=ranks[0] if ranks else None, group=name)
@@ -185,7 +185,7 @@ def _who(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
-def _written(error: BaseException, founding: Founding) -> bytes:
+def _written(error: BaseException, founding: GroupSpec) -> bytes:
     """Return why a rank gives up, as the others will read it."""
     name, rank = founding.name, founding.rank
     if not isinstance(error, DistError):
@@ -195,7 +195,7 @@ def _written(error: BaseException, founding: Founding) -> bytes:
     return error_wire.written(error, group=name)
 
 
-def reach(founding: Founding, areas: Areas, board: Board) -> Outside | None:
+def reach(founding: GroupSpec, areas: GroupMemory, board: KeyValueBoard) -> RemoteGroup | None:
     """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
     host, name, members = founding.host, founding.name, founding.members
     hosts = host.topology.restricted(members)
@@ -203,6 +203,6 @@ def reach(founding: Founding, areas: Areas, board: Board) -> Outside | None:
         return None
     rank, away = areas.number, hosts.away(areas.number)
     assert host.abroad is not None, "there are several hosts"
-    place = wiring.Place(board, host.abroad.address, name, rank)
+    place = wiring.MeetingPoint(board, host.abroad.address, name, rank)
     wires = wiring.connect(place, away, PURPOSES, founding.deadline, founding.check)
-    return Outside(host, wires, hosts)
+    return RemoteGroup(host, wires, hosts)

@@ -43,7 +43,7 @@ _libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, 
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
-class Mapping:
+class ArenaMapping:
     """Shared memory as this process sees it: `base` is its address, `data` its bytes."""
 
     def __init__(self, fd: int) -> None:
@@ -67,7 +67,7 @@ class Arena:
         self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, span)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        self.mapping = Mapping(self.fd)
+        self.mapping = ArenaMapping(self.fd)
         # A signal handler, or the end of a group in the garbage collector, may stop a channel, and
         # so retire memory, in a thread that is in the middle of allocating.
         self._lock = threading.RLock()

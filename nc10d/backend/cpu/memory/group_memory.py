@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.context import Host
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import PAGE, SPAN
 from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.memory.peer_access import reach_block
@@ -37,7 +37,7 @@ def area_bytes(size: int, half: int) -> int:
     return header_bytes(size) + 2 * half
 
 
-class Areas:
+class GroupMemory:
     """The areas of one group on this host, as mapped here; `members` are ranks of the host.
 
     `numbers` are their ranks in the group; where that spans no hosts, they number them through.
@@ -45,7 +45,7 @@ class Areas:
 
     def __init__(
         self,
-        host: Host,
+        host: Context,
         members: list[int],
         rank: int,
         offsets: list[int],

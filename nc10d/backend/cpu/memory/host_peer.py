@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from nc10d.backend.cpu.memory.arena import Mapping
+from nc10d.backend.cpu.memory.arena import ArenaMapping
 
 
 def process() -> str:
@@ -22,7 +22,7 @@ def process() -> str:
 _DYING_MS = 500
 
 
-def ended(mate: Mate) -> bool:
+def ended(mate: HostPeer) -> bool:
     """Say whether a mate's process has ended; waits a moment for one that is being killed."""
     if mate.pidfd < 0:
         return False
@@ -31,7 +31,7 @@ def ended(mate: Mate) -> bool:
     return bool(poller.poll(_DYING_MS))
 
 
-def death(mate: Mate) -> str:
+def death(mate: HostPeer) -> str:
     """Say how a process ended, as far as the kernel tells: by a signal, or with a code."""
     status = _status_of_zombie(mate.pid)
     if status is None:
@@ -74,7 +74,7 @@ def _status_by_pidfd(pidfd: int) -> int | None:
 
 
 @dataclass(slots=True)
-class Mate:
+class HostPeer:
     """Another rank of this host (or myself): its memory here, and how to know that it lives.
 
     `number` is its rank in the job, `rank` its number on the host. `pid` is what it calls itself.
@@ -85,7 +85,7 @@ class Mate:
     pid: int
     process: str
     host: str
-    mapping: Mapping
+    mapping: ArenaMapping
     pidfd: int
     wire: socket.socket | None = None
 

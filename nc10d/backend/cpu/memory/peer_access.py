@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.memory.arena import Arena
-from nc10d.backend.cpu.memory.host_peer import Mate, process
+from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
@@ -31,7 +31,7 @@ the kernel does something for it that no signal ends. A stop is taken before a c
 GONE = "X"
 
 
-class Probe:
+class AccessProbe:
     """A word of private memory for mates to try to read; keeps it alive."""
 
     def __init__(self, arena: Arena) -> None:
@@ -39,7 +39,7 @@ class Probe:
         arena.mapping.words(PROBE, 2)[:] = plain.address(self._word), self._word[0]
 
 
-def access_to(mate: Mate) -> int:
+def access_to(mate: HostPeer) -> int:
     """Return what the kernel lets me do with a mate's private memory: 0, READS or WRITES.
 
     NC10D_CMA=0 says 0 without trying.
@@ -94,7 +94,7 @@ def _state(pid: int, thread: int) -> str:
     return status.rpartition(")")[2].split()[0]
 
 
-def reach_block(mates: Sequence[Mate], areas: Sequence[int], span: int, access: int) -> Words:
+def reach_block(mates: Sequence[HostPeer], areas: Sequence[int], span: int, access: int) -> Words:
     """Return the block that tells the engine how to read what `mates` expose; see layout.py.
 
     `areas` are the addresses of their areas in the group.

@@ -13,16 +13,16 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission
-from nc10d.backend.cpu.lowering.ordering import FREE, Passage
-from nc10d.backend.cpu.lowering.prepared import Lane
+from nc10d.backend.cpu.lowering.ordering import FREE, MessageDependencies
+from nc10d.backend.cpu.lowering.prepared import PreparedMessage
 from nc10d.backend.cpu.lowering.strided import resolve_message
 from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.p2p.message_cache import Lanes, Owned
-from nc10d.backend.cpu.transport.links import HALF, Inbox, Unexpected, sender_site
-from nc10d.backend.cpu.works import AnySource, CpuWork
+from nc10d.backend.cpu.p2p.message_cache import MessageCache, Owned
+from nc10d.backend.cpu.transport.links import HALF, Inbox, UnexpectedMessage, sender_site
+from nc10d.backend.cpu.works import AnySourceReceive, CpuWork
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
@@ -37,19 +37,19 @@ _LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class DeferredReceive:
     """A receive to be started by the caller of launch, when the gates before it are open."""
 
-    passage: Passage
+    passage: MessageDependencies
     start: Callable[[], Work]
 
 
-class Post(Owned["CpuBackend"]):
+class Mailbox(Owned["CpuBackend"]):
     """Launches sends and receives of one rank."""
 
     def __init__(self, backend: CpuBackend) -> None:
         super().__init__(backend)
-        self.lanes = Lanes(backend)
+        self.lanes = MessageCache(backend)
 
     def _remember(
         self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
@@ -59,12 +59,12 @@ class Post(Owned["CpuBackend"]):
             linked = self._owner.links.program(inbox is None, buffer.nbytes, away=away)
             model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
             small = buffer.nbytes <= HALF
-            lane = Lane(channel, model, inbox, op.peer, small, not away, op.x.dtype)
+            lane = PreparedMessage(channel, model, inbox, op.peer, small, not away, op.x.dtype)
             self.lanes.remember(op, lane)
 
     def launch(
-        self, op: Send | Recv, deadline: Deadline, limit: int, passage: Passage = FREE
-    ) -> Work | Late:
+        self, op: Send | Recv, deadline: Deadline, limit: int, passage: MessageDependencies = FREE
+    ) -> Work | DeferredReceive:
         """Submit a message or a receive; returns its Work.
 
         Late: a receive with gates that only Python can carry out, once they are open.
@@ -74,7 +74,7 @@ class Post(Owned["CpuBackend"]):
         if op.peer is not None:
             return self._receive(op, op.peer, deadline, limit, passage)
         if passage:
-            return Late(passage, lambda: self._receive_any(op, deadline, limit))
+            return DeferredReceive(passage, lambda: self._receive_any(op, deadline, limit))
         return self._receive_any(op, deadline, limit)
 
     def _submission(
@@ -82,7 +82,7 @@ class Post(Owned["CpuBackend"]):
         op: Send | Recv,
         buffer: Buffer,
         limit: int,
-        passage: Passage,
+        passage: MessageDependencies,
         channel: Channel,
     ) -> Submission:
         resolved = resolve_message(buffer)
@@ -94,7 +94,7 @@ class Post(Owned["CpuBackend"]):
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
         return Submission(linked, addresses, keep, limit, head, passage.own)
 
-    def _send(self, op: Send, deadline: Deadline, limit: int, passage: Passage) -> Work:
+    def _send(self, op: Send, deadline: Deadline, limit: int, passage: MessageDependencies) -> Work:
         buffer = as_buffer(op.x)
         channel = self._owner.links.to(op.peer)
         part = self._owner.enqueue(channel, self._submission(op, buffer, limit, passage, channel))
@@ -102,28 +102,34 @@ class Post(Owned["CpuBackend"]):
         return CpuWork(self._owner, (op,), [part], deadline)
 
     def _receive(
-        self, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
-    ) -> Work | Late:
+        self, op: Recv, peer: int, deadline: Deadline, limit: int, passage: MessageDependencies
+    ) -> Work | DeferredReceive:
         inbox = self._owner.links.inbox(peer)
         with inbox.lock, inbox:
             return self._receive_from(inbox, op, peer, deadline, limit, passage)
 
     def _receive_from(
-        self, inbox: Inbox, op: Recv, peer: int, deadline: Deadline, limit: int, passage: Passage
-    ) -> Work | Late:
+        self,
+        inbox: Inbox,
+        op: Recv,
+        peer: int,
+        deadline: Deadline,
+        limit: int,
+        passage: MessageDependencies,
+    ) -> Work | DeferredReceive:
         """Receive from a peer; the caller holds the inbox."""
         buffer, channel = as_buffer(op.x), inbox.channel
         submission = self._submission(op, buffer, limit, passage, channel)
         early = inbox.take_early(op.tag)
         if early is not None:
             deliver = partial(self._deliver, op, peer, buffer, early, deadline)
-            return Late(passage, deliver) if passage else deliver()
+            return DeferredReceive(passage, deliver) if passage else deliver()
         part = self._owner.enqueue(channel, submission)
         self._remember(op, buffer, channel, inbox)
         return CpuWork(self._owner, (op,), [part], deadline, sender=peer)
 
     def _deliver(
-        self, op: Recv, peer: int, buffer: Buffer, early: Unexpected, deadline: Deadline
+        self, op: Recv, peer: int, buffer: Buffer, early: UnexpectedMessage, deadline: Deadline
     ) -> Work:
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
             self._owner.abort(self._differs(peer, early, buffer))
@@ -156,7 +162,7 @@ class Post(Owned["CpuBackend"]):
         def pause(seconds: float) -> None:
             self._await_message([backend.links.inbox(peer) for peer in peers], seconds)
 
-        return AnySource(backend, (op,), deadline, match, pause)
+        return AnySourceReceive(backend, (op,), deadline, match, pause)
 
     def _ready(self, inbox: Inbox, tag: int) -> bool:
         """Say whether a message with `tag` is here that no posted receive is entitled to."""
@@ -211,9 +217,9 @@ class Post(Owned["CpuBackend"]):
         linked = self._owner.links.program(False, nbytes, away=_away(inbox.channel))
         submission = Submission(linked, [plain.address(data)], data, 0, message)
         inbox.channel.submit(submission)
-        inbox.keep(Unexpected(tag, dtype, data, submission, site))
+        inbox.keep(UnexpectedMessage(tag, dtype, data, submission, site))
 
-    def _differs(self, peer: int, early: Unexpected, buffer: Buffer) -> CollectiveMismatch:
+    def _differs(self, peer: int, early: UnexpectedMessage, buffer: Buffer) -> CollectiveMismatch:
         what = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
         wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
         return CollectiveMismatch(

@@ -17,18 +17,18 @@ from nc10d.arrays import intervals
 from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.clock import deadline_ns
-from nc10d.backend.cpu.lowering.prepared import _WORD, Lane
+from nc10d.backend.cpu.lowering.prepared import _WORD, PreparedMessage
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import prepared_messages
 from nc10d.backend.cpu.native.progress import LOOKS
-from nc10d.backend.cpu.works import CpuWork, EndedMessage
+from nc10d.backend.cpu.works import CompletedMessage, CpuWork
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.waiter import Waits
+    from nc10d.backend.cpu.waiter import Waiter
 
 LIMIT = 1024
 
@@ -50,13 +50,13 @@ class Owned(Generic[Owner]):
         return owner
 
 
-class Lanes(Owned["Waits"]):
+class MessageCache(Owned["Waiter"]):
     """The known messages of one rank."""
 
-    def __init__(self, backend: Waits) -> None:
+    def __init__(self, backend: Waiter) -> None:
         super().__init__(backend)
-        self._known: dict[tuple[Any, ...], Lane] = {}
-        self.latest: dict[type[Any], dict[int, Lane]] = {Send: {}, Recv: {}}
+        self._known: dict[tuple[Any, ...], PreparedMessage] = {}
+        self.latest: dict[type[Any], dict[int, PreparedMessage]] = {Send: {}, Recv: {}}
         """By kind and peer: the message that was found last, if it is not bulky."""
 
     def knows(self, op: Send | Recv) -> bool:
@@ -64,7 +64,7 @@ class Lanes(Owned["Waits"]):
         lane = self._known.get((type(op), op.peer, op.x.dtype, op.x.size))
         return lane is not None and lane.dtype is op.x.dtype
 
-    def remember(self, op: Send | Recv, lane: Lane) -> None:
+    def remember(self, op: Send | Recv, lane: PreparedMessage) -> None:
         """Know a message again that has passed all checks; `lane.model` is its own from now on."""
         if type(op.x) is np.ndarray and op.peer is not None:
             lane.model.words[at.D_ARRAY_DTYPE // _WORD] = id(lane.dtype)
@@ -75,7 +75,7 @@ class Lanes(Owned["Waits"]):
                     by_peer.clear()
             self._known[type(op), op.peer, op.x.dtype, op.x.size] = lane
 
-    def find(self, op: Send | Recv) -> Lane | None:
+    def find(self, op: Send | Recv) -> PreparedMessage | None:
         """Return what is known of a message; it is the latest of its kind then, unless bulky."""
         x = op.x
         if type(x) is not np.ndarray or op.peer is None:
@@ -88,9 +88,9 @@ class Lanes(Owned["Waits"]):
             self.latest[type(op)][op.peer] = lane
         return lane
 
-    def all_known(self, ops: Sequence[Op]) -> list[tuple[Lane, Send | Recv]] | None:
+    def all_known(self, ops: Sequence[Op]) -> list[tuple[PreparedMessage, Send | Recv]] | None:
         """Return the lanes of messages if all are known and in any order mean the same."""
-        known: list[tuple[Lane, Send | Recv]] = []
+        known: list[tuple[PreparedMessage, Send | Recv]] = []
         read: set[intervals.Span] = set()
         written: list[intervals.Span] = []
         for op in ops:
@@ -105,7 +105,9 @@ class Lanes(Owned["Waits"]):
             read.add(span) if isinstance(op, Send) else written.append(span)
         return known if intervals.apart([*read, *written]) else None
 
-    def ends(self, lane: Lane, x: Any, tag: int, how_soon: int = prepared_messages.AT_ONCE) -> bool:
+    def ends(
+        self, lane: PreparedMessage, x: Any, tag: int, how_soon: int = prepared_messages.AT_ONCE
+    ) -> bool:
         """Send or receive a short message if that ends at once (or soon); else nothing happens."""
         while (
             answer := prepared_messages.try_message(lane.address, x, tag, how_soon)
@@ -124,7 +126,7 @@ class Lanes(Owned["Waits"]):
 
     def start_on(
         self,
-        lane: Lane,
+        lane: PreparedMessage,
         op: Send | Recv,
         timeout: float,
         *,
@@ -138,13 +140,15 @@ class Lanes(Owned["Waits"]):
         nothing is submitted.
         """
         if lane.short and op.peer is not None and self.ends(lane, op.x, op.tag, how_soon):
-            return EndedMessage(type(op), op.peer, op.x, op.tag)
+            return CompletedMessage(type(op), op.peer, op.x, op.tag)
         if lane.inbox is None:
             return self._submit(lane, op, timeout, here)
         with lane.inbox.lock, lane.inbox:
             return None if lane.inbox.early else self._submit(lane, op, timeout, here)
 
-    def _submit(self, lane: Lane, op: Send | Recv, timeout: float, here: bool) -> Work | None:
+    def _submit(
+        self, lane: PreparedMessage, op: Send | Recv, timeout: float, here: bool
+    ) -> Work | None:
         _ = (
             prepared_messages.submit_message
         )  # compiled now if need be: the deadline is for the peer

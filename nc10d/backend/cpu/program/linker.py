@@ -22,7 +22,16 @@ from nc10d.backend.cpu.native.offsets import (
     TEXT_BYTES,
 )
 from nc10d.backend.cpu.program.lines import LINE
-from nc10d.backend.cpu.program.program import SHOWN, At, Call, Kernel, Kind, Program, Space, Step
+from nc10d.backend.cpu.program.program import (
+    SHOWN,
+    At,
+    CallInfo,
+    Kernel,
+    Program,
+    Space,
+    Step,
+    StepKind,
+)
 from nc10d.kernels import copy
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,12 +39,19 @@ FIELDS = 21
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a REDN
-ABROAD = (Kind.GIVE, Kind.TAKE, Kind.HEAD, Kind.CHECK, Kind.EXPECT, Kind.PUSH)
+ABROAD = (
+    StepKind.GIVE,
+    StepKind.TAKE,
+    StepKind.HEAD,
+    StepKind.CHECK,
+    StepKind.EXPECT,
+    StepKind.PUSH,
+)
 """Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
-RARE = {Kind.AGREE, *(Kind(number) for number in range(Kind.PACK, Kind.FILL + 1))}
+RARE = {StepKind.AGREE, *(StepKind(number) for number in range(StepKind.PACK, StepKind.FILL + 1))}
 """Steps that rare_steps.py carries out."""
-LOOPS = (Kind.LOOP_AGREED, Kind.LOOP, Kind.FETCH, Kind.FILL, Kind.FOLD)
-COPIES = (Kind.COPY, Kind.FETCH, Kind.FILL, Kind.REDN)
+LOOPS = (StepKind.LOOP_AGREED, StepKind.LOOP, StepKind.FETCH, StepKind.FILL, StepKind.FOLD)
+COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL, StepKind.REDN)
 """Steps that copy bytes, by a function that is chosen here."""
 MANY = 1 << 30
 SHORT = 256 * 1024
@@ -128,7 +144,7 @@ def check(program: Program, size: int) -> None:
         assert step.nbytes >= 0, (program.call, index, step)
         assert 0 <= step.back <= index, (program.call, index, step)
         assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
-        if step.kind is Kind.FOLD:
+        if step.kind is StepKind.FOLD:
             assert step.repeat > 0, (program.call, index, step)
             assert step.also.space is Space.BOARD, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
@@ -138,7 +154,7 @@ def check(program: Program, size: int) -> None:
             assert at.space is not Space.EARLIER or later, (program.call, index, step)
         for at in (step.dst, step.also):
             assert at.space is not Space.EARLIER, (program.call, index, step)
-        later = later or step.kind is Kind.ROUND
+        later = later or step.kind is StepKind.ROUND
 
 
 def scratch_bytes(program: Program) -> int:
@@ -163,11 +179,11 @@ def copiers(program: Program) -> list[int]:
     steps = program.steps
     read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
     # By place: a program with two ways has some copies twice, and goes one of them.
-    filled: dict[tuple[Kind, At], int] = {}
+    filled: dict[tuple[StepKind, At], int] = {}
     for step, times in zip(steps, _times(steps), strict=True):
         much = step.nbytes * times
         filled[step.kind, step.dst] = min(much, step.total) if step.total else much
-    whole: Counter[tuple[Kind, int]] = Counter()
+    whole: Counter[tuple[StepKind, int]] = Counter()
     for (kind, at), nbytes in filled.items():
         if at.space is Space.USER and at.index not in read:
             whole[kind, at.index] += nbytes
@@ -178,9 +194,9 @@ def _copier(step: Step, in_all: int) -> int:
     """Return the function by which a step copies, if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is Kind.REDN:  # what it copies lies in the first cache
+    if step.kind is StepKind.REDN:  # what it copies lies in the first cache
         in_all = 0
-    elif step.kind is Kind.FILL:
+    elif step.kind is StepKind.FILL:
         in_all = step.nbytes
     elif step.dst.space is not Space.USER:
         in_all = 0
@@ -189,14 +205,14 @@ def _copier(step: Step, in_all: int) -> int:
 
 def _sources(step: Step) -> tuple[At, ...]:
     """Return the places that a step reads; peers read what is exposed."""
-    return () if step.kind is Kind.EXPOSE else (step.src, step.own)
+    return () if step.kind is StepKind.EXPOSE else (step.src, step.own)
 
 
 def _times(steps: Sequence[Step]) -> list[int]:
     """Return how often each step is carried out; MANY where ranks settle that by the way."""
     times = [1] * len(steps)
     for index, step in enumerate(steps):
-        repeat = MANY if step.kind is Kind.LOOP_AGREED else max(1, step.repeat)
+        repeat = MANY if step.kind is StepKind.LOOP_AGREED else max(1, step.repeat)
         for inside in range(index - step.back, index):
             times[inside] *= repeat
     return times
@@ -238,29 +254,29 @@ def _pack(
     last = kernel_address(step.last) if step.last is not None else 0
     # What a step needs besides operands shares fields: no kind needs both meanings.
     extra = step.peer
-    if step.kind in (Kind.LEAD, Kind.FOLLOW):
+    if step.kind in (StepKind.LEAD, StepKind.FOLLOW):
         last = program.call.fingerprint()
-    elif step.kind in (Kind.ENTER, Kind.BEGIN):
+    elif step.kind in (StepKind.ENTER, StepKind.BEGIN):
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
-    elif step.kind in (Kind.DIVERT, Kind.JUMP, Kind.PICK):
+    elif step.kind in (StepKind.DIVERT, StepKind.JUMP, StepKind.PICK):
         extra = step.skip
-    elif step.kind in (Kind.ROUND, Kind.LOOP_AGREED, Kind.LOOP):
+    elif step.kind in (StepKind.ROUND, StepKind.LOOP_AGREED, StepKind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat
-    elif step.kind in (Kind.FLOW, Kind.FOLD):
+    elif step.kind in (StepKind.FLOW, StepKind.FOLD):
         extra = step.repeat
-    elif step.kind is Kind.SHOW:
+    elif step.kind is StepKind.SHOW:
         kernel, extra = record.ctypes.data, program.call.fingerprint()
-    elif step.kind is Kind.CHECK:
+    elif step.kind is StepKind.CHECK:
         row[2], extra = step.peer, program.call.fingerprint()
     both = kernel_address(step.both) if step.both is not None else 0
-    if step.kind is Kind.REDN:
+    if step.kind is StepKind.REDN:
         both, extra = copier, int(step.dst.space in SHOWN)
     elif step.kind in COPIES:
         kernel = copier
     return [*row, kernel, last, int(step.arg), step.total, extra, both]
 
 
-def record_bytes(call: Call) -> npt.NDArray[np.uint8]:
+def record_bytes(call: CallInfo) -> npt.NDArray[np.uint8]:
     """Return the static part of a call's record: UTF-8 text, cut and padded."""
     raw = call.describe().encode()[:TEXT_BYTES]
     return np.frombuffer(raw.ljust(TEXT_BYTES, b"\0"), np.uint8).copy()

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class Kind(enum.IntEnum):
+class StepKind(enum.IntEnum):
     """What a step does; the engine's switch has the same numbers."""
 
     END = 0
@@ -155,7 +155,7 @@ class Combine:
 class Step:
     """One step; which fields count depends on its kind (see `steps`)."""
 
-    kind: Kind
+    kind: StepKind
     nbytes: int = 0
     tick: int = 0
     dst: At = NOWHERE
@@ -175,7 +175,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallInfo:
     """What a program is for: what ranks compare, and what errors tell.
 
     `count` is -1 where ranks may differ in it.
@@ -214,12 +214,12 @@ class Call:
 class Program:
     """Steps of one rank, and the call that they carry out. `users` arrays come with each launch."""
 
-    call: Call
+    call: CallInfo
     steps: tuple[Step, ...]
     users: int
 
 
-def concatenate(call: Call, programs: Sequence[Program]) -> Program:
+def concatenate(call: CallInfo, programs: Sequence[Program]) -> Program:
     """Run programs one after another as one; their arrays are numbered through."""
     steps: list[Step] = []
     base = 0

@@ -12,8 +12,8 @@ from nc10d.backend.cpu.program.program import (
     At,
     Combine,
     Kernel,
-    Kind,
     Step,
+    StepKind,
     board,
     user,
 )
@@ -24,12 +24,12 @@ BEHIND = 1 - MOST_AHEAD
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
     """dst[:nbytes] = src[:nbytes]; with `total`, at most what is left of it in this segment."""
-    return Step(Kind.COPY, nbytes, dst=dst, src=src, total=total)
+    return Step(StepKind.COPY, nbytes, dst=dst, src=src, total=total)
 
 
 def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0) -> Step:
     """dst = kernel(src, arg): a copy that scales or divides on the way."""
-    return Step(Kind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
+    return Step(StepKind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
 
 
 def reduce_ranks(
@@ -42,7 +42,7 @@ def reduce_ranks(
     written there when it is folded: until then `dst` is as it was.
     """
     return Step(
-        Kind.REDN,
+        StepKind.REDN,
         nbytes,
         dst=dst,
         src=src,
@@ -57,32 +57,32 @@ def reduce_ranks(
 
 def signal(tick: int) -> Step:
     """Set my counter to `tick` of this round, visible to everyone."""
-    return Step(Kind.SIGNAL, tick=tick)
+    return Step(StepKind.SIGNAL, tick=tick)
 
 
 def wait(peer: int, tick: int) -> Step:
     """Wait until a peer's counter has reached `tick` of this round."""
-    return Step(Kind.WAIT, tick=tick, peer=peer)
+    return Step(StepKind.WAIT, tick=tick, peer=peer)
 
 
 def wait_all(tick: int) -> Step:
     """Wait until every peer's counter has reached `tick` of this round."""
-    return Step(Kind.WAITALL, tick=tick)
+    return Step(StepKind.WAITALL, tick=tick)
 
 
 def free() -> Step:
     """Wait until every peer has left the round that last used this half."""
-    return Step(Kind.FREE)
+    return Step(StepKind.FREE)
 
 
 def enter(flag: bool = False) -> Step:
     """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
-    return Step(Kind.ENTER, tick=int(flag))
+    return Step(StepKind.ENTER, tick=int(flag))
 
 
 def begin() -> Step:
     """Begin an operation that shows nothing in its round's half: see `lead`."""
-    return Step(Kind.BEGIN)
+    return Step(StepKind.BEGIN)
 
 
 def lead(src: At, nbytes: int) -> Step:
@@ -91,37 +91,37 @@ def lead(src: At, nbytes: int) -> Step:
     Goes between wait_all(BEHIND) and signal(1). If another rank has led in the same round, that
     is noticed by a later wait for all.
     """
-    return Step(Kind.LEAD, nbytes, src=src)
+    return Step(StepKind.LEAD, nbytes, src=src)
 
 
 def listen(peer: int) -> Step:
     """Show that I follow a peer, after wait_all(BEHIND); a mismatch if it shows that it follows."""
-    return Step(Kind.LISTEN, peer=peer)
+    return Step(StepKind.LISTEN, peer=peer)
 
 
 def follow(dst: At, peer: int, nbytes: int) -> Step:
     """dst := what a peer has led with, after wait(peer, 1); compares its call with mine."""
-    return Step(Kind.FOLLOW, nbytes, dst=dst, peer=peer)
+    return Step(StepKind.FOLLOW, nbytes, dst=dst, peer=peer)
 
 
 def meet(peer: int) -> Step:
     """Wait for a peer's tick 1 and compare its fingerprint with mine."""
-    return Step(Kind.MEET, tick=1, peer=peer)
+    return Step(StepKind.MEET, tick=1, peer=peer)
 
 
 def meet_all() -> Step:
     """Wait for everyone's tick 1 and compare fingerprints."""
-    return Step(Kind.MEETALL, tick=1)
+    return Step(StepKind.MEETALL, tick=1)
 
 
 def divert(steps: int) -> Step:
     """Like meet_all; if anybody has entered with the flag, leave out the next `steps`."""
-    return Step(Kind.DIVERT, tick=1, skip=steps)
+    return Step(StepKind.DIVERT, tick=1, skip=steps)
 
 
 def jump(steps: int) -> Step:
     """Leave out the next `steps`."""
-    return Step(Kind.JUMP, skip=steps)
+    return Step(StepKind.JUMP, skip=steps)
 
 
 def expose(
@@ -136,17 +136,17 @@ def expose(
     page, or if the kernel copies it and all mates are other processes. `slot` is where on my board
     it is shown.
     """
-    return Step(Kind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)
+    return Step(StepKind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)
 
 
 def recall() -> Step:
     """Peers have written all of what I have lent them: it is mine again."""
-    return Step(Kind.RECALL)
+    return Step(StepKind.RECALL)
 
 
 def pick(rank: int, steps: int) -> Step:
     """If what a rank has exposed can't be read, leave out the next `steps`; for two ranks alone."""
-    return Step(Kind.PICK, src=board(rank), skip=steps)
+    return Step(StepKind.PICK, src=board(rank), skip=steps)
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
@@ -154,12 +154,12 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
 
     What I have lent, the peer has put there already.
     """
-    return Step(Kind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
+    return Step(StepKind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
 def fill_lent(src: At, nbytes: int, slot: int = 0) -> Step:
     """Put `nbytes` of mine into every array that is lent to me, and shown at `slot`."""
-    return Step(Kind.FILL, nbytes, src=board(0, slot), own=src)
+    return Step(StepKind.FILL, nbytes, src=board(0, slot), own=src)
 
 
 def fold_exposed(
@@ -173,7 +173,7 @@ def fold_exposed(
     """
     assert not lent or dst == own, (dst, own)
     return Step(
-        Kind.FOLD,
+        StepKind.FOLD,
         nbytes,
         lent,
         dst=dst,
@@ -191,12 +191,12 @@ def fold_exposed(
 
 def gate(words: int, number: int) -> Step:
     """Wait until gate `number` of user array `words` is open. Only this rank knows of it."""
-    return Step(Kind.GATE, dst=user(words, GATE_BYTES * number))
+    return Step(StepKind.GATE, dst=user(words, GATE_BYTES * number))
 
 
 def open_gate(words: int, number: int) -> Step:
     """Open a gate: what waits for it may go on."""
-    return Step(Kind.OPEN, dst=user(words, GATE_BYTES * number))
+    return Step(StepKind.OPEN, dst=user(words, GATE_BYTES * number))
 
 
 def agree(send: int, expect: int, slot: int) -> Step:
@@ -205,7 +205,7 @@ def agree(send: int, expect: int, slot: int) -> Step:
     Every board starts with one int64 per rank: the bytes that its owner sends there. User array
     `expect` holds what I await from each, `slot` is how many bytes travel per pair and round.
     """
-    return Step(Kind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
+    return Step(StepKind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
@@ -213,12 +213,12 @@ def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
 
     `free_at` 0: nothing in this round's half was used.
     """
-    return Step(Kind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
+    return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 
 def header() -> Step:
     """Show a message's tag, size and dtype, taken from its descriptor, beside my counter."""
-    return Step(Kind.HEADER)
+    return Step(StepKind.HEADER)
 
 
 def pack(flat: int, strided: int, shape: int) -> Step:
@@ -227,14 +227,14 @@ def pack(flat: int, strided: int, shape: int) -> Step:
     `shape` is the number of a user array of words: bytes of an element, dimensions, then sizes,
     strides in bytes, and as many words again for the engine.
     """
-    return Step(Kind.PACK, dst=user(flat), src=user(strided), own=user(shape))
+    return Step(StepKind.PACK, dst=user(flat), src=user(strided), own=user(shape))
 
 
 def unpack(strided: int, flat: int, shape: int) -> Step:
     """User array `strided` := user array `flat`; the inverse of `pack`."""
-    return Step(Kind.UNPACK, dst=user(strided), src=user(flat), own=user(shape))
+    return Step(StepKind.UNPACK, dst=user(strided), src=user(flat), own=user(shape))
 
 
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
     """Like end_round, but repeats as often as the last `agree` settled."""
-    return Step(Kind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
+    return Step(StepKind.LOOP_AGREED, tick=ticks, free=free_at, back=body)

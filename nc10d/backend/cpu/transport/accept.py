@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nc10d.auth.admission import Guests
-from nc10d.auth.handshake import Answerer, BadHandshake, Caller, Introduction
+from nc10d.auth.admission import Admission
+from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCaller, Introduction
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 
 MOST_STRANGERS = 256
@@ -26,17 +26,17 @@ _UNDER_WAY = (0, errno.EINPROGRESS)
 
 
 @dataclass(slots=True, eq=False)
-class Talk:
+class PendingHandshake:
     """One handshake under way; `peer` and `purpose` are known from the start if this rank calls."""
 
     wire: socket.socket
-    side: Caller | Answerer
+    side: HandshakeCaller | HandshakeAnswerer
     peer: int = -1
     purpose: int = -1
     greeted: bool = True
 
 
-class Greeting:
+class Acceptor:
     """Calls some ranks and takes calls on a listener, until all `awaited` ones have been taken.
 
     `awaited` are (rank, purpose) pairs; `key` proves that a caller belongs here, and `me` and
@@ -54,7 +54,7 @@ class Greeting:
         self.made: dict[tuple[int, int], socket.socket] = {}
         self._awaited = awaited
         self._calling = 0
-        self._strangers = Guests[Talk](MOST_STRANGERS)
+        self._strangers = Admission[PendingHandshake](MOST_STRANGERS)
         self._listener, self._key, self._me, self._group = listener, key, me, group
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -63,7 +63,9 @@ class Greeting:
         """Begin to call the rank `who.peer`; OSError if that can't be done."""
         wire = tcp_socket(address[0])
         wire.setblocking(False)
-        talk = Talk(wire, Caller(key, who), who.peer, who.purpose, greeted=False)
+        talk = PendingHandshake(
+            wire, HandshakeCaller(key, who), who.peer, who.purpose, greeted=False
+        )
         self._calling += 1
         self._selector.register(wire, selectors.EVENT_WRITE, talk)
         answer = wire.connect_ex(address)
@@ -106,7 +108,7 @@ class Greeting:
 
     def _listen_to(self, wire: socket.socket) -> None:
         wire.setblocking(False)
-        talk = Talk(wire, Answerer(self._key, self._accepts))
+        talk = PendingHandshake(wire, HandshakeAnswerer(self._key, self._accepts))
         self._selector.register(wire, selectors.EVENT_READ, talk)
         eldest = self._strangers.welcome(talk, time.monotonic())
         if eldest is not None:
@@ -116,21 +118,21 @@ class Greeting:
         expected = (who.rank, who.purpose) in self._awaited
         return expected and who.peer == self._me and who.group == self._group
 
-    def _go_on(self, talk: Talk) -> None:
+    def _go_on(self, talk: PendingHandshake) -> None:
         try:
             self._step(talk)
         except BlockingIOError:
             return
         except (OSError, BadHandshake) as error:
-            if isinstance(talk.side, Caller):
+            if isinstance(talk.side, HandshakeCaller):
                 raise _refused(talk, error) from error
             self._cut_off(talk)
             return
         if not talk.side.wants:
             self._finish(talk)
 
-    def _step(self, talk: Talk) -> None:
-        if isinstance(talk.side, Caller) and not talk.greeted:
+    def _step(self, talk: PendingHandshake) -> None:
+        if isinstance(talk.side, HandshakeCaller) and not talk.greeted:
             failed = talk.wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
@@ -144,9 +146,9 @@ class Greeting:
         # A fresh connection has room for these few bytes.
         talk.wire.sendall(talk.side.feed(data))
 
-    def _finish(self, talk: Talk) -> None:
+    def _finish(self, talk: PendingHandshake) -> None:
         self._selector.unregister(talk.wire)
-        if isinstance(talk.side, Answerer):
+        if isinstance(talk.side, HandshakeAnswerer):
             self._strangers.leave(talk)
             assert talk.side.who is not None
             talk.peer, talk.purpose = talk.side.who.rank, talk.side.who.purpose
@@ -158,13 +160,13 @@ class Greeting:
             self._calling -= 1
         self.made[talk.peer, talk.purpose] = talk.wire
 
-    def _cut_off(self, talk: Talk) -> None:
+    def _cut_off(self, talk: PendingHandshake) -> None:
         self._strangers.leave(talk)
         self._selector.unregister(talk.wire)
         talk.wire.close()
 
 
-def _refused(talk: Talk, error: Exception) -> OSError:
+def _refused(talk: PendingHandshake, error: Exception) -> OSError:
     why = getattr(error, "strerror", None) or str(error)
     if isinstance(error, BadHandshake):
         why += (

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from nc10d.auth.handshake import Introduction, group_digest
 from nc10d.auth.token import demand, job_token
-from nc10d.backend.cpu.transport.accept import Greeting
+from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
-from nc10d.store.arrival import SLICE, Board, there
+from nc10d.store.arrival import SLICE, KeyValueBoard, there
 
 # Strangers wait there too: they must not keep a rank from getting in.
 _BACKLOG = 4096
@@ -31,10 +31,10 @@ Wires = dict[int, list[socket.socket]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeetingPoint:
     """Where a rank meets the others of a group: a board, the address it listens on, its `rank`."""
 
-    board: Board
+    board: KeyValueBoard
     address: str
     name: str
     rank: int
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """Where a rank listens, and what a caller must know, in hexadecimal digits."""
 
     address: str
@@ -58,7 +58,7 @@ class Door:
 
 
 def connect(
-    place: Place,
+    place: MeetingPoint,
     away: Sequence[int],
     purposes: int,
     deadline: Deadline,
@@ -74,11 +74,11 @@ def connect(
     every = [(peer, purpose) for peer in away for purpose in range(purposes)]
     with _listener(place.address) as listener:
         address, port = listener.getsockname()[:2]
-        mine = Door(address, port, os.urandom(32).hex())
+        mine = Endpoint(address, port, os.urandom(32).hex())
         key = mine.key()
         place.board.set(place.key(rank), json.dumps([mine.address, mine.port, mine.secret]))
         awaited = {one for one in every if one[0] > rank}
-        greeting = Greeting(listener, key, rank, group_digest(name), awaited)
+        greeting = Acceptor(listener, key, rank, group_digest(name), awaited)
 
         def look() -> None:
             check()
@@ -104,8 +104,8 @@ def connect(
 
 
 def _call_lower(
-    greeting: Greeting,
-    doors: dict[int, Door],
+    greeting: Acceptor,
+    doors: dict[int, Endpoint],
     rank: int,
     every: Sequence[tuple[int, int]],
     name: str,
@@ -144,18 +144,18 @@ def _listener(address: str) -> socket.socket:
 
 
 def _doors(
-    place: Place, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
-) -> dict[int, Door]:
+    place: MeetingPoint, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
+) -> dict[int, Endpoint]:
     keys = [place.key(peer) for peer in away]
     while not there(place.board, keys, SLICE):
         check()
         if deadline.expired():
             raise RendezvousError(_absent(place, away))
     raw = place.board.multi_get(keys)
-    return {peer: Door(*json.loads(text)) for peer, text in zip(away, raw, strict=True)}
+    return {peer: Endpoint(*json.loads(text)) for peer, text in zip(away, raw, strict=True)}
 
 
-def _absent(place: Place, away: Sequence[int]) -> str:
+def _absent(place: MeetingPoint, away: Sequence[int]) -> str:
     missing = [peer for peer in away if not place.board.check([place.key(peer)])]
     return f"rank {place.rank} waits for ranks {missing} of other hosts to join {place.name!r}"
 

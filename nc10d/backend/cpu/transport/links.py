@@ -19,15 +19,15 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.engine.call_sites import text_in
-from nc10d.backend.cpu.engine.channel import Channel, Shared, Submission
-from nc10d.backend.cpu.memory.group_memory import Areas
+from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Submission
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.program.linker import link as link_program
-from nc10d.backend.cpu.program.program import Call, Program, Step
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step
 from nc10d.backend.cpu.program.steps import gate, pack, unpack
-from nc10d.backend.cpu.transport.remote_group import Outside
+from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024
@@ -39,7 +39,7 @@ BY_SENDER, BY_RECEIVER = 1, 2
 
 
 @dataclass(slots=True)
-class Unexpected:
+class UnexpectedMessage:
     """A message that came before anybody asked for its tag; `submission` brings it in."""
 
     tag: int
@@ -60,7 +60,7 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.early: deque[Unexpected] = deque()
+        self.early: deque[UnexpectedMessage] = deque()
         self.lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -75,11 +75,11 @@ class Inbox:
         """Whether a receive is under way in its caller's own thread, not in the channel's ring."""
         return self.channel.get(at.C_RECEIVING) != 0
 
-    def keep(self, message: Unexpected) -> None:
+    def keep(self, message: UnexpectedMessage) -> None:
         """Keep a message that came early; the caller holds the inbox."""
         self.early.append(message)
 
-    def take_early(self, tag: int) -> Unexpected | None:
+    def take_early(self, tag: int) -> UnexpectedMessage | None:
         """Return the oldest kept message with `tag`, if any; the caller holds the inbox."""
         for kept in self.early:
             if kept.tag == tag:
@@ -121,7 +121,7 @@ class Inbox:
 class Links:
     """All links of one rank in one group."""
 
-    def __init__(self, areas: Areas, outside: Outside | None = None) -> None:
+    def __init__(self, areas: GroupMemory, outside: RemoteGroup | None = None) -> None:
         self._areas = areas
         self._outside = outside
         self._lock = threading.RLock()
@@ -163,7 +163,7 @@ class Links:
         key = (sending, nbytes, folded, gates, away)
         found = self._programs.get(key)
         if found is None:
-            call = Call("send" if sending else "recv", count=nbytes)
+            call = CallInfo("send" if sending else "recv", count=nbytes)
             users = (3 if folded else 1) + gates
             steps = tuple(_message(sending, nbytes, folded, range(users - gates, users), away))
             found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
@@ -219,7 +219,7 @@ class Links:
         numbers = self._areas.numbers
         return self._nearby(numbers.index(sender), numbers.index(receiver))
 
-    def _abroad(self, outside: Outside, peer: int, *, sending: bool) -> Channel:
+    def _abroad(self, outside: RemoteGroup, peer: int, *, sending: bool) -> Channel:
         areas = self._areas
         return areas.host.channels.make(
             outside.message_end(peer, areas.address(areas.rank), sending=sending)
@@ -234,7 +234,7 @@ class Links:
             self._make(areas.links_word(sender, receiver), sending)
             start = self._start(sender, receiver)
         boards = start + at.LINK_BOARD
-        shared = Shared(
+        shared = ChannelSpec(
             rank=message.SENDER if sending else message.RECEIVER,
             size=2,
             area=areas.address(areas.rank),

@@ -29,7 +29,7 @@ PAGE = 512
 
 
 @dataclass(slots=True)
-class Link:
+class HostLink:
     """One socket to one rank: `address` is its block, for the engine."""
 
     rank: int
@@ -40,7 +40,7 @@ class Link:
 class Streams:
     """What the programs of one channel cross by: links by rank, and a line to wait on."""
 
-    def __init__(self, net: Net, links: Mapping[int, Link], size: int) -> None:
+    def __init__(self, net: Poller, links: Mapping[int, HostLink], size: int) -> None:
         self.links = links
         self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """Where bytes land first if the kernel is slow to copy them to their place: nc10d_take."""
@@ -83,7 +83,7 @@ class Streams:
         return os.strerror(number) if number else "the connection was closed"
 
 
-class Net:
+class Poller:
     """All links of a process. Blocks are never given back: the thread may look at any of them."""
 
     def __init__(self, process: int) -> None:
@@ -108,15 +108,15 @@ class Net:
             self._used += at.LINK_BLOCK_BYTES // 8
             return int(plain.address(self._pages[-1][start:]))
 
-    def link(self, rank: int, wire: socket.socket) -> Link:
+    def link(self, rank: int, wire: socket.socket) -> HostLink:
         """Make a link of a connected, non-blocking socket."""
         address = self.block()
         words = _words(address)
         words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
         native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
-        return Link(rank, wire, address)
+        return HostLink(rank, wire, address)
 
-    def streams(self, links: Mapping[int, Link], size: int) -> Streams:
+    def streams(self, links: Mapping[int, HostLink], size: int) -> Streams:
         """Make what the programs of a channel cross by; ranks are below `size`."""
         return Streams(self, links, size)
 

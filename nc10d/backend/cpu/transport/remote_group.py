@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.engine.channel import Channel, Shared, Words
+from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport import connect as wiring
 from nc10d.backend.cpu.transport.addresses import own_address
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.context import Host
+    from nc10d.backend.cpu.context import Context
     from nc10d.backend.cpu.transport.poller import Streams
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
 
 
-class Outside:
+class RemoteGroup:
     """Links of one rank of one group, by rank: one for collectives, one for messages."""
 
-    def __init__(self, host: Host, wires: wiring.Wires, hosts: Topology) -> None:
+    def __init__(self, host: Context, wires: wiring.Wires, hosts: Topology) -> None:
         self.hosts = hosts
         assert host.abroad is not None, "there are several hosts"
         self._net = net = host.abroad.net
@@ -42,7 +42,7 @@ class Outside:
         """Say whether a rank is on another host."""
         return rank in self._messages
 
-    def message_end(self, peer: int, area: int, *, sending: bool) -> Shared:
+    def message_end(self, peer: int, area: int, *, sending: bool) -> ChannelSpec:
         """Return what my end of the messages to, or from, a rank is made of.
 
         The header of the next message from there is taken to private memory, where a host mate
@@ -52,7 +52,7 @@ class Outside:
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
         self._message_streams.append((streams, inbox))
         start = plain.address(inbox)
-        return Shared(
+        return ChannelSpec(
             rank=0 if sending else 1,
             size=2,
             area=area,
@@ -84,38 +84,38 @@ class Outside:
 if TYPE_CHECKING:
     import socket
 
-    from nc10d.backend.cpu.context import Host
-    from nc10d.backend.cpu.transport.poller import Net
+    from nc10d.backend.cpu.context import Context
+    from nc10d.backend.cpu.transport.poller import Poller
     from nc10d.base.deadline import Deadline
     from nc10d.store.base import Store
 
 _CONTROL = "control lines"
 
 
-class Abroad:
+class RemoteHosts:
     """The other hosts, as one rank reaches them."""
 
-    def __init__(self, host: Host, store: Store) -> None:
+    def __init__(self, host: Context, store: Store) -> None:
         self._host = host
         self._lock = threading.Lock()
         self.address = own_address(store)
-        self._net: Net | None = None
+        self._net: Poller | None = None
 
     @property
-    def net(self) -> Net:
+    def net(self) -> Poller:
         """The links' thread; it starts with the first group that needs it."""
         with self._lock:
             if self._net is None:
-                from nc10d.backend.cpu.transport.poller import Net
+                from nc10d.backend.cpu.transport.poller import Poller
 
-                self._net = Net(self._host.process)
+                self._net = Poller(self._host.process)
             return self._net
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
         """Connect to all ranks of other hosts; blocks until they all have."""
         number = self._host.number
         away = self._host.topology.away(number)
-        place = wiring.Place(store, self.address, _CONTROL, number)
+        place = wiring.MeetingPoint(store, self.address, _CONTROL, number)
         wires = wiring.connect(place, away, 1, deadline, lambda: None)
         return {number: pair[0] for number, pair in wires.items()}
 
