@@ -84,13 +84,16 @@ class Host:
 
     def __init__(self, deaths: Deaths, rank: int, size: int) -> None:
         self._deaths, self._rank = deaths, rank
-        self.groups: dict[str, object] = {}
+        self.listeners: dict[str, object] = {}
         self.arena = Arena(deaths.memory[rank])
-        self.mates = [SimpleNamespace(mapping=deaths.memory[number]) for number in range(size)]
+        self.peers = [
+            SimpleNamespace(mapping=deaths.memory[number], rank=number, number=number)
+            for number in range(size)
+        ]
         self.near = {number: number for number in range(size)}
         self.number = rank
-        self.peers = SimpleNamespace(unreachable=lambda number: None)
-        self.cards = [SimpleNamespace(pid=number, host="host") for number in range(size)]
+        self.router = SimpleNamespace(unreachable=lambda number: None)
+        self.infos = [SimpleNamespace(pid=number, host="host") for number in range(size)]
 
     def allocate(self, nbytes: int) -> int:
         """Return where an area lies: elsewhere on each rank, so that a mix-up shows."""

@@ -212,8 +212,8 @@ def steps_back(real: Any) -> Any:
 
 def own_verdict(verdict: Any, error: Any, *, wait: bool) -> None:
     """Fail one's own host, and ask nobody."""
-    importlib.import_module("nc10d.backend.cpu.failure.cause").publish(verdict._areas, error)
-    verdict._areas.host.ring(0)
+    importlib.import_module("nc10d.backend.cpu.failure.cause").publish(verdict._memory, error)
+    verdict._ring(0)
 
 
 def tells_itself(areas: Any, error: Any) -> None:

@@ -32,11 +32,12 @@ class Judge:
     def __init__(self, job: Job, member: Member) -> None:
         self.job, self.rank = job, member.rank
         self.failed = Signal()
-        mates = job.hosts.mates(self.rank)
-        host: Any = SimpleNamespace(mates=[job.memory[r] for r in mates], ring=job.ring(mates))
-        count, mine = len(mates), mates.index(self.rank)
-        self.areas = GroupMemory(host, list(range(count)), mine, [0] * count, 0, list(mates))
-        self.verdict = AgreedCause(member.council, self.areas)
+        ranks = job.hosts.mates(self.rank)
+        count, mine = len(ranks), ranks.index(self.rank)
+        peers: Any = [job.memory[rank] for rank in ranks]
+        self.areas = GroupMemory(peers, mine, [0] * count, 0, list(ranks))
+        self._ring = job.ring(ranks)
+        self.verdict = AgreedCause(member.council, self.areas, self._ring)
         member.on_loss = lambda number: self.report(job.lost(number))
 
     def report(self, error: DistError) -> None:
@@ -48,7 +49,7 @@ class Judge:
             self.verdict.report(error, wait=False)
         else:
             cause.publish(self.areas, error)
-            self.areas.host.ring(self.areas.bits())
+            self._ring(self.areas.bits())
 
     def operate(self) -> str:
         """Be in a collective until the group fails; return the cause."""
@@ -62,7 +63,10 @@ class Job:
 
     def __init__(self, sim: Simulation, net: Network, hosts: Topology) -> None:
         self.hosts = hosts
-        self.memory = [SimpleNamespace(mapping=Mapping(_AREA)) for _ in range(hosts.size)]
+        self.memory = [
+            SimpleNamespace(mapping=Mapping(_AREA), rank=hosts.places[rank][1])
+            for rank in range(hosts.size)
+        ]
         self.company = Company(sim, net, hosts)
         self.judges = [Judge(self, member) for member in self.company.members]
 

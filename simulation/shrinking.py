@@ -34,7 +34,7 @@ class Survivor:
         self.size = len(memory)
         deaths: Any = SimpleNamespace(memory=memory, known=[member.known] * self.size)
         self.host = Host(deaths, self.rank, self.size)
-        self.host.peers = SimpleNamespace(unreachable=member.control.lost)
+        self.host.router = SimpleNamespace(unreachable=member.control.lost)
 
     def go_on(self) -> Any:
         """Shrink; return the new group's name and members."""

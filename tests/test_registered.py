@@ -161,7 +161,7 @@ def test_any_part_of_a_registered_array_will_do(processes: Ranks) -> None:
 
 
 def gives_back(group: ProcessGroup) -> None:
-    arena: Any = group.backend("cpu").host.arena  # type: ignore[attr-defined]
+    arena: Any = group.backend("cpu").group.context.arena  # type: ignore[attr-defined]
     dist.zeros(1, group=group)
     gc.collect()
     before = arena.used()

@@ -134,7 +134,7 @@ def report(times: Times) -> str:
 def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.Lanes:
     """Run the product beside the all_reduce once more; return what caller and engine did when."""
     x, multiply = prepare(group, scenario, nbytes)
-    host = group.backend("cpu").host  # type: ignore[attr-defined]
+    host = group.backend("cpu").group.context  # type: ignore[attr-defined]
     group.barrier()
     rows = host.channels.start_trace()
     marks = [time.monotonic_ns()]

@@ -116,7 +116,7 @@ def differences(
     left its owner's cache. `most` as for Passes.of.
     """
     part = line_down(part)
-    room = line_down(bench.backend.layout.half // 2)
+    room = line_down(bench.backend.shape.half // 2)
     through = Passes.of(part, room, most)
     segment, stride = through.segment, through.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
@@ -144,7 +144,7 @@ def rooted(bench: Bench, reach: int, put: float) -> float:
     one program: a large array goes past the cache then.
     """
     part = line_down(reach)
-    through = Passes.of(part, bench.backend.layout.half)
+    through = Passes.of(part, bench.backend.shape.half)
     x, place = np.ones(part, np.uint8), user(0, 0, through.stride)
     root: Way = [copy(board(bench.rank), place, through.segment)], []
     mate: Way = [], [copy(place, board(bench.others[0]), through.segment)]
@@ -237,7 +237,7 @@ def folds(bench: Bench, reach: int) -> Sample:
     low, place = bench.rank * mine, user(0, bench.rank * mine)
     x = np.ones(2 * mine, np.uint8)
     shown = [free(), expose(bench.rank, user(0), codes.WRITES, lent=2 * mine)]
-    room, most = board(bench.rank, LINE), line_down((bench.backend.layout.half - LINE) // 2)
+    room, most = board(bench.rank, LINE), line_down((bench.backend.shape.half - LINE) // 2)
     fold = fold_exposed(place, place, low, mine, HOW, room, most, 2 * mine)
     return {("lent", reach): per_byte(bench, shown, fold, x)}
 
@@ -253,7 +253,7 @@ def per_byte(bench: Bench, shown: Sequence[Step], step: Step, *arrays: Bytes) ->
 
 def rates(bench: Bench, reach: int) -> Sample:
     """Time a byte of everything that moves bytes, in arrays of `reach` bytes."""
-    found, access = moves(bench, reach), bench.backend.areas.access()
+    found, access = moves(bench, reach), bench.backend.group.memory.access()
     if reach >= BY_KERNEL:
         found |= fetches(bench, reach) if access >= codes.READS else {}
         if access >= codes.WRITES:

@@ -50,9 +50,9 @@ class Bench:
         linked = self._kept.get(key)
         if linked is None:
             program = Program(CallInfo("calibration"), key, 2)
-            linked = link(program, self.backend.areas.size, codes.C_TABLES, _kernel, _room)
+            linked = link(program, self.backend.group.memory.size, codes.C_TABLES, _kernel, _room)
             self._kept[key] = linked
-        channel, other = self.backend.channel.address, x if y is None else y
+        channel, other = self.backend.group.channel.address, x if y is None else y
         table = np.array([plain.address(x), plain.address(other)], np.int64)
         words = channel, linked.address, plain.address(table)
         start = time.perf_counter()

@@ -313,7 +313,7 @@ def send(
         # As usual.send does: its frame would cost a short message a tenth of its time.
         number = usual.numbers.get(dst, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if not usual._quick(Send, number, tensor, tag):
+            if not usual.try_prepared(Send, number, tensor, tag):
                 usual._run(Send(tensor, number, tag), tensor, False, None)
             return
     found = group_or_default(group)
@@ -352,7 +352,7 @@ def recv(
     if usual is not None and type(src) is int and type(tag) is int:
         number = usual.numbers.get(src, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if usual._quick(Recv, number, tensor, tag):
+            if usual.try_prepared(Recv, number, tensor, tag):
                 return src
             usual._run(Recv(tensor, number, tag), tensor, False, None)
             return -1 if usual.in_batch() else src

@@ -12,18 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.buffer import settled
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Kept, Op, Recv, ReduceOp
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
-
 
 _UNLIKE = object()  # the reduction of operations that have none in common: no argument is this
 
@@ -81,7 +78,7 @@ class BatchedWork(Work):
 class Batch:
     """Operations on their way to one launch, and the pending Works that were handed out."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: Dispatcher) -> None:
         self.group = group
         self._ops: list[Op] = []
         self._arrays: list[Array] = []
@@ -177,7 +174,7 @@ class Batch:
 class Plan:
     """A batch that is kept, to be launched again on the same arrays."""
 
-    def __init__(self, group: ProcessGroup, ops: Sequence[Op], device: str, timeout: float) -> None:
+    def __init__(self, group: Dispatcher, ops: Sequence[Op], device: str, timeout: float) -> None:
         self.group = group
         self.ops = Kept(ops)
         self._device = device
@@ -196,7 +193,7 @@ class Plan:
 class CoalescingManager:
     """One coalescing block: `with coalescing_manager(group) as cm`."""
 
-    def __init__(self, group: ProcessGroup, async_ops: bool) -> None:
+    def __init__(self, group: Dispatcher, async_ops: bool) -> None:
         self.works: list[Work] = []
         self._batch = Batch(group)
         self._async_ops = async_ops

@@ -27,12 +27,10 @@ from nc10d.ops import (
     Broadcast,
     Gather,
     Op,
-    Recv,
     Reduce,
     ReduceOp,
     ReduceScatter,
     Scatter,
-    Send,
 )
 from nc10d.work import Work
 
@@ -67,29 +65,24 @@ class OpenBatch(Protocol):
 
 
 class Runner:
-    """Whoever can have an operation run."""
+    """The base of the method mixins: runs operations. A group overrides all of it."""
 
     _batches: Mapping[int, OpenBatch] = MappingProxyType({})
     """The open coalescing block of each thread that has one."""
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Launch `op`; `array` is one of its arrays, which tells the device."""
+        """Launch `op`; `array` is one of its arrays, and determines the device."""
         raise NotImplementedError
 
-    def _quick(self, kind: type[Op], extra: Any, x: Array, y: Any) -> bool:
-        """Run an operation if it is known and nothing stands in its way; see dispatch.Known.
-
-        `extra` is a key of HotBackend.latest, of its very type; a tag has been looked at.
-        """
+    def try_prepared(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool = False
+    ) -> Work | bool:
+        """Run or start a prepared call; False: nothing has happened. See Dispatcher."""
         return False
 
-    def _quick_start(self, kind: type[Send | Recv], peer: int, x: Array, tag: int) -> Work | None:
-        """Send or receive if the message is known and ends at once."""
-        return None
-
-    def _quick_batch(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
-        """Start messages, sends first, if all are known and nothing stands in their way."""
-        return None
+    def in_batch(self) -> bool:
+        """Return whether a coalescing block of this thread is open on the group."""
+        return False
 
 
 class Collectives(Runner):
@@ -107,13 +100,13 @@ class Collectives(Runner):
             return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
         if self._batches:
             batch = self._batches.get(get_ident())
-            if batch is not None and batch.plain is type(tensor):  # what blocks have by the dozen
+            if batch is not None and batch.plain is type(tensor):  # the common case in a block
                 if op is not batch.how:
                     batch.append(AllReduce(tensor, op))
                 else:
                     batch.take(tensor)
                 return None
-        elif self._quick(AllReduce, op, tensor, tensor):
+        elif self.try_prepared(AllReduce, op, tensor, tensor):
             return None
         return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
 
@@ -128,7 +121,8 @@ class Collectives(Runner):
         """Do as nc10d.reduce on this group; `dst` is a rank of it."""
         if type(dst) is not int:
             dst = integer("reduce", "dst", dst)
-        if not async_op and timeout is None and self._quick(Reduce, (dst, op), tensor, tensor):
+        plain = not async_op and timeout is None
+        if plain and self.try_prepared(Reduce, (dst, op), tensor, tensor):
             return None
         return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
 
@@ -138,7 +132,8 @@ class Collectives(Runner):
         """Do as nc10d.broadcast on this group; `src` is a rank of it."""
         if type(src) is not int:
             src = integer("broadcast", "src", src)
-        if not async_op and timeout is None and self._quick(Broadcast, src, tensor, tensor):
+        plain = not async_op and timeout is None
+        if plain and self.try_prepared(Broadcast, src, tensor, tensor):
             return None
         return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
 
@@ -160,8 +155,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.all_gather_into_tensor on this group."""
-        quick = not async_op and timeout is None
-        if quick and self._quick(AllGather, None, input_tensor, output_tensor):
+        plain = not async_op and timeout is None
+        if plain and self.try_prepared(AllGather, None, input_tensor, output_tensor):
             return None
         return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
 
@@ -187,7 +182,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Do as nc10d.reduce_scatter_tensor on this group."""
-        if not async_op and timeout is None and self._quick(ReduceScatter, op, output, input):
+        plain = not async_op and timeout is None
+        if plain and self.try_prepared(ReduceScatter, op, output, input):
             return None
         return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
 
@@ -215,8 +211,8 @@ class Collectives(Runner):
     ) -> Work | None:
         """Do as nc10d.all_to_all_single on this group."""
         even = output_split_sizes is None and input_split_sizes is None
-        quick = even and not async_op and timeout is None
-        if quick and self._quick(AllToAll, None, input, output):
+        plain = even and not async_op and timeout is None
+        if plain and self.try_prepared(AllToAll, None, input, output):
             return None
         op = AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
         return self._run(op, output, async_op, timeout)
@@ -275,7 +271,7 @@ class Collectives(Runner):
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Do as nc10d.barrier on this group."""
-        quick = not async_op and timeout is None
-        if quick and self._quick(Barrier, None, _NO_ARRAY, _NO_ARRAY):
+        plain = not async_op and timeout is None
+        if plain and self.try_prepared(Barrier, None, _NO_ARRAY, _NO_ARRAY):
             return None
         return self._run(Barrier(), _NO_ARRAY, async_op, timeout)

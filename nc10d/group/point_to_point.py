@@ -65,21 +65,21 @@ class PointToPoint(Runner):
         """Wait for a synchronous call; an interrupt ends it for the whole group."""
         work.wait()
 
-    def in_batch(self) -> bool:
-        """Say whether a coalescing block of this thread is open on the group."""
-        return False
-
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Do as nc10d.send on this group; `dst` is a rank of it."""
-        quick = timeout is None and type(dst) is int and type(tag) is int
-        if quick and 0 <= tag <= LARGEST_TAG and self._quick(Send, dst, tensor, tag):
+        prepared = timeout is None and type(dst) is int and type(tag) is int
+        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Send, dst, tensor, tag):
             return
         self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Do as nc10d.isend on this group; `dst` is a rank of it."""
-        work = self._quick_start(Send, dst, tensor, tag) if timeout is None else None
-        return work or self._run(_send(tensor, dst, tag), tensor, True, timeout)
+        prepared = timeout is None and type(dst) is int and type(tag) is int
+        if prepared and 0 <= tag <= LARGEST_TAG:
+            work = self.try_prepared(Send, dst, tensor, tag, True)
+            if isinstance(work, Work):
+                return work
+        return self._run(_send(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
@@ -88,8 +88,8 @@ class PointToPoint(Runner):
 
         Inside a coalescing block nothing has come yet: returns None.
         """
-        quick = timeout is None and type(src) is int and type(tag) is int
-        if quick and 0 <= tag <= LARGEST_TAG and self._quick(Recv, src, tensor, tag):
+        prepared = timeout is None and type(src) is int and type(tag) is int
+        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Recv, src, tensor, tag):
             return src
         op = _recv(tensor, src, tag)
         if self.in_batch():
@@ -107,6 +107,9 @@ class PointToPoint(Runner):
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
         """Do as nc10d.irecv on this group; `src` is a rank of it."""
-        here = timeout is None and src is not None
-        work = self._quick_start(Recv, src or 0, tensor, tag) if here else None
-        return work or self._run(_recv(tensor, src, tag), tensor, True, timeout)
+        prepared = timeout is None and type(src) is int and type(tag) is int
+        if prepared and 0 <= tag <= LARGEST_TAG:
+            work = self.try_prepared(Recv, src, tensor, tag, True)
+            if isinstance(work, Work):
+                return work
+        return self._run(_recv(tensor, src, tag), tensor, True, timeout)

@@ -68,7 +68,7 @@ class ProcessGroup(Dispatcher, Members):
         description: str | None = None,
     ) -> None:
         Members.__init__(self, name, ranks, rank)
-        Dispatcher.__init__(self, config, timeout)
+        Dispatcher.__init__(self, name, config, timeout)
         self.store = store
         inherited = {} if parent is None else parent.options
         self.options: dict[str, Any] = inherited | config.options(options)
@@ -158,9 +158,6 @@ class ProcessGroup(Dispatcher, Members):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
         if self.in_batch():
             return start_all(p2p_op_list)
-        works = self._quick_batch([one.operation() for one in p2p_op_list])
-        if works is not None:
-            return works
         with self.coalescing_manager(async_ops=True):
             return start_all(p2p_op_list)
 
@@ -251,7 +248,7 @@ class ProcessGroup(Dispatcher, Members):
         """
         cause = self._cause(reason)
         self._backends.fail(cause)
-        self._hot = None
+        self._preparing = None
         self._backends.abort(cause)
 
     _abort = abort
@@ -274,7 +271,7 @@ class ProcessGroup(Dispatcher, Members):
         """Give the backends back; idempotent. Later calls raise GroupClosed."""
         gone = GroupClosed(f"group {self.name!r} has been destroyed", group=self.name)
         self._backends.fail(gone)
-        self._hot = None
+        self._preparing = None
         self._backends.close(gone)
         self._stranded.clear()
 
@@ -282,7 +279,7 @@ class ProcessGroup(Dispatcher, Members):
         """Become unusable in a forked child; what the group owns stays the parent's."""
         self._lock = threading.RLock()
         self._batches.clear()
-        self._hot = None
+        self._preparing = None
         message = f"group {self.name!r} belongs to the process that forked this one"
         self._backends.disown(
             ForkedGroupError(

@@ -80,7 +80,7 @@ def shrink_group(
     old.refuse_in_batch("shrink_group")
     backend = _lookout(old)
     excluded = _excluded(old, ranks_to_exclude)
-    new = _made(old, backend.council, lambda: backend.gone() | excluded, seconds(timeout))
+    new = _made(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
     default = old is world.default
     world.keep(new)

@@ -560,7 +560,7 @@ def test_parameters_of_several_devices_have_buckets_of_their_own():
 
 
 def where_buckets_lie(group):
-    arena = group.backend("cpu").host.arena.mapping.data
+    arena = group.backend("cpu").group.context.arena.mapping.data
     reducers = (Reducer([np.zeros(5)], group, allocate=how) for how in (None, np.zeros))
     return [np.may_share_memory(reducer.gradients[0], arena) for reducer in reducers]
 

@@ -1,7 +1,7 @@
-"""Waiting for a group's submissions, and what a wait does besides: it helps, and it looks.
+"""Waiting for a group's submissions; a thread that waits also helps, and looks for failures.
 
-Every wait goes in slices of 50 ms at most, most of 25. Between two of them it takes messages aside
-that nobody has asked for, and looks whether the group still works and whether time is over.
+A wait goes in slices of 25 to 50 ms. Between two slices the thread receives unexpected messages
+that block its own, and looks whether the group has failed and whether its deadline has passed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure.error_text import describe
-from nc10d.backend.cpu.failure.health import Health
-from nc10d.backend.cpu.memory.group_memory import GroupMemory
+from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.p2p.mailbox import Mailbox
-from nc10d.backend.cpu.transport.links import Links
-from nc10d.backend.cpu.works import AnySourceReceive, Part
+from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
+from nc10d.backend.cpu.p2p.unexpected import absorb
+from nc10d.backend.cpu.works import Part
 from nc10d.base.deadline import Deadline
+from nc10d.base.outcome import fresh
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
 from nc10d.work import Work
@@ -33,24 +33,17 @@ A_MOMENT = 0.001
 
 
 class Waiter:
-    """The part of a group's backend that waits. Methods that block say so."""
+    """Waits for the operations of one group. Methods that block say so."""
 
-    host: Context
-    areas: GroupMemory
-    links: Links
-    group_name: str
-    rank: int
-    members: list[int]
-    health: Health
-    post: Mailbox
-    ending: threading.RLock
-    """Held while a work's last steps are done."""
-    _watched: set[Work]
-
-    def enqueue(self, channel: Channel, submission: Submission) -> Part:
-        """Append a submission to a channel."""
-        channel.submit(submission)
-        return channel, submission
+    def __init__(self, group: Group, detector: DeadlockDetector) -> None:
+        self.group = group
+        self.ending = threading.RLock()
+        self._health = group.health
+        self._context = group.context
+        self._detector = detector
+        self._watched: set[Work] = set()
+        detector.join(group)
+        group.context.work_lists.add(self)
 
     def wait_part(
         self,
@@ -60,10 +53,7 @@ class Waiter:
         limit: Deadline,
         ops: Sequence[Op],
     ) -> DistError | None:
-        """Block until a submission has ended, or `until`; return the group's failure, if any.
-
-        `limit` is the operation's own deadline: when it passes, the group fails.
-        """
+        """See PartWaiter; blocks."""
         try:
             while True:
                 slice_ns = max(1, int(until.slice(LOOK) * 1e9))
@@ -71,28 +61,52 @@ class Waiter:
                 if answer == at.FINISHED:
                     return None
                 if answer == at.UNMATCHED:
-                    self.post.absorb(channel)
+                    absorb(self.group.links, channel)
                 elif answer < 0 and answer != at.ABORTED:
-                    self.health.engine_failed(channel, answer)
+                    self._health.engine_failed(channel, answer)
                 elif answer == 0 and until.at >= limit.at:
-                    self.is_stuck(channel, submission)
-                failure = self.health.look(ops, channel, limit)
+                    self._is_stuck(channel, submission)
+                failure = self._health.look(ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
-                if answer == at.ABORTED:  # another thread is about to say why: let it
+                if answer == at.ABORTED:  # another thread is about to publish the cause
                     time.sleep(A_MOMENT)
         finally:
-            self.host.deadlocks.over()
+            self._detector.over()
 
-    def is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
-        """Say whether what this thread waits for in a channel never comes: see detector.py."""
-        verdict = self.host.deadlocks.stuck(self, channel, submission)
-        if verdict is not None:
-            self.health.stuck(channel, verdict)
-        return verdict is not None
+    def drive(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
+        """Drive a program that this thread has begun to its end, slice by slice; blocks.
+
+        `answer` is the engine's answer so far. Raises the group's failure.
+        """
+        deadline = Deadline.after(max(0.0, timeout - SLICE))
+        try:
+            while answer == at.BLOCKED and not self._health.trouble(channel, deadline):
+                if self._is_stuck(channel):
+                    break
+                slice_ns = max(1, int(deadline.slice(LOOK) * 1e9))
+                answer = entry_points.drive(channel.address, slice_ns)
+        finally:
+            self._detector.over()
+        if answer == at.DONE:
+            return
+        # A thread that learns of a failure stops the channels; this thread leaves them before.
+        channel.give_up()
+        if answer not in (at.BLOCKED, at.ABORTED):
+            self._health.engine_failed(channel, answer)
+        failure = self._health.settled(ops, channel, deadline)
+        assert failure is not None, f"the engine answered {answer}, but the group has not failed"
+        raise fresh(failure) from None  # the stored error was never raised: it has no traceback
+
+    def _is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
+        """Return whether this thread's wait in a channel is part of a deadlock; see detector.py."""
+        cycle = self._detector.stuck(self.group, channel, submission)
+        if cycle is not None:
+            self._health.stuck(channel, cycle)
+        return cycle is not None
 
     def wait_work(self, work: Work) -> None:
-        """Wait for a synchronous call; an interrupt ends it for the whole group."""
+        """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""
         try:
             work.wait()
         except BaseException:
@@ -101,32 +115,64 @@ class Waiter:
             raise
 
     def interrupted(self, ops: Sequence[Op]) -> None:
-        """This thread's call was interrupted: fail the group."""
-        name, (seq, _) = describe(ops), self.areas.last_record(self.areas.rank)
-        message = f"rank {self.rank} was interrupted in {name} #{seq}"
-        self.health.abort(Aborted(message, rank=self.rank, op=name, seq=seq))
+        """Fail the group after an interrupt in the middle of this thread's call."""
+        rank, memory = self.group.rank, self.group.memory
+        name, (seq, _) = describe(ops), memory.last_record(memory.rank)
+        message = f"rank {rank} was interrupted in {name} #{seq}"
+        self._health.abort(Aborted(message, rank=rank, op=name, seq=seq))
+
+    def abandon(self, channel: Channel, ops: Sequence[Op]) -> None:
+        """Leave this thread's call after an exception such as Ctrl-C.
+
+        If its program was under way, the group fails: peers have seen a part of the call.
+        """
+        channel.give_up()
+        if channel.given_up and self.failure() is None:
+            self.interrupted(ops)
+
+    # -- for Works -------------------------------------------------------------------------------
+
+    def failure(self) -> DistError | None:
+        """Return why the group has failed, or None."""
+        return self._health.failure()
+
+    def check(self) -> None:
+        """Raise the group's failure, if there is one."""
+        self._health.check()
+
+    def engine_failed(self, channel: Channel, answer: int) -> None:
+        """Turn a negative answer of the engine into the group's failure."""
+        self._health.engine_failed(channel, answer)
 
     def clear_way(self, parts: Sequence[Part]) -> None:
-        """Take messages nobody asked for out of the way of receives that are only polled."""
+        """Receive unexpected messages that block receives which are only polled."""
         for channel, _ in parts:
             if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
-                self.post.absorb(channel)
+                absorb(self.group.links, channel)
 
     def watch(self, work: Work) -> None:
-        """Have the notifier finish a work that nobody waits for."""
+        """Let the notifier finish a Work that nobody waits for."""
         self._watched.add(work)
-        self.host.need_notifier()
-        if self.health.closed or not self.host.poke_notifier():
+        self._context.need_notifier()
+        if self._health.closed or not self._context.poke_notifier():
             self.notify()
 
+    def poke(self) -> None:
+        """Make the notifier look at all watched Works."""
+        self._context.poke_notifier()
+
     def notify(self) -> bool:
-        """Finish what has ended; called by the notifier. True: look again, nobody will tell."""
+        """Finish watched Works that have ended; return True if one can only be polled."""
         for work in list(self._watched):
             try:
                 work._poll()
-            except Exception as error:  # noqa: BLE001  (this work's own; the others go on)
+            except Exception as error:  # noqa: BLE001  (this Work's own; the others go on)
                 work._finish(error)
             if work._state != 0:
                 self._watched.discard(work)
                 work._finish()
         return any(isinstance(work, AnySourceReceive) for work in list(self._watched))
+
+    def disown(self) -> None:
+        """Become usable for reading states only, in a forked child."""
+        self.ending = threading.RLock()

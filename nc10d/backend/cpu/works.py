@@ -4,24 +4,67 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.base.deadline import Deadline
 from nc10d.base.outcome import DONE
+from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.waiter import Waiter
 
 Part = tuple[Channel, Submission]
 
 
-class CompletedMessage(Work):
-    """A message that was over as it was launched; its operation is made when somebody asks.
+class PartWaiter(Protocol):
+    """A Work's view of the group that it belongs to."""
 
-    It never changes, so most of what a Work keeps is kept here once for all.
+    ending: threading.RLock
+    """Held while the last steps of a Work are done."""
+
+    def wait_part(
+        self,
+        channel: Channel,
+        submission: Submission,
+        until: Deadline,
+        limit: Deadline,
+        ops: Sequence[Op],
+    ) -> DistError | None:
+        """Block until a submission has ended, or `until`; return the group's failure, if any.
+
+        `limit` is the operation's own deadline: when it passes, the group fails.
+        """
+        ...
+
+    def failure(self) -> DistError | None:
+        """Return why the group has failed, or None."""
+        ...
+
+    def check(self) -> None:
+        """Raise the group's failure, if there is one."""
+        ...
+
+    def engine_failed(self, channel: Channel, answer: int) -> None:
+        """Turn a negative answer of the engine into the group's failure."""
+        ...
+
+    def clear_way(self, parts: Sequence[Part]) -> None:
+        """Receive unexpected messages that block these parts."""
+        ...
+
+    def watch(self, work: Work) -> None:
+        """Let the notifier finish a Work that nobody waits for."""
+        ...
+
+    def poke(self) -> None:
+        """Make the notifier look at all watched Works."""
+        ...
+
+
+class CompletedMessage(Work):
+    """A message that ended as it was launched; its operation is made on request.
+
+    It never changes, so most attributes of a Work are those of the class.
     """
 
     __slots__ = ("_message",)
@@ -42,7 +85,7 @@ class CompletedMessage(Work):
 
     @ops.setter
     def ops(self, ops: Sequence[Op]) -> None:
-        """Be about the caller's own array, of which the message's was a view."""
+        """Replace the message's array, a view, by the caller's own."""
         (op,) = ops
         assert isinstance(op, (Send, Recv)), "a message was launched"
         self._message = type(op), op.peer, op.x, op.tag
@@ -51,11 +94,11 @@ class CompletedMessage(Work):
 class CpuWork(Work):
     """Operations in flight on channels; ended when all parts are, or when the group failed."""
 
-    __slots__ = ("_after", "_backend", "_parts", "_sender", "deadline")
+    __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")
 
     def __init__(
         self,
-        backend: Waiter,
+        waiter: PartWaiter,
         ops: Sequence[Op],
         parts: list[Part],
         deadline: Deadline,
@@ -63,7 +106,7 @@ class CpuWork(Work):
         sender: int | None = None,
     ) -> None:
         super().__init__(ops)
-        self._backend = backend
+        self._waiter = waiter
         self._parts = parts
         self._after = after
         self._sender = sender
@@ -73,11 +116,11 @@ class CpuWork(Work):
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
             return
-        failure = self._backend.health.failure()
+        failure = self._waiter.failure()
         if failure is not None:
             self._finish(failure)
         else:
-            self._backend.clear_way(self._parts)
+            self._waiter.clear_way(self._parts)
 
     def _block(self, deadline: Deadline) -> None:
         if all(submission.finished() for _, submission in self._parts):
@@ -86,7 +129,7 @@ class CpuWork(Work):
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
         for channel, submission in list(self._parts):
-            wait_part = self._backend.wait_part
+            wait_part = self._waiter.wait_part
             failure = wait_part(channel, submission, until, self.deadline, self.ops)
             if failure is not None:
                 self._finish(failure)
@@ -97,7 +140,7 @@ class CpuWork(Work):
 
     def _complete(self) -> None:
         # Several threads may find the end: one copies back, before anybody is told.
-        with self._backend.ending:
+        with self._waiter.ending:
             after, self._after = self._after, ()
             try:
                 for step in after:
@@ -110,68 +153,10 @@ class CpuWork(Work):
         self._finish(None, self._sender)
 
     def _watch(self) -> None:
-        self._backend.watch(self)
+        self._waiter.watch(self)
         for _, submission in list(self._parts):
             if not submission.watch():
-                self._backend.host.poke_notifier()
-
-
-class AnySourceReceive(Work):
-    """A receive from whoever sends first; matched when somebody waits for it or looks."""
-
-    __slots__ = ("_awaited", "_backend", "_inner", "_match", "_matching", "_pause", "deadline")
-
-    def __init__(
-        self,
-        backend: Waiter,
-        ops: Sequence[Op],
-        deadline: Deadline,
-        match: Callable[[], Work | None],
-        pause: Callable[[float], None],
-    ) -> None:
-        super().__init__(ops)
-        self._backend = backend
-        self._match = match
-        self._pause = pause
-        self._matching = threading.Lock()
-        self._inner: Work | None = None
-        self._awaited = False
-        self.deadline = deadline
-
-    def _poll(self) -> None:
-        self._block(Deadline(0.0))
-
-    def _block(self, deadline: Deadline) -> None:
-        until = deadline if deadline.at < self.deadline.at else self.deadline
-        while self._inner is None:
-            failure = self._backend.health.failure()
-            if failure is None and self.deadline.expired():
-                failure = self._backend.health.fail_timeout(self.ops, None)
-            if failure is not None:
-                self._finish(failure)
-                return
-            # First, so that what was sent before is found; who only looks has not asked to wait.
-            asked = self._awaited or deadline.at > 0
-            deserted = asked and self._backend.health.deserted()
-            # The notifier and several waiters may look at the same time: one takes the message.
-            with self._matching:
-                if self._inner is None:
-                    self._inner = self._match()
-            if self._inner is None:
-                if deserted:
-                    self._finish(self._backend.health.fail_deserted(self.ops))
-                    return
-                if until.expired():
-                    return
-                self._pause(until.slice(0.05))
-        inner = self._inner
-        inner._block(deadline) if deadline.at > 0 else inner._poll()
-        if inner._look():
-            self._finish(inner._exception, inner._result)
-
-    def _watch(self) -> None:
-        self._awaited = True  # by a callback, or by a coroutine
-        self._backend.watch(self)
+                self._waiter.poke()
 
 
 class CombinedWork(Work):
@@ -180,17 +165,17 @@ class CombinedWork(Work):
     Its result has an entry for each operation: the sender of a receive, or None.
     """
 
-    __slots__ = ("_backend", "_messages", "_works")
+    __slots__ = ("_messages", "_waiter", "_works")
 
     def __init__(
         self,
-        backend: Waiter,
+        waiter: PartWaiter,
         ops: Sequence[Op],
         works: Sequence[Work],
         messages: Sequence[Work],
     ) -> None:
         super().__init__(ops)
-        self._backend = backend
+        self._waiter = waiter
         self._works = works
         self._messages = messages
 
@@ -212,6 +197,6 @@ class CombinedWork(Work):
         self._finish(failures[0] if failures else None, results)
 
     def _watch(self) -> None:
-        self._backend.watch(self)
+        self._waiter.watch(self)
         for work in self._works:
             work._watch()

@@ -75,7 +75,7 @@ def test_who_shares_a_core_does_not_spin() -> None:
 
 def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
     backend: Any = group.backend("cpu")
-    limit = backend.layout.small
+    limit = backend.shape.small
     arrays = [np.full(count, group.rank + 1.0, np.float32) for count in (1, limit // 4, limit)]
     for x in arrays:
         group.all_reduce(x)

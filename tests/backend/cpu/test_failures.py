@@ -240,7 +240,7 @@ def test_works_in_flight_fail_when_their_group_is_closed() -> None:
             work = group.all_reduce(np.ones(500_000), async_op=True)
             dist.destroy_process_group()
             return work.exception()
-        while group.backend("cpu").areas.state(0) != CLOSED:
+        while group.backend("cpu").group.memory.state(0) != CLOSED:
             pass
         return caught(group, lambda g: g.all_reduce(np.ones(500_000)))
 
@@ -315,11 +315,11 @@ def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
         for work in works:
             work.wait()
         assert all((x == tag).all() for tag, x in xs.items())
-        while not backend.health.has_left(1):
+        while not backend.group.health.has_left(1):
             pass
         # A thread that looks again, because it has not seen that its own has come, is told nothing.
-        channel = backend.links.inbox(1).channel
-        return backend.health.look((), channel, Deadline.after(9.0))
+        channel = backend.group.links.inbox(1).channel
+        return backend.group.health.look((), channel, Deadline.after(9.0))
 
     with Ranks(2) as ranks:
         assert ranks.run(call)[0] is None
@@ -413,7 +413,7 @@ def begun_again(group: Any) -> tuple[list[int], int]:
     group.barrier()
     backend = group.backend("cpu")
     request = backend._joined([AllReduce(np.ones(4 + group.rank))])
-    linked, resolved = backend.plans.linked(request), resolve(request)
+    linked, resolved = backend.launcher.programs.linked(request), resolve(request)
     channel, submission = backend._enqueue(linked, resolved, Deadline.after(30.0))
     answers = [0]
     while answers[-1] == 0:

@@ -31,7 +31,7 @@ NOT_THE_GROUPS = 15.0
 def used(group: Any) -> int:
     backend = group.backend("cpu")
     assert isinstance(backend, CpuBackend)
-    return backend.host.arena.used()
+    return backend.group.context.arena.used()
 
 
 def without_rank_2(group: dist.ProcessGroup) -> str:
@@ -82,7 +82,7 @@ def ranks() -> Iterator[Ranks]:
 
 def try_to_form(group: Any, store: Any, name: str, timeout: float, late: float) -> str:
     """Form a group whose members have different timeouts and come at different times."""
-    host = group.backend("cpu").host
+    host = group.backend("cpu").group.context
     before = host.arena.used()
     assert not threading.Event().wait(late)
     deadline = Deadline.after(timeout)
@@ -116,7 +116,7 @@ def halves(group: dist.ProcessGroup) -> list[int]:
         sums = np.ones(100_000)
         backend.launch((AllReduce(sums),), 20.0, False)
         assert (sums == backend.size).all()
-    return [backend.areas.half for backend in backends]
+    return [backend.group.memory.half for backend in backends]
 
 
 def test_a_group_has_large_boards_if_all_its_ranks_have_few_groups(
@@ -210,7 +210,7 @@ from nc10d.backend.cpu.membership import formation
 
 group = join()
 if rank == 0:
-    areas, host = formation.GroupMemory, group.backend("cpu").host
+    areas, host = formation.GroupMemory, group.backend("cpu").group.context
 
     def gate(*arguments):
         # The group is formed, and this rank has not looked at it yet.

@@ -179,7 +179,7 @@ def comes_over(group: Any, count: int, place: int) -> bool:
         x[:] = 0
         group.recv(x, 0)
         assert np.array_equal(x, want)
-    return bool(group.backend("cpu").outside.streams.spare.any())
+    return bool(group.backend("cpu").group.remote.streams.spare.any())
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_after_ctrl_c_at_any_line_the_next_holder_leaves_the_inbox_as_it_should_
     early: int,
 ) -> None:
     def hold(group: Any) -> list[tuple[bool, bool]]:
-        inbox = group.backend("cpu").links.inbox(1 - group.rank)
+        inbox = group.backend("cpu").group.links.inbox(1 - group.rank)
         inbox.early.extend([kept(1)] * early)
         found = []
         for which in itertools.count():

@@ -112,7 +112,7 @@ def part_ways(group: Any, x: Any) -> None:
 
 
 def areas_of(group: Any) -> Any:
-    return group.backend("cpu").areas
+    return group.backend("cpu").group.memory
 
 
 def first_runs(group: Any) -> int:
@@ -152,7 +152,7 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
             group.barrier()
             return -1
         group.recv(x, 1)
-        post = group.backend("cpu").post
+        post = group.backend("cpu").launcher.mailbox
         inbox = post._owner.links.inbox(2)
         inbox.channel.words[offsets.C_RECEIVING // 8] = 1  # as while a long message is on its way
         work = group.irecv(x, None)
@@ -177,7 +177,7 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
         backend = group.backend("cpu")
         group.recv(x, 1)
         group.recv(x, 1)  # the message with the other tag is kept for later
-        inbox = backend.links.inbox(1)
+        inbox = backend.group.links.inbox(1)
         found = [group._quick(Recv, 1, x, 0)]
         group.recv(x, 1, 1)
         group.barrier()
@@ -197,13 +197,15 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
             group.send(np.ones(2), 0, 5)
             return 0
         group.barrier()
-        inbox = group.backend("cpu").links.inbox(1)
+        inbox = group.backend("cpu").group.links.inbox(1)
         words = inbox.channel.words
         first = offsets.C_MESSAGE_TAG // 8
         words[first : first + 3] = 5, x.nbytes, 8
         words[offsets.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
         words[offsets.C_RECEIVING // 8] = 1  # as a thread that was let in just before
-        looking = threading.Thread(target=group.backend("cpu").post.absorb, args=(inbox.channel,))
+        looking = threading.Thread(
+            target=group.backend("cpu").launcher.mailbox.absorb, args=(inbox.channel,)
+        )
         looking.start()
         looking.join(0.1)
         words[offsets.C_UNMATCHED // 8] = 0  # it begins to move the message
@@ -230,7 +232,7 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
             with pytest.raises(Aborted) as told:
                 group.barrier()
             return str(told.value)
-        channel = group.backend("cpu").links.to(0)
+        channel = group.backend("cpu").group.links.to(0)
         way = "submit_message" if times else "submit"
         submit = getattr(channel, way)
 

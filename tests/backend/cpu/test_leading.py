@@ -173,7 +173,7 @@ def test_who_waits_for_a_root_that_waits_for_it_is_told() -> None:
 
 def far_ahead(group: Any) -> float:
     """Rank 0 is held up at its limit when rank 1 begins, which then needs a message of it."""
-    x, areas = small(group.rank), group.backend("cpu").areas
+    x, areas = small(group.rank), group.backend("cpu").group.memory
     begun, _ = areas.last_record(group.rank)
     calls = [lambda: group.broadcast(small(1), 0)] * (MOST_AHEAD + 1)
     if group.rank == 0:

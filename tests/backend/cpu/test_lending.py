@@ -57,7 +57,7 @@ def writers(size: int) -> Iterator[Ranks]:
 
 def access(group: ProcessGroup) -> int:
     backend: Any = group.backend("cpu")
-    found: int = backend.areas.access()
+    found: int = backend.group.memory.access()
     return found
 
 

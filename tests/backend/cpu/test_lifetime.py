@@ -221,7 +221,7 @@ def test_a_rank_that_is_gone_after_the_meeting_is_named_and_nothing_is_kept() ->
 
 def many_groups(group: Any, count: int) -> tuple[int, int, int]:
     """Make and use groups of two of three ranks; return descriptors, bytes, bytes at the end."""
-    arena = group.backend("cpu").host.arena
+    arena = group.backend("cpu").group.context.arena
     before = len(os.listdir("/proc/self/fd")), arena.used()
     made = [dist.new_group([number % 2, 2]) for number in range(count)]
     mine = [one for one in made if isinstance(one, dist.ProcessGroup)]
@@ -250,7 +250,7 @@ def test_500_groups_cost_little_memory_and_no_descriptor() -> None:
 
 def coming_and_going(group: Any, rounds: int) -> int:
     """Make, use and destroy groups, so that ranks meet each other's memory used again."""
-    arena = group.backend("cpu").host.arena
+    arena = group.backend("cpu").group.context.arena
     most = 0
     for number in range(rounds):
         one = dist.new_group()

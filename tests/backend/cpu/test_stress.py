@@ -31,8 +31,8 @@ WAITING = {"spin": WaitPolicy(2000, 0), "yield": WaitPolicy(0, 1000), "sleep": W
 def wait_by(group: Any, waiting: WaitPolicy) -> None:
     """Change how this rank waits, on what there is and on what will be made."""
     backend = group.backend("cpu")
-    backend.host.waiting = waiting
-    for channel in (backend.channel, *backend.links.channels()):
+    backend.group.context.waiting = waiting
+    for channel in (backend.group.channel, *backend.group.links.channels()):
         channel.words[at.C_SPIN // 8] = waiting.spin
         channel.words[at.C_YIELD // 8] = waiting.yields
 

@@ -215,7 +215,7 @@ def closed_meanwhile(group: Any, begun: threading.Barrier) -> list[str]:
     for thread in threads:
         thread.start()
     backend = mine.backend("cpu")
-    while backend.areas.last_record(0)[0] == 0 and len(names) < 1:
+    while backend.group.memory.last_record(0)[0] == 0 and len(names) < 1:
         pass
     dist.destroy_process_group(mine)
     for thread in threads:

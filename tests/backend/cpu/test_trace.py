@@ -14,7 +14,7 @@ from nc10d.testing.ranks import run_ranks
 
 def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]]:
     other = dist.new_group([0, 1])
-    host = group.backend("cpu").host
+    host = group.backend("cpu").group.context
     x, y = np.ones(500_000), np.ones(500_000)
     group.barrier()
     if group.rank == 1:
@@ -44,7 +44,7 @@ def test_two_asynchronous_programs_advance_side_by_side() -> None:
 
 def coalesced(group: Any) -> list[tuple[int, int]]:
     arrays = [np.full(256, i, np.float32) for i in range(64)]
-    host = group.backend("cpu").host
+    host = group.backend("cpu").group.context
     group.barrier()
     buffer = host.channels.start_trace()
     with dist.coalescing_manager(group, async_ops=True) as batch:

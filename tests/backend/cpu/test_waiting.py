@@ -91,7 +91,7 @@ def interrupted(group, call, delay):
         time.sleep(10.0)
     except KeyboardInterrupt:
         ended = time.monotonic()
-        held, failure = backend.channel.held(), backend.failure()
+        held, failure = backend.group.channel.held(), backend.failure()
         group.abort("enough")
         begun = time.monotonic()
         dist.destroy_process_group(group)
@@ -257,7 +257,7 @@ from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 group = join(20.0)
 if rank == 2:  # this one burns its core for long before it sleeps
     backend = group.backend("cpu")
-    backend.host.waiting = WaitPolicy(300_000, 3000)
+    backend.group.context.waiting = WaitPolicy(300_000, 3000)
     group = dist.new_group()
 else:
     group = dist.new_group()
@@ -556,7 +556,7 @@ def stray(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> Non
     """A long message that nobody asked for stops halfway; looking elsewhere must not mind."""
     count = 1 << 20
     if group.rank == 1:
-        lock = group.backend("cpu").links.to(0).address + at.C_LOCK
+        lock = group.backend("cpu").group.links.to(0).address + at.C_LOCK
         work = group.isend(np.arange(count), 0, tag=1)
         while entry_points.compare_and_swap(lock, 0, 7) != 0:
             pass  # now nobody advances the link

@@ -41,7 +41,7 @@ def exchange(group: ProcessGroup, nbytes: int) -> None:
 def sizes(group: ProcessGroup) -> tuple[int, int]:
     """Exchange arrays just below and just above the sizes from which the kernel is asked."""
     backend: Any = group.backend("cpu")
-    layout = backend.layout
+    layout = backend.shape
     for limit in sorted({LENDING, ASKED, QUICK_ASKED, QUICKEST_ASKED, layout.folding}):
         for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
             exchange(group, nbytes)

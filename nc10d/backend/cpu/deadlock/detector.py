@@ -16,23 +16,19 @@ import weakref
 from collections.abc import Iterator
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING
 
+from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.deadlock import wait_graph
 from nc10d.backend.cpu.deadlock.notices import NoticeExchange, NoticeSlot
 from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure import cause
+from nc10d.backend.cpu.failure.health import Health
+from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.backend import CpuBackend
-    from nc10d.backend.cpu.context import Context
-    from nc10d.backend.cpu.control.connections import Message
-    from nc10d.backend.cpu.failure.health import Health
-    from nc10d.backend.cpu.waiter import Waiter
 
 # Threads of nc10d that never make a call, by how their names begin.
 OURS = tuple(f"nc10d-{name}" for name in ("worker", "control", "net", "store", "cache", "watch"))
@@ -41,21 +37,27 @@ OURS = tuple(f"nc10d-{name}" for name in ("worker", "control", "net", "store", "
 class DeadlockDetector:
     """What one rank of the job shows, and finds out."""
 
-    def __init__(self, host: Context) -> None:
-        self._host: Context = weakref.proxy(host)  # whose part this is: no circle here
-        self._boards = {mate.number: NoticeSlot(mate.mapping) for mate in host.mates}
-        self._mine = self._boards[host.number]
+    def __init__(self, context: Context) -> None:
+        # Not kept alive by this: memory is unmapped as soon as the last user drops it.
+        self._context: Context = weakref.proxy(context)
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._slots = {peer.number: NoticeSlot(peer.mapping) for peer in context.peers}
+        self._mine = self._slots[context.number]
         self._shown: WaitNotice | None = None
         self._owner = 0
         self._where: tuple[Health, Channel] | None = None
-        self._probes = NoticeExchange()
+        self._exchange = NoticeExchange()
 
-    def stuck(self, backend: Waiter, channel: Channel, submission: Submission | None) -> str | None:
+    def join(self, group: Group) -> None:
+        """Count the progress of a group from now on, as long as it lives."""
+        self._groups.add(group)
+
+    def stuck(self, group: Group, channel: Channel, submission: Submission | None) -> str | None:
         """Show that this thread waits in a channel for good; return why it never ends, if so.
 
         What it waits for is a submission, or the program that it runs itself there.
         """
-        standing = self._standing(backend, channel) if self._alone() else None
+        standing = self._standing(group, channel) if self._alone() else None
         # What a channel is in now is this thread's affair only if that is not over.
         if standing is None or (submission is not None and submission.finished()):
             self.over()
@@ -63,7 +65,7 @@ class DeadlockDetector:
         # What changes all the time is not worth telling other hosts each time.
         settled = self._shown in (None, standing)
         if standing != self._shown:
-            self._owner, self._where = get_ident(), (backend.health, channel)
+            self._owner, self._where = get_ident(), (group.health, channel)
             self._mine.show(standing)
             self._shown = standing
         return self._look(settled)
@@ -77,7 +79,7 @@ class DeadlockDetector:
     def hear(self, message: Message) -> None:
         """Take in what another rank says: what it waits for, or that this one waits in a circle."""
         if message["kind"] == "waits":
-            self._probes.hear(message)
+            self._exchange.hear(message)
             return
         where = self._where
         # What it shows may have changed meanwhile: others have come, but it is in the same wait.
@@ -86,10 +88,10 @@ class DeadlockDetector:
             health.abort(health.in_circle(channel, message["verdict"]))
 
     def _look(self, settled: bool) -> str | None:
-        boards = {number: board.read() for number, board in self._boards.items()}
-        known = self._probes.heard | {n: one for n, one in boards.items() if one[1] is not None}
+        boards = {number: board.read() for number, board in self._slots.items()}
+        known = self._exchange.heard | {n: one for n, one in boards.items() if one[1] is not None}
         standings = {number: one for number, (_, one) in known.items() if one is not None}
-        me, control = self._host.number, self._host.peers.control
+        me, control = self._context.number, self._context.router.control
         if me not in standings:  # it is too much for the board
             return None
         ranks = wait_graph.circle(me, standings)
@@ -99,25 +101,25 @@ class DeadlockDetector:
                 message = {"kind": "circle", "version": known[rank][0], "verdict": verdict}
                 control.send([rank], message | {"group": ""})
             return verdict
-        if settled and self._host.abroad is not None:
+        if settled and self._context.remote_hosts is not None:
             leading = {rank: known[rank] for rank in wait_graph.leading(me, standings)}
-            self._probes.pass_on(leading, me, self._boards.keys(), control)
+            self._exchange.pass_on(leading, me, self._slots.keys(), control)
         return None
 
     def _alone(self) -> bool:
         """Say whether no other thread of this process could make a call while this one waits."""
-        if self._host.notifies() or self._owner not in (0, get_ident()):
+        if self._context.notifies() or self._owner not in (0, get_ident()):
             return False
         ours = {one.ident for one in threading.enumerate() if one.name.startswith(OURS)}
         ours.add(get_ident())
         return all(ident in ours or idles(frame) for ident, frame in sys._current_frames().items())
 
-    def _standing(self, backend: Waiter, channel: Channel) -> WaitNotice | None:
-        needs = tuple(_needs(backend, channel))
+    def _standing(self, group: Group, channel: Channel) -> WaitNotice | None:
+        needs = tuple(_needs(group, channel))
         if not needs:
             return None
-        states = tuple(state for group in self._host.live_groups() for state in _states(group))
-        return WaitNotice(_words(self._host.number, backend, channel), needs, states)
+        states = tuple(state for group in list(self._groups) for state in _states(group))
+        return WaitNotice(_words(self._context.number, group, channel), needs, states)
 
 
 def idles(frame: FrameType) -> bool:
@@ -137,46 +139,46 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def _link_key(backend: Waiter, channel: Channel) -> int:
-    peer = backend.links.peer_of(channel)
+def _link_key(group: Group, channel: Channel) -> int:
+    peer = group.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
     sending = channel.shared.kind == at.SENDER
-    return _key(backend.group_name, (backend.rank, peer) if sending else (peer, backend.rank))
+    return _key(group.name, (group.rank, peer) if sending else (peer, group.rank))
 
 
-def _ticks_key(backend: Waiter) -> int:
-    return _key(backend.group_name, (-1, -1))
+def _ticks_key(group: Group) -> int:
+    return _key(group.name, (-1, -1))
 
 
-def _needs(backend: Waiter, channel: Channel) -> Iterator[Need]:
+def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
-    group = _key(backend.group_name)
+    key = _key(group.name)
     if channel.shared.kind == at.COLLECTIVE:
         if channel.get(at.C_LEADING):
-            yield from _of_one(backend, channel, group)
+            yield from _of_one(group, channel, key)
             return
-        areas, number = backend.areas, channel.get(at.C_OPS)
-        # Of other hosts nothing is known here: who has entered says so itself.
-        entered = {n for m, n in enumerate(areas.numbers) if areas.last_record(m)[0] >= number}
-        for rank, member in enumerate(backend.members):
+        memory, number = group.memory, channel.get(at.C_OPS)
+        # Ranks of other hosts publish in their own notices which call they have entered.
+        entered = {n for m, n in enumerate(memory.numbers) if memory.last_record(m)[0] >= number}
+        for rank, member in enumerate(group.members):
             if rank not in entered:
-                yield Need(group, number, -1, member, group)
+                yield Need(key, number, -1, member, key)
         return
-    peer = backend.links.peer_of(channel)
+    peer = group.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
     seen = _seen(channel)
     if seen is not None:
-        yield Need(_link_key(backend, channel), 0, seen, backend.members[peer], group)
+        yield Need(_link_key(group, channel), 0, seen, group.members[peer], key)
 
 
-def _of_one(backend: Waiter, channel: Channel, group: int) -> Iterator[Need]:
+def _of_one(group: Group, channel: Channel, key: int) -> Iterator[Need]:
     """Yield what a broadcast needs that its root leads: the root, or who is too far behind me."""
     mate = channel.get(at.C_BLOCKED_ON)
     counter = channel.shared.counters[mate]
     ticks = int(entry_points.load_word(counter))
     if channel.get(at.C_BLOCKED_AT) == counter and ticks < channel.get(at.C_BLOCKED_FOR):
-        member = backend.members[backend.areas.numbers[mate]]
-        yield Need(_ticks_key(backend), 0, ticks, member, group)
+        member = group.members[group.memory.numbers[mate]]
+        yield Need(_ticks_key(group), 0, ticks, member, key)
 
 
 def _seen(channel: Channel) -> int | None:
@@ -194,21 +196,21 @@ def _seen(channel: Channel) -> int | None:
     return seen if blocked else None
 
 
-def _states(backend: CpuBackend) -> Iterator[ProgressState]:
+def _states(group: Group) -> Iterator[ProgressState]:
     """Yield how far this rank is in a group and on its links.
 
     What is not busy makes no calls while this thread waits: that is asked before the count. Who is
     in a group that has failed leaves it by that: nothing of it is shown.
     """
-    if cause.known(backend.areas):
+    if cause.known(group.memory):
         return
-    busy = backend.channel.busy()
-    yield ProgressState(_key(backend.group_name), backend.channel.get(at.C_OPS), busy)
-    ticks = int(entry_points.load_word(backend.channel.get(at.C_SELF)))
-    yield ProgressState(_ticks_key(backend), ticks, busy)
-    for link in backend.links.channels():
+    busy = group.channel.busy()
+    yield ProgressState(_key(group.name), group.channel.get(at.C_OPS), busy)
+    ticks = int(entry_points.load_word(group.channel.get(at.C_SELF)))
+    yield ProgressState(_ticks_key(group), ticks, busy)
+    for link in group.links.channels():
         busy = link.busy()
-        yield ProgressState(_link_key(backend, link), _count(link), busy)
+        yield ProgressState(_link_key(group, link), _count(link), busy)
 
 
 def _count(link: Channel) -> int:
@@ -218,12 +220,13 @@ def _count(link: Channel) -> int:
     return int(entry_points.load_word(link.get(at.C_SELF)))
 
 
-def _words(number: int, backend: Waiter, channel: Channel) -> str:
-    group = f"of group {backend.group_name!r}"
+def _words(number: int, group: Group, channel: Channel) -> str:
+    """Return the text in which a deadlock error names this rank's wait."""
+    name = f"of group {group.name!r}"
     if channel.shared.kind == at.COLLECTIVE:
-        seq, rank = channel.get(at.C_OPS), backend.areas.rank
-        what = called(backend.areas.record(rank, seq) or "a call", backend.areas.site(rank, seq))
-        return f"rank {number} waits in #{seq} {group}, {what}"
-    name = "send" if channel.shared.kind == at.SENDER else "recv"
-    what = called(f"{name} #{channel.get(at.C_OPS) + 1} {group}", here())
+        seq, memory = channel.get(at.C_OPS), group.memory
+        what = called(memory.record(memory.rank, seq) or "a call", memory.site(memory.rank, seq))
+        return f"rank {number} waits in #{seq} {name}, {what}"
+    call = "send" if channel.shared.kind == at.SENDER else "recv"
+    what = called(f"{call} #{channel.get(at.C_OPS) + 1} {name}", here())
     return f"rank {number} waits in {what}"

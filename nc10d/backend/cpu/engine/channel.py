@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from nc10d.backend.cpu.native import entry_points, interpreter, prepared_message
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked
-
-if TYPE_CHECKING:
-    from nc10d.ops import Recv, Send
 
 Words = npt.NDArray[np.int64]
 A_FEW = 4
@@ -77,7 +74,7 @@ class Channel:
         self._halted = False
         self.given_up = False
         # Submissions in flight: descriptors and what they point to stay alive by these.
-        self.flying: dict[int, Submission] = {}
+        self.in_flight: dict[int, Submission] = {}
         self._credit = 0
         self._rings: dict[int, Words] = {}
         self._fill(shared, process, bell_bit, waiting)
@@ -138,8 +135,8 @@ class Channel:
 
     def submit(self, submission: Submission) -> None:
         """Append to the ring."""
-        self.forget_ended()
-        self.flying[submission.address] = submission
+        self.reap()
+        self.in_flight[submission.address] = submission
         while (answer := entry_points.submit(self.address, submission.address)) != at.DONE:
             self._before(submission, call_sites.learn if answer == at.NEW_SITE else self._lengthen)
 
@@ -169,53 +166,49 @@ class Channel:
         return answer, submission
 
     def submit_message(
-        self, model: Submission, op: Send | Recv, deadline_ns: int, spins: int
+        self, model: Submission, x: Any, tag: int, keep: Any, deadline_ns: int, spins: int
     ) -> tuple[int, Submission]:
         """Submit a plain message like `model`; see messages.submit_message for `spins`."""
-        submission = self._blank(1, (model, op))
+        submission = self._blank(1, (model, keep))
         end, words, like = self.address, submission.words, model.address
-        answer = prepared_messages.submit_message(
-            end, words, like, deadline_ns, op.x, op.tag, spins
-        )
+        answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
         while answer == at.NEW_SITE:
             self._before(submission, call_sites.learn)
-            answer = prepared_messages.submit_message(
-                end, words, like, deadline_ns, op.x, op.tag, spins
-            )
+            answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission
 
     def _blank(self, arrays: int, keep: Any) -> Submission:
         """Return a submission in flight with room for so many arrays, to be filled in."""
-        self.forget_ended()
+        self.reap()
         submission = Submission.__new__(Submission)
         submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
         submission.address = address = plain.address(words)
         submission.keep = keep
-        self.flying[address] = submission
+        self.in_flight[address] = submission
         return submission
 
-    def forget_ended(self) -> None:
+    def reap(self) -> None:
         """Let the arrays of what has ended go: a Work that was dropped forgets nothing.
 
         Whoever has seen an operation of the channel end calls this; nobody else would.
         """
-        while (one := self._oldest_flying()) is not None and one.finished():
+        while (one := self._oldest_in_flight()) is not None and one.finished():
             self._drop(one)
         # Receives end in another order than they were posted in: now and then all are looked at.
         self._credit += A_FEW
-        if self.shared.kind == at.RECEIVER and self._credit >= len(self.flying):
+        if self.shared.kind == at.RECEIVER and self._credit >= len(self.in_flight):
             self._credit = 0
-            for one in list(self.flying.values()):
+            for one in list(self.in_flight.values()):
                 if one.finished():
                     self._drop(one)
 
-    def _oldest_flying(self) -> Submission | None:
+    def _oldest_in_flight(self) -> Submission | None:
         """Return what was submitted first of what is known to be in flight."""
         while True:
             try:
-                return next(iter(self.flying.values()), None)
+                return next(iter(self.in_flight.values()), None)
             except RuntimeError:  # another thread has just changed it
                 continue
 
@@ -226,16 +219,16 @@ class Channel:
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""
-        return next((one for one in list(self.flying.values()) if not one.finished()), None)
+        return next((one for one in list(self.in_flight.values()) if not one.finished()), None)
 
     def forget(self, submission: Submission) -> None:
         """Drop a submission that has ended, and others that have."""
         self._drop(submission)
-        if self.flying:
-            self.forget_ended()
+        if self.in_flight:
+            self.reap()
 
     def _drop(self, submission: Submission) -> None:
-        self.flying.pop(submission.address, None)
+        self.in_flight.pop(submission.address, None)
 
     def stop(self) -> None:
         """Stop for good: nothing touches users' arrays once this has returned, no peer either."""
@@ -251,7 +244,7 @@ class Channel:
                 take_back(self.shared.area, self.shared.mates())
             self.words[at.C_LENT_BYTES // 8] = 0
         self.broken = True
-        self.flying.clear()
+        self.in_flight.clear()
 
     def held(self) -> bool:
         """Say whether this thread is in the middle of a program that it runs itself."""

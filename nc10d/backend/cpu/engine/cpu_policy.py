@@ -6,15 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.algorithms.tuning import Boards
 from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
-
 
 BY_CPU = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
 """How quick boards are, by LLVM's names of CPUs."""
@@ -42,13 +37,14 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
     return float("inf") if limit == "max" else max(1.0, int(limit) / int(period))
 
 
-def roomy(mates: Sequence[RankInfo]) -> bool:
-    """Say whether ranks of a host have a core each: cores that they may use together, one quota.
+def roomy(cores: Sequence[Sequence[int]], quotas: Sequence[float]) -> bool:
+    """Return whether the ranks of a host have a core each.
 
-    A launcher may have bound each to a core of its own. All look at the same cards, so all agree.
+    `cores` and `quotas` have an entry for each rank: the cores that it may use, and the cores' time
+    that its cgroup may use. Every rank passes the same values, so all of them agree.
     """
-    together = {core for card in mates for core in card.cores}
-    return len(mates) <= min(float(len(together)), *(card.quota for card in mates))
+    together = {core for mine in cores for core in mine}
+    return len(cores) <= min(float(len(together)), *quotas)
 
 
 def own_boards() -> Boards:
@@ -67,9 +63,9 @@ def own_boards() -> Boards:
     return known[asked]
 
 
-def boards(mates: Sequence[RankInfo]) -> Boards:
-    """Say how quick boards are on a host; all look at the same cards, so all agree."""
-    return Boards(min(card.boards for card in mates))
+def boards(grades: Sequence[int]) -> Boards:
+    """Return how quick staging buffers are on a host, given each rank's grade."""
+    return Boards(min(grades))
 
 
 def waiting_policy(has_room: bool) -> WaitPolicy:

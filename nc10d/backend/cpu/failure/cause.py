@@ -1,91 +1,89 @@
-"""Why a group failed, as all of its ranks will say it: the first cause wins, everywhere.
+"""Why a group failed, as all of its ranks report it: the first cause wins, everywhere.
 
-The rank that learns a cause writes it into its own shared part, and then competes for one word,
-the first rank's: whoever sets it decides. The winner's number is copied into everyone's word,
-which is what every wait looks at. Memory outlives its owner, so dead ranks do not matter.
+On one host: the rank that learns a cause writes it into its own area, and then competes for one
+word, the abort word of the first rank. The winner's number is copied into the abort word of every
+rank, and every wait looks at that word. Memory outlives its owner, so dead ranks do not matter.
+
+A group that spans hosts first agrees on one cause by consensus; then each host publishes it so.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from nc10d.backend.cpu.control.group_control import ignored
+from nc10d.backend.cpu.control.group_control import GroupControl, ignored
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import error_wire
 from nc10d.errors import DistError
 
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.memory.group_memory import GroupMemory
-
-
-def publish(areas: GroupMemory, error: DistError) -> None:
-    """Make `error` the group's cause unless there is one already; every rank wakes up."""
-    first = areas.address(0) + at.AREA_ABORT
-    with areas.reporting:
-        # Peers may be reading what this rank reported first: it is never written again.
-        if not areas.reported and entry_points.load_word(first) == 0:
-            areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
-            areas.reported = True
-    winner = entry_points.load_word(first)
-    if winner == 0:
-        winner = entry_points.compare_and_swap(first, 0, areas.rank + 1) or areas.rank + 1
-    for rank in range(areas.size):
-        entry_points.compare_and_swap(areas.address(rank) + at.AREA_ABORT, 0, winner)
-
-
-def read(areas: GroupMemory) -> DistError | None:
-    """Return the group's cause as an error of this rank, or None."""
-    winner = entry_points.load_word(areas.address(areas.rank) + at.AREA_ABORT)
-    return error_wire.read(areas.read_cause(winner - 1)) if winner else None
-
-
-def known(areas: GroupMemory) -> bool:
-    """Say whether the group has a cause to fail."""
-    return bool(entry_points.load_word(areas.address(areas.rank) + at.AREA_ABORT))
-
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.group_control import GroupControl
-    from nc10d.backend.cpu.memory.group_memory import GroupMemory
-
 TOPIC = "cause"
 _LOOK = 0.5
 
 
-class AgreedCause:
-    """One group's cause, as one of its ranks comes to know it."""
+def publish(memory: GroupMemory, error: DistError) -> None:
+    """Make `error` the group's cause on this host, unless there is one already; wake all ranks."""
+    first = memory.address(0) + at.AREA_ABORT
+    with memory.reporting:
+        # Peers may be reading the cause that this rank has written: it is written only once.
+        if not memory.reported and entry_points.load_word(first) == 0:
+            memory.write_cause(error_wire.written(error, at.CAUSE_BYTES))
+            memory.reported = True
+    winner = entry_points.load_word(first)
+    if winner == 0:
+        mine = memory.rank + 1
+        winner = entry_points.compare_and_swap(first, 0, mine) or mine
+    for rank in range(memory.size):
+        entry_points.compare_and_swap(memory.address(rank) + at.AREA_ABORT, 0, winner)
 
-    def __init__(self, council: GroupControl, areas: GroupMemory) -> None:
-        self._council, self._areas = council, areas
+
+def read(memory: GroupMemory) -> DistError | None:
+    """Return the group's cause as an error of this rank, or None."""
+    winner = entry_points.load_word(memory.address(memory.rank) + at.AREA_ABORT)
+    return error_wire.read(memory.read_cause(winner - 1)) if winner else None
+
+
+def known(memory: GroupMemory) -> bool:
+    """Return whether the group has failed."""
+    return bool(entry_points.load_word(memory.address(memory.rank) + at.AREA_ABORT))
+
+
+class AgreedCause:
+    """The cause of a group that spans hosts; `ring` wakes this host's ranks, given a bit mask."""
+
+    def __init__(
+        self, control: GroupControl, memory: GroupMemory, ring: Callable[[int], None]
+    ) -> None:
+        self._control, self._memory, self._ring = control, memory, ring
         self._closed = False
         self._guard = threading.Lock()
-        council.on_decision = self._decided
+        control.on_decision = self._decided
 
     def report(self, error: DistError, *, wait: bool) -> None:
-        """Have the group fail, for `error` or whatever is decided; `wait` until that is known."""
+        """Propose `error` as the cause; with `wait`, block until some cause is agreed."""
         if self._closed:
             return
-        self._council.propose(TOPIC, error_wire.written(error, at.CAUSE_BYTES).decode())
+        self._control.propose(TOPIC, error_wire.written(error, at.CAUSE_BYTES).decode())
         while wait and not self.known():
-            self._council.until(self.known, _LOOK)
+            self._control.until(self.known, _LOOK)
 
     def known(self) -> bool:
-        """Say whether there is nothing left to wait for."""
-        return self._closed or known(self._areas)
+        """Return whether there is nothing left to wait for."""
+        return self._closed or known(self._memory)
 
     def close(self) -> None:
-        """Enter no cause any more: the group's memory may be another's."""
+        """Publish no cause any more: the group's memory may belong to another group."""
         with self._guard:
             self._closed = True
-        self._council.on_decision = ignored  # they are not to keep each other
-        self._council.notify()
+        self._control.on_decision = ignored  # breaks the cycle between the two objects
+        self._control.notify()
 
     def _decided(self, topic: str, value: str) -> None:
         if topic != TOPIC:
             return
         with self._guard:
             if not self._closed:
-                publish(self._areas, error_wire.read(value))
-                self._areas.host.ring(self._areas.bits())
+                publish(self._memory, error_wire.read(value))
+                self._ring(self._memory.bits())

@@ -12,6 +12,7 @@ from typing import Any
 
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine.call_sites import called, text_in
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -40,21 +41,23 @@ class ErrorText:
 
     def __init__(
         self,
+        context: Context,
         name: str,
-        areas: GroupMemory,
+        memory: GroupMemory,
         channel: Channel,
         links: Links,
-        outside: RemoteGroup | None,
+        remote: RemoteGroup | None,
     ) -> None:
+        self._context = context
         self._name = name
-        self._areas = areas
+        self._memory = memory
         self._channel = channel
         self._links = links
-        self._outside = outside
+        self._remote = remote
 
     def number(self, blocked_on: int) -> int:
-        """Return the rank that the engine means: a mate's number, or ~rank on another host."""
-        return ~blocked_on if blocked_on < 0 else self._areas.numbers[blocked_on]
+        """Return the rank that the engine means: a peer's number, or ~rank on another host."""
+        return ~blocked_on if blocked_on < 0 else self._memory.numbers[blocked_on]
 
     def mine(self, ops: Sequence[Op], channel: Channel | None = None) -> tuple[str, int, str]:
         """Return what this rank is doing: operation, sequence number, both as text."""
@@ -65,8 +68,8 @@ class ErrorText:
             name = "send" if channel.shared.kind == at.SENDER else "recv"
             seq = self._number_of(channel)
             return name, seq, f"{name} #{seq}"
-        look = self._areas.last_record if ops else self._areas.latest
-        seq, last = look(self._areas.rank)
+        look = self._memory.last_record if ops else self._memory.latest
+        seq, last = look(self._memory.rank)
         name = describe(ops) if ops else last.partition("(")[0]
         return name, seq, f"{name} #{seq}"
 
@@ -81,14 +84,14 @@ class ErrorText:
 
         That is since it began the collective that it is in; None if it is in none.
         """
-        begun = self._areas.begun(self._areas.rank) if self._channel.busy() else 0
+        begun = self._memory.begun(self._memory.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.numbers()}
 
     def numbers(self) -> dict[int, int]:
         """Return the number of what each rank of this host began last, on any device."""
-        areas = self._areas
-        return {number: areas.latest(mate)[0] for mate, number in enumerate(areas.numbers)}
+        memory = self._memory
+        return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.numbers)}
 
     def late(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None
@@ -97,7 +100,7 @@ class ErrorText:
         name, seq, text = self.mine(ops, channel)
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
-            f"{text} of group {self._name!r} timed out on rank {self._areas.number}{whom}"
+            f"{text} of group {self._name!r} timed out on rank {self._memory.number}{whom}"
             f"{self._elsewhere()}{self.everyone()}"
         )
         known = self._known()
@@ -105,23 +108,21 @@ class ErrorText:
 
     def _elsewhere(self) -> str:
         """Say in which other groups ranks of this host wait for this one."""
-        told = []
-        for group in self._areas.host.live_groups():
-            areas = group.areas
-            if areas is self._areas:
+        waits = []
+        for name, memory in list(self._context.memories.items()):
+            if memory is self._memory:
                 continue
-            mine, _ = areas.last_record(areas.rank)
-            for mate, rank in enumerate(areas.numbers):
-                seq, what = areas.last_record(mate)
-                # It is in there still, unless it leads.
+            mine, _ = memory.last_record(memory.rank)
+            for peer, rank in enumerate(memory.numbers):
+                seq, what = memory.last_record(peer)
                 if seq > mine:
-                    told.append(
-                        f"rank {rank} of group {group.group_name!r} has come to its #{seq} {what}, "
+                    waits.append(
+                        f"rank {rank} of group {name!r} has come to its #{seq} {what}, "
                         f"which this rank has not called"
                     )
-        if not told:
+        if not waits:
             return ""
-        return f"; meanwhile {listing(told)}: use groups in the same order on all ranks"
+        return f"; meanwhile {listing(waits)}: use groups in the same order on all ranks"
 
     def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
         """A message has not passed within its deadline."""
@@ -130,7 +131,7 @@ class ErrorText:
         seq = self._number_of(channel)
         message = (
             f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
-            f"{self._areas.number}{self.everyone()}"
+            f"{self._memory.number}{self.everyone()}"
         )
         known = self._known()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
@@ -139,23 +140,23 @@ class ErrorText:
         """A rank has closed the group, but is still waited for."""
         name, seq, text = self.mine(ops, channel)
         message = (
-            f"rank {peer} has left group {self._name!r}, but rank {self._areas.number} still waits "
-            f"for it in {text}{self.everyone()}"
+            f"rank {peer} has left group {self._name!r}, but rank {self._memory.number} still "
+            f"waits for it in {text}{self.everyone()}"
         )
         cause = "it has left the group"
         return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._known())
 
-    def dead(self, rank: int, mate: HostPeer) -> PeerLost:
-        """A mate (by its number on the host) has died."""
+    def dead(self, rank: int, peer: HostPeer) -> PeerLost:
+        """A peer (by its number on the host) has died."""
         last = self._last(rank)
-        rank, cause = self._areas.numbers[rank], death(mate)
+        rank, cause = self._memory.numbers[rank], death(peer)
         message = (
             f"rank {rank} of group {self._name!r} is lost: {cause} "
-            f"(pid {mate.pid} on {mate.host}); its last operation was {last}"
+            f"(pid {peer.pid} on {peer.host}); its last operation was {last}"
             f"{self.everyone()}"
         )
         name, mine, _ = self.mine(())
-        fields = {"host": mate.host, "pid": mate.pid, "cause": cause, **self._known()}
+        fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._known()}
         return PeerLost(message, rank=rank, op=name, seq=mine, **fields)
 
     def gone(self, rank: int, card: RankInfo, reason: str) -> PeerLost:
@@ -163,40 +164,41 @@ class ErrorText:
         name, seq, text = self.mine(())
         message = (
             f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
-            f"{card.host}); rank {self._areas.number} was last in {text}{self.everyone()}"
+            f"{card.host}); rank {self._memory.number} was last in {text}{self.everyone()}"
         )
         fields = {"host": card.host, "pid": card.pid, "cause": reason, **self._known()}
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
     def unreadable(self, peer: int) -> PeerLost:
-        """A mate's memory can't be reached any more: nearly always because it has just died."""
-        mate = self._areas.host.mates[self._areas.members[peer]]
-        if ended(mate):
-            return self.dead(peer, mate)
+        """A peer's memory can't be reached any more: nearly always because it has just died."""
+        process = self._memory.peers[peer]
+        if ended(process):
+            return self.dead(peer, process)
         name, seq, text = self.mine(())
-        rank = self._areas.numbers[peer]
+        rank = self._memory.numbers[peer]
         message = (
-            f"the memory of rank {rank} (pid {mate.pid} on {mate.host}) can't be reached any more "
-            f"by rank {self._areas.number} in {text} of group {self._name!r}: its kernel refuses "
+            f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
+            f"any more by rank {self._memory.number} in {text} of group {self._name!r}: its kernel refuses "
             "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
         )
-        return PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, op=name, seq=seq)
+        return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)
 
     def mismatch(self, channel: Channel) -> CollectiveMismatch:
         """A rank called something else than this one."""
-        mate = channel.get(at.C_BLOCKED_ON)
+        index = channel.get(at.C_BLOCKED_ON)
         seq = channel.get(at.C_DISAGREED) or channel.get(at.C_OPS)
-        mine = self._areas.record(self._areas.rank, seq)
-        told = called(mine or "", self._areas.site(self._areas.rank, seq))
-        peer = self.number(mate)
-        if self._outside is not None and mate < 0:
-            theirs = self._outside.streams.seen()
+        memory = self._memory
+        mine = memory.record(memory.rank, seq)
+        ours = called(mine or "", memory.site(memory.rank, seq))
+        peer = self.number(index)
+        if self._remote is not None and index < 0:
+            theirs = self._remote.streams.seen()
         else:
-            last = seq if self._areas.record(mate, seq) else self._areas.last_record(mate)[0]
-            theirs = called(self._areas.record(mate, last) or "", self._areas.site(mate, last))
+            last = seq if memory.record(index, seq) else memory.last_record(index)[0]
+            theirs = called(memory.record(index, last) or "", memory.site(index, last))
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self._name!r}: "
-            f"rank {self._areas.number} called {told}, rank {peer} called {theirs}",
+            f"rank {self._memory.number} called {ours}, rank {peer} called {theirs}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,
@@ -205,7 +207,7 @@ class ErrorText:
     def waits_in(self, channel: Channel) -> tuple[int, str]:
         """Return the number and the name of what waits in a channel of this group."""
         if channel.shared.kind == at.COLLECTIVE:
-            seq, what = self._areas.last_record(self._areas.rank)
+            seq, what = self._memory.last_record(self._memory.rank)
             return seq, what.partition("(")[0]
         return channel.get(at.C_OPS) + 1, "recv" if channel.shared.kind == at.RECEIVER else "send"
 
@@ -213,9 +215,9 @@ class ErrorText:
         """A rank sends other sizes than are awaited from it."""
         if channel.shared.kind == at.RECEIVER:
             return self._wrong_message(channel)
-        me, seq = self._areas.number, channel.get(at.C_OPS)
+        me, seq = self._memory.number, channel.get(at.C_OPS)
         peer = self.number(channel.get(at.C_BLOCKED_ON))
-        op = (self._areas.record(self._areas.rank, seq) or "").partition("(")[0]
+        op = (self._memory.record(self._memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
         awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(me, seq))
         return CollectiveMismatch(
@@ -242,7 +244,7 @@ class ErrorText:
             text_in(entry_points.load_word(receive + at.D_SITE)),
         )
         return CollectiveMismatch(
-            f"the message with tag {tag} from rank {peer} to rank {self._areas.number} has "
+            f"the message with tag {tag} from rank {peer} to rank {self._memory.number} has "
             f"{sent}, but the receive is for {wanted}",
             rank=peer,
             op="recv",
@@ -251,14 +253,14 @@ class ErrorText:
 
     def _site_of(self, rank: int, seq: int) -> str:
         """Return where a rank made a call, "" if that is not known or it is on another host."""
-        numbers = self._areas.numbers
-        return self._areas.site(numbers.index(rank), seq) if rank in numbers else ""
+        numbers = self._memory.numbers
+        return self._memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def everyone(self) -> str:
         """Return what each rank of this host began last, as the end of a message."""
-        if self._areas.size > 16:
+        if self._memory.size > 16:
             return ""
-        told = [f"rank {rank} {self._last(mate)}" for mate, rank in enumerate(self._areas.numbers)]
+        told = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self._memory.numbers)]
         return f"; last operations: {', '.join(told)}"
 
     def _last(self, rank: int) -> str:
@@ -267,7 +269,7 @@ class ErrorText:
         Messages leave no record here that others could read, only counts; so they are told of a
         rank that has done nothing else.
         """
-        seq, what = self._areas.latest(rank)
+        seq, what = self._memory.latest(rank)
         if seq:
             return f"#{seq} {what}"
         ends = self._links.used(rank)

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
+from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.cause import AgreedCause
 from nc10d.backend.cpu.failure.error_text import ErrorText, named
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
-from nc10d.backend.cpu.memory.host_peer import HostPeer
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links
@@ -42,21 +42,23 @@ class Health:
 
     def __init__(
         self,
+        context: Context,
         name: str,
-        areas: GroupMemory,
+        memory: GroupMemory,
         channel: Channel,
         links: Links,
-        outside: RemoteGroup | None,
-        council: GroupControl,
+        remote: RemoteGroup | None,
+        control: GroupControl,
     ) -> None:
+        self._context = context
         self._name = name
-        self._areas = areas
-        self._outside = outside
-        self._council = council
-        self._verdict = None if outside is None else AgreedCause(council, areas)
+        self._memory = memory
+        self._remote = remote
+        self._control = control
+        self._agreed = None if remote is None else AgreedCause(control, memory, context.ring)
         self._channel = channel
         self._links = links
-        self._reasons = ErrorText(name, areas, channel, links, outside)
+        self._text = ErrorText(context, name, memory, channel, links, remote)
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
@@ -68,7 +70,7 @@ class Health:
     def failure(self) -> DistError | None:
         """Return why the group has failed, or None; blocks until its channels are stopped."""
         if self._failure is None:
-            found = cause.read(self._areas)
+            found = cause.read(self._memory)
             if found is None:
                 return None
             with self._lock:
@@ -78,7 +80,7 @@ class Health:
                     self._failure = found
             if first and self.on_failure is not None:
                 self.on_failure(found)
-            self._areas.host.poke_notifier()
+            self._context.poke_notifier()
         return self._failure
 
     def check(self) -> None:
@@ -93,12 +95,12 @@ class Health:
 
     def in_circle(self, channel: Channel, verdict: str) -> DistError:
         """Return the error of ranks that wait in a circle, this one in a channel."""
-        rank, (seq, op) = self._blocked_on(channel), self._reasons.waits_in(channel)
+        rank, (seq, op) = self._blocked_on(channel), self._text.waits_in(channel)
         return CollectiveMismatch(verdict, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
     def trouble(self, channel: Channel, deadline: Deadline) -> bool:
         """Say whether there is a reason to stop waiting; changes nothing."""
-        if self._failure is not None or cause.read(self._areas) is not None:
+        if self._failure is not None or cause.read(self._memory) is not None:
             return True
         return self._deserter(channel) is not None or deadline.expired()
 
@@ -116,7 +118,7 @@ class Health:
             return self._fail(self._circle)
         deserter = self._deserter(channel)
         if deserter is not None:
-            return self._fail(self._reasons.left(deserter, ops, channel))
+            return self._fail(self._text.left(deserter, ops, channel))
         return self.fail_timeout(ops, channel) if deadline.expired() else None
 
     def _deserter(self, channel: Channel) -> int | None:
@@ -144,33 +146,33 @@ class Health:
     def has_left(self, rank: int) -> bool:
         """Say whether a rank has closed the group."""
         if self._away(rank):
-            return rank in self._council.left
-        return self._areas.state(self._areas.numbers.index(rank)) == at.CLOSED
+            return rank in self._control.left
+        return self._memory.state(self._memory.numbers.index(rank)) == at.CLOSED
 
     def deserted(self) -> bool:
         """Say whether all other ranks have closed the group, and nothing can be on its way."""
-        peers = [rank for rank in self._areas.numbers if rank != self._areas.number]
-        return self._outside is None and bool(peers) and all(map(self.has_left, peers))
+        peers = [rank for rank in self._memory.numbers if rank != self._memory.number]
+        return self._remote is None and bool(peers) and all(map(self.has_left, peers))
 
     def fail_deserted(self, ops: Sequence[Op]) -> DistError:
         """Whoever could do what these operations wait for has left: that fails the group."""
-        peer = next(rank for rank in self._areas.numbers if rank != self._areas.number)
-        return self._fail(self._reasons.left(peer, ops, None))
+        peer = next(rank for rank in self._memory.numbers if rank != self._memory.number)
+        return self._fail(self._text.left(peer, ops, None))
 
     def _away(self, rank: int) -> bool:
-        return self._outside is not None and self._outside.has(rank)
+        return self._remote is not None and self._remote.has(rank)
 
     def _blocked_on(self, channel: Channel) -> int | None:
         if channel.get(at.C_BLOCKED_AT) == 0:
             return None
         if channel.shared.kind == at.COLLECTIVE:
-            peer = self._reasons.number(channel.get(at.C_BLOCKED_ON))
-            return None if peer == self._areas.number else peer  # a gate of my own
+            peer = self._text.number(channel.get(at.C_BLOCKED_ON))
+            return None if peer == self._memory.number else peer  # a gate of my own
         return self._links.peer_of(channel)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return what each rank of this host began last: as the end of a message, and numbers."""
-        return self._reasons.everyone(), self._reasons.numbers()
+        return self._text.everyone(), self._text.numbers()
 
     # -- failing ---------------------------------------------------------------------------
 
@@ -178,20 +180,20 @@ class Health:
         """Fail the group with `reason` on every rank; the first reason wins."""
         error = named(reason)
         error.group = error.group or self._name
-        op, seq, _ = self._reasons.mine(())
+        op, seq, _ = self._text.mine(())
         error.op = error.op or op
         error.seq = seq if error.seq is None else error.seq
-        if self._verdict is not None:
+        if self._agreed is not None:
             # Not under the lock: the answer comes through a thread that may want it.
-            self._verdict.report(error, wait=not self._areas.host.in_control())
+            self._agreed.report(error, wait=not self._context.in_control())
             self.failure()
             return
         # Once the group is closed, its memory may be another's.
         with self._lock:
             if self.closed:
                 return
-            cause.publish(self._areas, error)
-            self._areas.host.ring(self._areas.bits())
+            cause.publish(self._memory, error)
+            self._context.ring(self._memory.bits())
         self.failure()
 
     def close(self) -> bool:
@@ -203,12 +205,12 @@ class Health:
                 return False
             self.closed = True
             # First of all: nobody may read arrays that their owners are about to get back.
-            self._areas.show_closed()
-            if self._verdict is not None:
-                self._verdict.close()
+            self._memory.show_closed()
+            if self._agreed is not None:
+                self._agreed.close()
             if self._failure is None:
                 self._stop()
-                message = f"group {self._name!r} has been closed on rank {self._areas.number}"
+                message = f"group {self._name!r} has been closed on rank {self._memory.number}"
                 self._failure = GroupClosed(message, group=self._name)
         return True
 
@@ -217,13 +219,13 @@ class Health:
         if answer == at.LATE:
             self.fail_timeout((), channel)
         elif answer == at.MISMATCH:
-            self.abort(self._reasons.mismatch(channel))
+            self.abort(self._text.mismatch(channel))
         elif answer == at.SIZES:
-            self.abort(self._reasons.wrong_sizes(channel))
+            self.abort(self._text.wrong_sizes(channel))
         elif answer == at.LOST:
             self._link_failed(channel)
         elif answer == at.UNREADABLE:
-            self.abort(self._reasons.unreadable(channel.get(at.C_BLOCKED_ON)))
+            self.abort(self._text.unreadable(channel.get(at.C_BLOCKED_ON)))
         else:
             self.failure()
 
@@ -231,41 +233,43 @@ class Health:
         """An operation's own deadline has passed: that fails the group."""
         peer = None if channel is None else self._blocked_on(channel)
         if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
-            return self._fail(self._reasons.late_message(peer, channel))
-        return self._fail(self._reasons.late(peer, ops, channel))
+            return self._fail(self._text.late_message(peer, channel))
+        return self._fail(self._text.late(peer, ops, channel))
 
-    def on_death(self, mate: HostPeer) -> None:
-        """The kernel says that a rank of the host is gone."""
-        if mate.rank not in self._areas.members or self.closed:
+    def on_death(self, number: int) -> None:
+        """React to the death of a process of this host, rank `number` of the job."""
+        numbers = [peer.number for peer in self._memory.peers]
+        if number not in numbers or self.closed:
             return
-        rank = self._areas.members.index(mate.rank)
-        if self._areas.state(rank) != at.CLOSED:
-            self.abort(self._reasons.dead(rank, mate))
+        rank = numbers.index(number)
+        if self._memory.state(rank) != at.CLOSED:
+            self.abort(self._text.dead(rank, self._memory.peers[rank]))
 
-    def on_lost(self, rank: int, card: RankInfo, reason: str) -> None:
-        """A rank of another host can't be reached any more."""
+    def on_lost(self, rank: int, reason: str) -> None:
+        """React to the end of the control connection to a rank on another host."""
         if not self.closed and not self.has_left(rank):
-            self.abort(self._reasons.gone(rank, card, reason))
+            self.abort(self._text.gone(rank, self._info_of(rank), reason))
+
+    def _info_of(self, rank: int) -> RankInfo:
+        return self._context.infos[self._control.members[rank]]
 
     def _link_failed(self, channel: Channel) -> None:
-        """A link has ended under a program: say what has become of the rank behind it."""
-        assert self._outside is not None
-        rank = self._reasons.number(channel.get(at.C_BLOCKED_ON))
-        council, verdict = self._council, self._verdict
-        assert verdict is not None, "it has a link to another host"
-        council.until(
-            lambda: self.has_left(rank) or council.lost(rank) is not None or verdict.known(),
+        """Fail the group after the end of a connection, with the cause that explains it best."""
+        assert self._remote is not None
+        rank = self._text.number(channel.get(at.C_BLOCKED_ON))
+        control, agreed = self._control, self._agreed
+        assert agreed is not None, "the group has a connection to another host"
+        control.until(
+            lambda: self.has_left(rank) or control.lost(rank) is not None or agreed.known(),
             LAST_WORD,
         )
         if self.failure() is not None:
             return
         if self.has_left(rank):
-            self.abort(self._reasons.left(rank, (), channel))
+            self.abort(self._text.left(rank, (), channel))
             return
-        card = self._areas.host.cards[council.members[rank]]
-        self.abort(
-            self._reasons.gone(rank, card, council.lost(rank) or self._outside.error(channel))
-        )
+        reason = control.lost(rank) or self._remote.error(channel)
+        self.abort(self._text.gone(rank, self._info_of(rank), reason))
 
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
@@ -286,12 +290,12 @@ class Health:
         self._links.stop()
 
     def disown(self) -> None:
-        """Be over in a forked child."""
+        """Mark the group as inherited in a forked child; idempotent."""
         self._lock = threading.RLock()
         self.closed = True
         self._failure = ForkedGroupError(
             f"group {self._name!r} belongs to the process that forked this one",
             group=self._name,
-            rank=self._areas.number,
+            rank=self._memory.number,
             pid=os.getpid(),
         )

@@ -1,20 +1,33 @@
-"""What is known already and ready to run again: the base of known operations and messages."""
+"""Prepared calls: operations that have passed all checks, ready to run again.
+
+The same call with arrays of the same dtype and sizes needs no check in Python: compiled code looks
+at the arrays themselves (are they plain ndarrays of this dtype and size, do they overlap), writes
+their addresses into words that are laid out once, and runs.
+
+| class | prepared for | `x`, `y` |
+|---|---|---|
+| PreparedCollective | one collective on one or two plain arrays | its arrays; one array twice |
+| PreparedMessage | a send to, or a receive from, one peer | array, tag |
+| PreparedProgram | any collectives, on arrays whose addresses stand in a table | the ops, None |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words
+from nc10d.backend.cpu.engine.clock import deadline_ns
+from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.native import prepared_messages
+from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
+from nc10d.backend.cpu.works import CompletedMessage, CpuWork, PartWaiter
+from nc10d.base.deadline import Deadline
 from nc10d.kernels.lazy import EntryPoint
 from nc10d.ops import (
     AllGather,
@@ -28,111 +41,63 @@ from nc10d.ops import (
     ReduceScatter,
     Send,
 )
+from nc10d.work import Work
+
+AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
+"""How long the start of a short message may wait for its peer: not at all, or for a spin."""
+NOTHING = np.empty(0, np.uint8)
+"""Stands for the array of a barrier, which has none."""
+_WORD = 8
 
 
 class Prepared:
-    """A prepared operation: `run(words, x, y)` runs it again, on its channel."""
+    """The base of prepared calls; see nc10d.group.dispatch.PreparedCall."""
 
-    __slots__ = ("channel", "flying", "run", "words")
+    __slots__ = ("bulky", "channel", "in_flight", "run", "words")
 
-    def __init__(self, channel: Channel, words: Words) -> None:
-        self.channel, self.flying, self.words = channel, channel.flying, words
-        self.run: EntryPoint = self._first
+    def __init__(self, channel: Channel, words: Any) -> None:
+        self.channel, self.in_flight, self.words = channel, channel.in_flight, words
+        self.run: Callable[[Any, Any, Any], int] = self._first
+        self.bulky = False
 
     def entry(self) -> EntryPoint:
-        """Return the compiled function that runs it; may block to compile it."""
+        """Return the compiled function that runs the call; may block to compile it."""
         raise NotImplementedError
 
-    def ops(self, x: Any, y: Any) -> tuple[Op, ...]:
-        """Return the operation on these arguments, for whoever has to tell of it."""
+    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+        """Return the call as operations, for errors and Works."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Tidy up after what began in `run` and was driven to its end, or failed, elsewhere."""
+        """Clean up after a call that blocked in `run`, once it has ended or failed."""
 
-    def _first(self, words: Words, x: Any, y: Any) -> int:
-        """Run it for the first time; from then on the compiled function is called directly."""
+    def start(
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        how_soon: int = AT_ONCE,
+    ) -> Work | None:
+        """Submit the call and return its Work; None if it does not fit now: nothing has happened.
+
+        `here`: this thread is about to wait for the Work, so it advances even a long message.
+        """
+        raise NotImplementedError
+
+    def _first(self, words: Any, x: Any, y: Any) -> int:
+        """Run for the first time; later calls go to the compiled function directly."""
         self.run = run = self.entry()
-        # This frame is one of ours that the engine must learn: else it asks in vain each time.
+        # This frame is nc10d's own, and the engine learns that here: the frames of later calls
+        # differ, and an unknown frame costs a second attempt each time.
         while (answer := run(words, x, y)) == at.NEW_SITE:
             call_sites.learn()
         return int(answer)
 
 
-@dataclass(slots=True)
-class PreparedBatch:
-    """A batch that may come again: how its arrays were, and its program.
-
-    `table` has three columns: addresses, dtypes and element counts.
-    """
-
-    reductions: list[Any]
-    table: Words
-    address: int
-    linked: Linked
-    shape: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class NewBatch:
-    """A batch of plain arrays seen for the first time: what to remember once it has a program."""
-
-    key: tuple[int, ...]
-    reductions: list[Any]
-    table: Words
-    address: int
-    shape: tuple[Any, ...]
-
-
-_WORD = 8
-
-
-class PreparedMessage(Prepared):
-    """A message's channel, and a descriptor of it, `words`; `inbox` is None for a send.
-
-    A `small` one fits in half a board, a `near` one is to a rank of this host; one that is both is
-    `short`: it never waits in the middle. One that is neither is `bulky`.
-    """
-
-    __slots__ = ("address", "bulky", "dtype", "inbox", "model", "near", "peer", "short", "small")
-
-    def __init__(
-        self,
-        channel: Channel,
-        model: Submission,
-        inbox: Inbox | None,
-        peer: int,
-        small: bool,
-        near: bool,
-        dtype: Any,
-    ) -> None:
-        super().__init__(channel, model.words)
-        model.words[at.D_CHANNEL // _WORD] = channel.address
-        self.model, self.address = model, model.address
-        self.inbox, self.peer, self.dtype = inbox, peer, dtype
-        self.small, self.near = small, near
-        self.short = small and near
-        self.bulky = not (small or near)
-
-    def entry(self) -> EntryPoint:
-        """Return run_message."""
-        return prepared_messages.run_message
-
-    def ops(self, x: Any, tag: Any) -> tuple[Op, ...]:
-        """Return the message with this array and tag, for whoever has to tell of it."""
-        return (Send(x, self.peer, tag) if self.inbox is None else Recv(x, self.peer, tag),)
-
-    def end(self) -> None:
-        """Let others receive again, after what run_message had begun here."""
-        self.channel.words[at.C_RECEIVING // _WORD] = 0
-
-
-NOTHING = np.empty(0, np.uint8)
-"""What a barrier has for an array."""
-
-
 class PreparedCollective(Prepared):
-    """A program and the arrays that it is for, as words for compiled code at `address`."""
+    """One collective on plain arrays: its program, and what the arrays must be like."""
 
     __slots__ = ("_extra", "_keep", "_kind", "address")
 
@@ -159,15 +124,174 @@ class PreparedCollective(Prepared):
             np.int64,
         )
         super().__init__(channel, words)
-        self.address: int = plain.address(words)
+        self.address: int = prepared_calls.address(words)
 
     def entry(self) -> EntryPoint:
         """Return run_known."""
-        return plain.run_known
+        return prepared_calls.run_known
 
-    def ops(self, x: Any, y: Any) -> tuple[Op, ...]:
-        """Return the operation on these arrays, for whoever has to tell of it."""
-        return (_PARTS[self._kind][1](self._extra, x, y),)
+    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+        """Return the collective on these arrays."""
+        return (PARTS[self._kind][1](self._extra, x, y),)
+
+    def start(
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        how_soon: int = AT_ONCE,
+    ) -> Work | None:
+        """Submit the collective; a short one is advanced by this thread first."""
+        _ = prepared_calls.submit_known  # compiled before the deadline starts to run
+        deadline, ops = Deadline.after(timeout), self.ops(x, y)
+        answer, submission = self.channel.submit_known(
+            self.address, x, y, (ops, self), deadline_ns(deadline)
+        )
+        if answer == at.BUSY:
+            return None
+        if answer < 0 and answer != at.ABORTED:
+            waiter.engine_failed(self.channel, answer)
+        return CpuWork(waiter, ops, [(self.channel, submission)], deadline)
+
+
+class PreparedMessage(Prepared):
+    """One message; `words` is a descriptor of it, and `inbox` is None for a send.
+
+    A `small` message fits into a slot of the link's staging buffer; a `near` one goes to a rank of
+    this host. A message that is both is `short`: once begun, it never waits. A message that is
+    neither is `bulky`.
+    """
+
+    __slots__ = ("address", "dtype", "inbox", "model", "near", "peer", "short", "small")
+
+    def __init__(
+        self,
+        channel: Channel,
+        model: Submission,
+        inbox: Inbox | None,
+        peer: int,
+        small: bool,
+        near: bool,
+        x: Any,
+    ) -> None:
+        super().__init__(channel, model.words)
+        model.words[at.D_CHANNEL // _WORD] = channel.address
+        model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
+        model.words[at.D_ARRAY_COUNT // _WORD] = x.size
+        self.model, self.address = model, model.address
+        self.inbox, self.peer, self.dtype = inbox, peer, x.dtype
+        self.small, self.near = small, near
+        self.short = small and near
+        self.bulky = not (small or near)
+
+    def entry(self) -> EntryPoint:
+        """Return run_message."""
+        return prepared_messages.run_message
+
+    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+        """Return the message with this array and tag."""
+        return (Send(x, self.peer, y) if self.inbox is None else Recv(x, self.peer, y),)
+
+    def end(self) -> None:
+        """Let other threads receive again, after a receive that run_message had begun."""
+        self.channel.words[at.C_RECEIVING // _WORD] = 0
+
+    def start(
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        how_soon: int = AT_ONCE,
+    ) -> Work | None:
+        """Send or receive; a short message that ends at once (or `how_soon`) is not submitted.
+
+        With `here` this thread advances even a long message, but not a bulky one: the worker
+        moves that beside others.
+        """
+        if self.short and self._ends(x, y, how_soon):
+            kind = Send if self.inbox is None else Recv
+            return CompletedMessage(kind, self.peer, x, y)
+        if self.inbox is None:
+            return self._submit(waiter, x, y, timeout, here)
+        with self.inbox.lock, self.inbox:
+            return None if self.inbox.early else self._submit(waiter, x, y, timeout, here)
+
+    def _ends(self, x: Any, tag: int, how_soon: int) -> bool:
+        """Try to send or receive a short message now; False: nothing has happened."""
+        try_message = prepared_messages.try_message
+        while (answer := try_message(self.address, x, tag, how_soon)) == at.NEW_SITE:
+            call_sites.learn()
+        if answer != at.DONE:
+            return False
+        if self.in_flight:
+            self.channel.reap()
+        return True
+
+    def _submit(
+        self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool
+    ) -> Work | None:
+        _ = prepared_messages.submit_message  # compiled before the deadline starts to run
+        channel, deadline, spins = self.channel, Deadline.after(timeout), -1
+        if self.small or (here and not self.bulky):
+            spins = LOOKS
+        elif self.near and self.inbox is None:
+            spins = 0  # the peer reads the array where it lies, which takes longer than a spin
+        ops = self.ops(x, tag)
+        limit = deadline_ns(deadline)
+        answer, submission = channel.submit_message(self.model, x, tag, ops, limit, spins)
+        if answer == at.BUSY:
+            return None
+        if answer < 0 and answer != at.ABORTED:
+            waiter.engine_failed(channel, answer)
+        sender = None if self.inbox is None else self.peer
+        return CpuWork(waiter, ops, [(channel, submission)], deadline, sender=sender)
+
+
+class PreparedProgram(Prepared):
+    """A program on arrays whose addresses stand in the words at `table`, which `keep` keeps valid.
+
+    `x` in `run` and `start` are the operations.
+    """
+
+    __slots__ = ("_addresses", "_keep", "linked", "table")
+
+    def __init__(self, channel: Channel, linked: Linked, addresses: Words, keep: Any) -> None:
+        super().__init__(channel, None)
+        self.linked = linked
+        self._addresses, self._keep = addresses, keep
+        self.table: int = prepared_calls.address(addresses)
+        self.run = self._run
+
+    def _run(self, _words: Any, _x: Any, _y: Any) -> int:
+        run, channel, program = entry_points.run, self.channel.address, self.linked.address
+        while (answer := run(channel, program, self.table)) == at.NEW_SITE:
+            call_sites.learn()  # of this frame, too, which is gone when `run` has returned
+        return int(answer)
+
+    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+        """Return the operations."""
+        return x  # type: ignore[no-any-return]
+
+    def start(
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        how_soon: int = AT_ONCE,
+    ) -> Work | None:
+        """Submit the program; raises the group's failure, if there is one."""
+        waiter.check()
+        deadline = Deadline.after(timeout)
+        keep = (tuple(x), self._keep)
+        submission = Submission(self.linked, self._addresses, keep, deadline_ns(deadline))
+        self.channel.submit(submission)
+        return CpuWork(waiter, x, [(self.channel, submission)], deadline)
 
 
 def _exchanged(op: AllToAll) -> tuple[Any, Any, Any]:
@@ -175,10 +299,8 @@ def _exchanged(op: AllToAll) -> tuple[Any, Any, Any]:
     return None, None if splits else op.inp, op.out
 
 
-_Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
-
-
-_PARTS: dict[type[Any], _Parts] = {
+Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
+PARTS: dict[type[Any], Parts] = {
     AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: AllReduce(x, extra)),
     Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: Broadcast(x, extra)),
     Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda extra, x, y: Reduce(x, *extra)),
@@ -186,7 +308,11 @@ _PARTS: dict[type[Any], _Parts] = {
     ReduceScatter: (lambda op: (op.op, op.out, op.inp), lambda e, x, y: ReduceScatter(x, y, e)),
     AllToAll: (_exchanged, lambda extra, x, y: AllToAll(y, x)),
     Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: Barrier()),
+    Send: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: Send(x, peer, tag)),
+    Recv: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: Recv(x, peer, tag)),
 }
-"""From an operation to what it has besides arrays, and these in the order in which lower.py
-numbers them; and back.
+"""How an operation is split into (extra, x, y), and made of them again.
+
+`extra` is what it has besides arrays: reduction, root, (root, reduction), or peer. x and y are its
+arrays in the order in which lower.py numbers them; the tag of a message.
 """

@@ -1,9 +1,11 @@
 """How the members of a group agree that it exists: on all of them, or on none.
 
-Each member puts into the store where its area lies. The last to come says where all of them lie,
-and the group is formed; who gives up (time is over, a member has died, Ctrl-C) says why it is not.
-The first word holds for everybody. So all ranks raise the same error at the same time, and what a
-group that was not formed had allocated may be used again at once: nobody will look at it.
+1. Each member allocates its area and puts the offset into the store.
+2. The last member to come writes the decision: the offsets of all areas. The group is formed.
+3. A member that gives up (deadline, death of a member, Ctrl-C) writes an error as the decision.
+
+The first decision holds for every member. So all ranks raise the same error, and the areas of a
+group that was not formed can be reused at once: no rank maps them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
 from nc10d.backend.cpu.memory.host_peer import death
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.transport import connect as wiring
+from nc10d.backend.cpu.transport.connect import MeetingPoint, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
@@ -32,19 +34,19 @@ if TYPE_CHECKING:
 
 
 LARGE_HALF, SMALL_HALF = 256 * 1024, 32 * 1024
-"""Bytes of a board's half. Large arrays take twice the time with small ones."""
+"""Bytes of a slot of a staging buffer. Large arrays take twice the time with small slots."""
 LARGE_BOARDS = 32
-"""How many groups of a rank may have large boards: 500 groups are to fit in 64 MiB."""
+"""Groups of a rank that get large slots. With this limit 500 groups fit in 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What a rank brings to a group's forming: who the `members` (ranks of the job) are, and how.
+    """The parameters of a group that forms; `members` are ranks of the job, `rank` an index.
 
-    `rank` is mine among them. `check` is called in waits, and raises what makes them pointless.
+    `check` is called during waits; it raises the error that makes waiting pointless.
     """
 
-    host: Context
+    context: Context
     name: str
     members: Sequence[int]
     rank: int
@@ -52,157 +54,158 @@ class GroupSpec:
     deadline: Deadline
     check: Callable[[], None]
 
-    def who(self, rank: int) -> str:
-        """Name a member."""
-        return _who(self.members, rank)
 
+def form(spec: GroupSpec) -> GroupMemory:
+    """Allocate this rank's area of a group; return the areas of its host. Blocks until all call.
 
-def form(founding: GroupSpec) -> GroupMemory:
-    """Make this rank's area of a group; return those of its host. Blocks until all have called.
-
-    A DistError, the same on every rank, says why the group was not formed: RendezvousError who
-    did not come before the deadline, PeerLost who never will.
+    A DistError, the same on every rank, explains why the group was not formed: RendezvousError
+    for ranks that did not come before the deadline, PeerLost for ranks that have died.
     """
-    host, store = founding.host, founding.store
-    offset, half = _lay_out(founding)
+    context, store = spec.context, spec.store
+    offset, half = _allocate(spec)
     failure: BaseException | None = None
     try:
-        verdict = _meet(founding, offset, half)
-    except BaseException as error:  # noqa: BLE001  (Ctrl-C too: the others must hear of it)
-        # Should this fail as well, the area stays: others may count on it.
-        verdict, failure = say(store, _written(error, founding)), error
+        decision = _meet(spec, offset, half)
+    except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
+        # If this fails as well, the area stays allocated: the other ranks may use it.
+        decision, failure = say(store, _written(error, spec)), error
     interrupted = failure if not isinstance(failure, Exception) else None
-    told = json.loads(verdict)
-    if "offsets" not in told:
-        host.arena.free(offset)
-        raise interrupted or error_wire.read(verdict) from None
-    areas = _areas(founding, told["offsets"], told["half"])
+    found = json.loads(decision)
+    if "offsets" not in found:
+        context.arena.free(offset)
+        raise interrupted or error_wire.read(decision) from None
+    memory = _map(spec, found["offsets"], found["half"])
     if interrupted is not None:
-        withdraw(areas)
+        withdraw(context, memory)
         raise interrupted
-    return areas
+    return memory
 
 
-def form_again(founding: GroupSpec, board: KeyValueBoard) -> GroupMemory:
-    """Make this rank's area of a group of survivors, who all tell each other where theirs lie.
+def form_again(spec: GroupSpec, board: KeyValueBoard) -> GroupMemory:
+    """As `form`, for the survivors of a failed group, who exchange offsets over `board`.
 
-    As `form`, but it may succeed on some members only: whoever asks sees to it that then nobody
-    uses the group. PeerLost or RendezvousError of this rank's own if it can't be formed here.
+    It may succeed on some members only; the caller makes sure that nobody uses the group then.
+    PeerLost or RendezvousError is this rank's own error.
     """
-    host, size = founding.host, len(founding.members)
-    offset, half = _lay_out(founding)
-    keys = [f"area/{founding.name}/{rank}" for rank in range(size)]
-    board.set(keys[founding.rank], f"{offset} {half}")
+    context, size = spec.context, len(spec.members)
+    offset, half = _allocate(spec)
+    keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
+    board.set(keys[spec.rank], f"{offset} {half}")
     try:
-        while not there(board, keys, founding.deadline.slice(SLICE)):
-            founding.check()
-            if founding.deadline.expired():
-                raise _absent(founding, [r for r in range(size) if not board.check([keys[r]])])
+        while not there(board, keys, spec.deadline.slice(SLICE)):
+            spec.check()
+            if spec.deadline.expired():
+                raise _absent(spec, [r for r in range(size) if not board.check([keys[r]])])
     except BaseException:
-        # Who knows where it lies may still write there, until it has left or died.
-        others = [host.near[m] for m in founding.members if m in host.near and m != host.number]
-        host.abandon([offset], host.arena.mapping.base + offset + at.AREA_LEFT, mask(others))
+        # A peer that knows the offset may still write there, until it has left or died.
+        near = context.near
+        others = [near[m] for m in spec.members if m in near and m != context.number]
+        left_word = context.arena.mapping.base + offset + at.AREA_LEFT
+        context.abandon([offset], left_word, mask(others))
         raise
-    return _areas(founding, *_places(board.multi_get(keys)))
+    return _map(spec, *_places(board.multi_get(keys)))
 
 
-def _lay_out(founding: GroupSpec) -> tuple[int, int]:
-    """Allocate this rank's area; return where it is, and the bytes of a board's half."""
-    host, members = founding.host, founding.members
-    half = LARGE_HALF if len(host.groups) < LARGE_BOARDS else SMALL_HALF
-    offset = host.allocate(area_bytes(len(members), half))
-    host.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
-    host.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = host.access(members)
+def _allocate(spec: GroupSpec) -> tuple[int, int]:
+    """Allocate this rank's area; return its offset, and the bytes of a staging buffer's slot."""
+    context, members = spec.context, spec.members
+    half = LARGE_HALF if len(context.listeners) < LARGE_BOARDS else SMALL_HALF
+    offset = context.allocate(area_bytes(len(members), half))
+    context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
+    context.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = context.access(members)
     return offset, half
 
 
-def _areas(founding: GroupSpec, offsets: Sequence[int], half: int) -> GroupMemory:
-    host, members = founding.host, founding.members
-    near = [number for number, member in enumerate(members) if member in host.near]
-    mates = [host.near[members[number]] for number in near]
-    mine = near.index(founding.rank)
-    return GroupMemory(host, mates, mine, [offsets[n] for n in near], half, near)
+def _map(spec: GroupSpec, offsets: Sequence[int], half: int) -> GroupMemory:
+    context, members = spec.context, spec.members
+    near = [number for number, member in enumerate(members) if member in context.near]
+    peers = [context.peers[context.near[members[number]]] for number in near]
+    return GroupMemory(peers, near.index(spec.rank), [offsets[n] for n in near], half, near)
 
 
-def withdraw(areas: GroupMemory, links: Sequence[int] = ()) -> None:
-    """Leave a group that exists; its memory, and that of `links`, goes when all have left."""
-    areas.leave()
-    areas.host.ring(areas.bits())
-    areas.host.abandon([areas.offset, *links], areas.left_word(), areas.bits())
+def withdraw(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
+    """Leave a group; its memory, and that of `links` (offsets), is freed when all have left."""
+    memory.leave()
+    context.ring(memory.bits())
+    context.abandon([memory.offset, *links], memory.left_word(), memory.bits())
 
 
-def check_alive(host: Context, name: str, members: Sequence[int]) -> None:
-    """Raise PeerLost if one of a forming group's members has died."""
-    mate = host.lost(members)
-    if mate is not None:
-        rank = members.index(mate.number)
-        message = (
-            f"{_who(members, rank)} is lost while the group {name!r} forms: "
-            f"{death(mate)} (pid {mate.pid} on {mate.host})"
-        )
-        raise PeerLost(message, rank=rank, host=mate.host, pid=mate.pid, group=name)
+def check_alive(context: Context, name: str, members: Sequence[int]) -> None:
+    """Raise PeerLost if a member of a group that forms has died or can't be reached any more."""
+    peer = context.lost(members)
+    if peer is not None:
+        rank = members.index(peer.number)
+        raise _lost(name, members, rank, death(peer), peer.pid, peer.host)
     for rank, member in enumerate(members):
-        reason = host.peers.unreachable(member)
+        reason = context.router.unreachable(member)
         if reason is not None:
-            card = host.cards[member]
-            message = (
-                f"{_who(members, rank)} is lost while the group {name!r} forms: "
-                f"{reason} (pid {card.pid} on {card.host})"
-            )
-            raise PeerLost(message, rank=rank, host=card.host, pid=card.pid, group=name)
+            info = context.infos[member]
+            raise _lost(name, members, rank, reason, info.pid, info.host)
 
 
-def _meet(founding: GroupSpec, offset: int, half: int) -> bytes:
-    """Say that this rank has come, and return the verdict; the smallest board counts."""
-    store, size = founding.store, len(founding.members)
+def _lost(
+    name: str, members: Sequence[int], rank: int, reason: str, pid: int, host: str
+) -> PeerLost:
+    message = (
+        f"{member_text(members, rank)} is lost while the group {name!r} forms: "
+        f"{reason} (pid {pid} on {host})"
+    )
+    return PeerLost(message, rank=rank, host=host, pid=pid, group=name)
+
+
+def _meet(spec: GroupSpec, offset: int, half: int) -> bytes:
+    """Announce this rank's area, and return the decision; the smallest slot size counts."""
+    store, size = spec.store, len(spec.members)
     keys = [f"area/{rank}" for rank in range(size)]
-    store.set(keys[founding.rank], f"{offset} {half}")
+    store.set(keys[spec.rank], f"{offset} {half}")
 
     def conclude() -> str:
         offsets, least = _places(store.multi_get(keys))
         return json.dumps({"offsets": offsets, "half": least})
 
     def give_up() -> str:
-        raise _absent(founding, [rank for rank in range(size) if not store.check([keys[rank]])])
+        raise _absent(spec, [rank for rank in range(size) if not store.check([keys[rank]])])
 
-    return come(store, size, conclude, give_up, founding.deadline, founding.check)
+    return come(store, size, conclude, give_up, spec.deadline, spec.check)
 
 
 def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
-    """Return where areas lie, and the bytes of the smallest half."""
+    """Return the offsets of all areas, and the bytes of the smallest slot."""
     places = [text.split() for text in texts]
     return [int(offset) for offset, _ in places], min(int(half) for _, half in places)
 
 
-def _absent(founding: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
-    who, name = listing([founding.who(r) for r in ranks]), founding.name
-    message = f"{who} did not join the group {name!r} in time"
-    return RendezvousError(message, rank=ranks[0] if ranks else None, group=name)
+def _absent(spec: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
+    absent = listing([member_text(spec.members, rank) for rank in ranks])
+    message = f"{absent} did not join the group {spec.name!r} in time"
+    return RendezvousError(message, rank=ranks[0] if ranks else None, group=spec.name)
 
 
-def _who(members: Sequence[int], rank: int) -> str:
+def member_text(members: Sequence[int], rank: int) -> str:
+    """Return the name of a member in error messages."""
     same = members[rank] == rank
     return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
-def _written(error: BaseException, founding: GroupSpec) -> bytes:
-    """Return why a rank gives up, as the others will read it."""
-    name, rank = founding.name, founding.rank
+def _written(error: BaseException, spec: GroupSpec) -> bytes:
+    """Return the error for which this rank gives up, as the other ranks will read it."""
+    name, rank = spec.name, spec.rank
     if not isinstance(error, DistError):
         kind, words = type(error).__name__, error_wire.in_words(error)
-        what = f"{kind}: {words}" if words else kind
-        error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {what}", rank=rank)
+        reason = f"{kind}: {words}" if words else kind
+        error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {reason}", rank=rank)
     return error_wire.written(error, group=name)
 
 
-def reach(founding: GroupSpec, areas: GroupMemory, board: KeyValueBoard) -> RemoteGroup | None:
+def reach(spec: GroupSpec, memory: GroupMemory, board: KeyValueBoard) -> RemoteGroup | None:
     """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
-    host, name, members = founding.host, founding.name, founding.members
-    hosts = host.topology.restricted(members)
+    context = spec.context
+    hosts = context.topology.restricted(spec.members)
     if len(hosts.hosts) == 1:
         return None
-    rank, away = areas.number, hosts.away(areas.number)
-    assert host.abroad is not None, "there are several hosts"
-    place = wiring.MeetingPoint(board, host.abroad.address, name, rank)
-    wires = wiring.connect(place, away, PURPOSES, founding.deadline, founding.check)
-    return RemoteGroup(host, wires, hosts)
+    remote = context.remote_hosts
+    assert remote is not None, "there are several hosts"
+    place = MeetingPoint(board, remote.address, spec.name, memory.number)
+    away = hosts.away(memory.number)
+    wires = connect(place, away, PURPOSES, spec.deadline, spec.check)
+    return RemoteGroup(remote.net, wires, hosts)

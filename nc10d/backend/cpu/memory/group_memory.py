@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import PAGE, SPAN
 from nc10d.backend.cpu.memory.bits import mask
+from nc10d.backend.cpu.memory.host_peer import HostPeer
 from nc10d.backend.cpu.memory.peer_access import reach_block
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
@@ -38,30 +38,30 @@ def area_bytes(size: int, half: int) -> int:
 
 
 class GroupMemory:
-    """The areas of one group on this host, as mapped here; `members` are ranks of the host.
+    """The areas of one group on this host, as this process maps them.
 
-    `numbers` are their ranks in the group; where that spans no hosts, they number them through.
+    `peers` are the members on this host, in the order of their ranks; this rank is `peers[rank]`.
+    Their areas start at `offsets` in their arenas; a slot of a staging buffer has `half` bytes.
+    `numbers` are the peers' ranks in the group: 0, 1, ... where the group has no other host.
     """
 
     def __init__(
         self,
-        host: Context,
-        members: list[int],
+        peers: Sequence[HostPeer],
         rank: int,
         offsets: list[int],
         half: int,
         numbers: Sequence[int] | None = None,
     ) -> None:
-        self.numbers = list(range(len(members)) if numbers is None else numbers)
-        self.host = host
-        self.members = members
+        self.numbers = list(range(len(peers)) if numbers is None else numbers)
+        self.peers = list(peers)
         self.rank = rank
-        self.size = len(members)
+        self.size = len(peers)
         self.half = half
         self.reporting = threading.RLock()
         self.reported = False
         self._offsets = offsets
-        self._mappings = [host.mates[member].mapping for member in members]
+        self._mappings = [peer.mapping for peer in peers]
         self._addresses = [m.base + o for m, o in zip(self._mappings, offsets, strict=True)]
 
     @property
@@ -82,6 +82,10 @@ class GroupMemory:
         """Return where a board half starts."""
         return self._addresses[rank] + header_bytes(self.size) + half * self.half
 
+    def arena_base(self, rank: int) -> int:
+        """Return the address of the arena of a peer, by its index in `peers`."""
+        return self._mappings[rank].base
+
     def show_closed(self) -> None:
         """Show that this rank has ended its operations: peers no longer read its arrays."""
         self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
@@ -89,7 +93,7 @@ class GroupMemory:
     def leave(self) -> None:
         """Show that this rank has closed the group and touches nobody's area or links again."""
         self.show_closed()
-        mine = mask([self.members[self.rank]])
+        mine = mask([self.peers[self.rank].rank])
         for address in self._addresses:
             word = address + at.AREA_LEFT
             seen = entry_points.load_word(word)
@@ -117,13 +121,13 @@ class GroupMemory:
 
     def reach(self, ranks: Sequence[int]) -> Words:
         """Return the block that tells the engine how to read what some ranks expose."""
-        mates = [self.host.mates[self.members[rank]] for rank in ranks]
+        peers = [self.peers[rank] for rank in ranks]
         areas = [self._addresses[rank] for rank in ranks]
-        return reach_block(mates, areas, SPAN, self.access())
+        return reach_block(peers, areas, SPAN, self.access())
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""
-        return mask(self.members)
+        return mask([peer.rank for peer in self.peers])
 
     def last_record(self, rank: int) -> tuple[int, str]:
         """Return a rank's latest call: its sequence number and what it was."""

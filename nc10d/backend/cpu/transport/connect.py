@@ -124,7 +124,7 @@ def _late(
     return f"rank {rank} waited in vain for its connections with ranks {missing}"
 
 
-def close(wires: Wires) -> None:
+def close_wires(wires: Wires) -> None:
     """Close all sockets."""
     for sockets in wires.values():
         for wire in sockets:

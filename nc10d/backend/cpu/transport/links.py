@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Submission
+from nc10d.backend.cpu.engine.channels import Channels
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
@@ -114,16 +115,26 @@ class Inbox:
         return tag, nbytes, dtype
 
     def _posted(self, tag: int) -> bool:
-        posted = list(self.channel.flying.values())
+        posted = list(self.channel.in_flight.values())
         return any(not sub.finished() and int(sub.words[at.D_TAG // 8]) == tag for sub in posted)
 
 
 class Links:
     """All links of one rank in one group."""
 
-    def __init__(self, areas: GroupMemory, outside: RemoteGroup | None = None) -> None:
-        self._areas = areas
-        self._outside = outside
+    def __init__(
+        self,
+        memory: GroupMemory,
+        channels: Channels,
+        allocate: Callable[[int], int],
+        free: Callable[[int], None],
+        remote: RemoteGroup | None = None,
+    ) -> None:
+        """`allocate` and `free` take and give back memory of this rank's arena, by offset."""
+        self._memory = memory
+        self._make_channel = channels.make
+        self._allocate, self._free = allocate, free
+        self._remote = remote
         self._lock = threading.RLock()
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
@@ -136,7 +147,7 @@ class Links:
         with self._lock:
             found = self._out.get(peer)
             if found is None:
-                found = self._out[peer] = self._connect(self._areas.number, peer)
+                found = self._out[peer] = self._connect(self._memory.number, peer)
             return found
 
     def inbox(self, peer: int) -> Inbox:
@@ -144,7 +155,7 @@ class Links:
         with self._lock:
             found = self._in.get(peer)
             if found is None:
-                found = self._in[peer] = Inbox(self._connect(peer, self._areas.number))
+                found = self._in[peer] = Inbox(self._connect(peer, self._memory.number))
             return found
 
     def program(
@@ -197,7 +208,7 @@ class Links:
 
     def used(self, rank: int) -> list[str]:
         """Say to and from whom a rank of this host (by its number here) has moved messages here."""
-        numbers = self._areas.numbers
+        numbers = self._memory.numbers
         sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
         taken = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
         return [
@@ -213,53 +224,48 @@ class Links:
     def _connect(self, sender: int, receiver: int) -> Channel:
         if self._stopped:
             raise GroupClosed("the group has failed or been closed: no new links")
-        peer = receiver if sender == self._areas.number else sender
-        if self._outside is not None and self._outside.has(peer):
-            return self._abroad(self._outside, peer, sending=peer == receiver)
-        numbers = self._areas.numbers
+        peer = receiver if sender == self._memory.number else sender
+        if self._remote is not None and self._remote.has(peer):
+            start = self._memory.address(self._memory.rank)
+            return self._make_channel(
+                self._remote.message_end(peer, start, sending=peer == receiver)
+            )
+        numbers = self._memory.numbers
         return self._nearby(numbers.index(sender), numbers.index(receiver))
 
-    def _abroad(self, outside: RemoteGroup, peer: int, *, sending: bool) -> Channel:
-        areas = self._areas
-        return areas.host.channels.make(
-            outside.message_end(peer, areas.address(areas.rank), sending=sending)
-        )
-
     def _nearby(self, sender: int, receiver: int) -> Channel:
-        """Make my end of a link to a host mate; both are numbers of mates."""
-        areas = self._areas
-        sending = areas.rank == sender
+        """Make my end of a link on this host; both are indices into `GroupMemory.peers`."""
+        memory = self._memory
+        sending = memory.rank == sender
         start = self._start(sender, receiver)
         if not start:
-            self._make(areas.links_word(sender, receiver), sending)
+            self._make(memory.links_word(sender, receiver), sending)
             start = self._start(sender, receiver)
         boards = start + at.LINK_BOARD
-        shared = ChannelSpec(
-            rank=message.SENDER if sending else message.RECEIVER,
-            size=2,
-            area=areas.address(areas.rank),
-            counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
-            boards=((boards, boards), (boards + HALF, boards + HALF)),
-            kind=at.SENDER if sending else at.RECEIVER,
-            reach=areas.reach([sender, receiver]),
+        return self._make_channel(
+            ChannelSpec(
+                rank=message.SENDER if sending else message.RECEIVER,
+                size=2,
+                area=memory.address(memory.rank),
+                counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
+                boards=((boards, boards), (boards + HALF, boards + HALF)),
+                kind=at.SENDER if sending else at.RECEIVER,
+                reach=memory.reach([sender, receiver]),
+            )
         )
-        return areas.host.channels.make(shared)
 
     def _start(self, sender: int, receiver: int) -> int:
-        """Return where the link between two mates (numbers of them) lies; 0: it is not made yet."""
-        areas = self._areas
-        place = int(entry_points.load_word(areas.links_word(sender, receiver)))
+        """Return the address of a link on this host, 0 if it is not made yet; both are indices."""
+        place = int(entry_points.load_word(self._memory.links_word(sender, receiver)))
         owner = sender if place & 3 == BY_SENDER else receiver
-        base = areas.host.mates[areas.members[owner]].mapping.base
-        return base + (place & ~3) if place else 0
+        return self._memory.arena_base(owner) + (place & ~3) if place else 0
 
     def _make(self, word: int, sending: bool) -> None:
-        """Make a link's memory, unless the other end has just done so."""
-        host = self._areas.host
-        offset = host.allocate(LINK_BYTES)
+        """Allocate a link's memory, unless the other end has just done so."""
+        offset = self._allocate(LINK_BYTES)
         mine = offset | (BY_SENDER if sending else BY_RECEIVER)
         if entry_points.compare_and_swap(word, 0, mine) != 0:
-            host.arena.free(offset)
+            self._free(offset)
         else:
             self._mine.append(offset)
 

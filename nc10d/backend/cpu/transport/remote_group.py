@@ -1,5 +1,6 @@
-"""A group's part beyond this host: its links to the ranks of other hosts, and the agreement on
-why it has failed. A group on a single host has none.
+"""Ranks on other hosts: the process's address and poller, and a group's connections to them.
+
+A group on a single host has no RemoteGroup.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.transport import connect as wiring
 from nc10d.backend.cpu.transport.addresses import own_address
+from nc10d.backend.cpu.transport.connect import MeetingPoint, Wires, close_wires, connect
+from nc10d.base.deadline import Deadline
+from nc10d.store.base import Store
 
 if TYPE_CHECKING:
-    from nc10d.backend.cpu.context import Context
-    from nc10d.backend.cpu.transport.poller import Streams
+    from nc10d.backend.cpu.transport.poller import Poller, Streams
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
+"""The two connections of a group to each rank of another host, and how many they are."""
+_CONTROL = "control lines"
 
 
 class RemoteGroup:
-    """Links of one rank of one group, by rank: one for collectives, one for messages."""
+    """The connections of one rank of one group, by rank: one for collectives, one for messages."""
 
-    def __init__(self, host: Context, wires: wiring.Wires, hosts: Topology) -> None:
+    def __init__(self, net: Poller, wires: Wires, hosts: Topology) -> None:
         self.hosts = hosts
-        assert host.abroad is not None, "there are several hosts"
-        self._net = net = host.abroad.net
+        self._net = net
         self._wires = wires
         links = {rank: net.link(rank, pair[COLLECTIVES]) for rank, pair in wires.items()}
         self._messages = {rank: net.link(rank, pair[MESSAGES]) for rank, pair in wires.items()}
@@ -39,14 +42,14 @@ class RemoteGroup:
         self._message_streams: list[tuple[Streams, Words]] = []
 
     def has(self, rank: int) -> bool:
-        """Say whether a rank is on another host."""
+        """Return whether a rank is on another host."""
         return rank in self._messages
 
     def message_end(self, peer: int, area: int, *, sending: bool) -> ChannelSpec:
-        """Return what my end of the messages to, or from, a rank is made of.
+        """Return the spec of this rank's end of the message link to, or from, `peer`.
 
-        The header of the next message from there is taken to private memory, where a host mate
-        would have put it.
+        The header of the next message from a remote peer is written to private memory; a peer of
+        this host would write it to the link's shared memory.
         """
         streams = self._net.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
@@ -63,64 +66,57 @@ class RemoteGroup:
         )
 
     def error(self, channel: Channel) -> str:
-        """Say how a link of a channel has failed."""
+        """Return the reason why a connection of a channel has failed, as text."""
         streams = (streams for streams, _ in self._message_streams)
         every = {s.address: s for s in (self.streams, *streams)}
         return every[channel.shared.streams].error()
 
     def close(self) -> None:
-        """Leave the other hosts; the channels have been stopped."""
+        """Shut the connections down and close them; the channels have been stopped before."""
         for pair in self._wires.values():
             for wire in pair:
                 with contextlib.suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
-        wiring.close(self._wires)
+        close_wires(self._wires)
 
     def disown(self) -> None:
         """Close a forked child's copies of the sockets."""
-        wiring.close(self._wires)
-
-
-if TYPE_CHECKING:
-    import socket
-
-    from nc10d.backend.cpu.context import Context
-    from nc10d.backend.cpu.transport.poller import Poller
-    from nc10d.base.deadline import Deadline
-    from nc10d.store.base import Store
-
-_CONTROL = "control lines"
+        close_wires(self._wires)
 
 
 class RemoteHosts:
-    """The other hosts, as one rank reaches them."""
+    """The other hosts as the process of rank `number` reaches them.
 
-    def __init__(self, host: Context, store: Store) -> None:
-        self._host = host
+    `topology` is the job's; `process` is the address of the words that the engine and all threads
+    of this rank share.
+    """
+
+    def __init__(self, number: int, topology: Topology, process: int, store: Store) -> None:
+        self._number, self._topology, self._process = number, topology, process
         self._lock = threading.Lock()
         self.address = own_address(store)
         self._net: Poller | None = None
 
     @property
     def net(self) -> Poller:
-        """The links' thread; it starts with the first group that needs it."""
+        """The poller of all connections; its thread starts with the first group that needs it."""
         with self._lock:
             if self._net is None:
+                # Imported late: it compiles functions that a job on a single host does without.
                 from nc10d.backend.cpu.transport.poller import Poller
 
-                self._net = Poller(self._host.process)
+                self._net = Poller(self._process)
             return self._net
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
-        """Connect to all ranks of other hosts; blocks until they all have."""
-        number = self._host.number
-        away = self._host.topology.away(number)
-        place = wiring.MeetingPoint(store, self.address, _CONTROL, number)
-        wires = wiring.connect(place, away, 1, deadline, lambda: None)
+        """Connect the control connections to all ranks of other hosts; blocks until all stand."""
+        away = self._topology.away(self._number)
+        place = MeetingPoint(store, self.address, _CONTROL, self._number)
+        wires = connect(place, away, 1, deadline, lambda: None)
         return {number: pair[0] for number, pair in wires.items()}
 
     def close(self) -> None:
-        """Join the net thread."""
+        """Join the poller's thread."""
         if self._net is not None:
             self._net.close()
 

@@ -1,0 +1,224 @@
+"""The prepared calls of one group: looked up by operation, and the latest of each kind.
+
+| key | value |
+|---|---|
+| kind, extra, dtype, sizes | a PreparedCollective or PreparedMessage |
+| the arrays of a batch of all_reduces, by identity | a PreparedProgram on just these arrays |
+| dtypes, sizes and reductions of such a batch | the program, for other arrays of the same shape |
+
+A batch keeps no reference to its arrays: whatever ndarrays have just these addresses, dtypes,
+element counts and flags at the next launch, the table of addresses serves them. (An array may be
+resized in place, and its identity may become another array's.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nc10d.arrays import intervals
+from nc10d.arrays.arguments import LARGEST_TAG
+from nc10d.backend.cpu.engine.channel import Channel, Words
+from nc10d.backend.cpu.lowering.prepared import PARTS, Prepared, PreparedMessage, PreparedProgram
+from nc10d.backend.cpu.native import prepared_calls
+from nc10d.backend.cpu.program.linker import Linked
+from nc10d.ops import AllReduce, AllToAll, Kept, Op, Recv, Send
+
+MOST_CALLS, MOST_BATCHES = 4096, 256
+"""A cache that has grown to its limit is emptied."""
+_NDARRAY = id(np.ndarray)
+
+Found = tuple[Prepared, Any, Any]
+"""A prepared call, and the arguments x and y of its `run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch of all_reduces, and its program, whose table describes the arrays (see _read)."""
+
+    reductions: list[Any]
+    program: PreparedProgram
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptBatch:
+    """What a plan's operations remember: the batch in this cache, and their arrays."""
+
+    owner: PreparedCache
+    batch: _Batch
+    arrays: list[Any]
+
+
+class PreparedCache:
+    """The prepared calls of one group; `channel` is that of its collectives."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._calls: dict[tuple[Any, ...], Prepared] = {}
+        self._batches: dict[tuple[int, ...], _Batch] = {}
+        self._programs: dict[tuple[Any, ...], Linked] = {}
+        self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in PARTS}
+        """By kind of operation and `extra`: the call that was found last. No bulky message."""
+
+    def find(self, ops: Sequence[Op]) -> Found | None:
+        """Return the prepared call for these operations, or None."""
+        if len(ops) == 1:
+            return self._find_call(ops[0])
+        batch = self._find_batch(ops)
+        return None if batch is None else (batch.program, ops, None)
+
+    def find_messages(self, ops: Sequence[Op]) -> list[Found] | None:
+        """Return prepared messages for all of `ops`, if their order does not matter; else None."""
+        found: list[Found] = []
+        read: set[intervals.Span] = set()
+        written: list[intervals.Span] = []
+        for op in ops:
+            if not isinstance(op, (Send, Recv)):
+                return None
+            call = self._find_call(op)
+            if call is None or not op.x.flags.carray:
+                return None
+            found.append(call)
+            first = prepared_calls.address(op.x)
+            span = first, first + op.x.nbytes
+            read.add(span) if isinstance(op, Send) else written.append(span)
+        return found if intervals.apart([*read, *written]) else None
+
+    def knows(self, op: Send | Recv) -> bool:
+        """Return whether a message on an ndarray is prepared, for this very dtype object."""
+        found = self._calls.get((type(op), op.peer, op.x.dtype, op.x.size))
+        return isinstance(found, PreparedMessage) and found.dtype is op.x.dtype
+
+    def remember(self, op: Op, prepared: Prepared) -> None:
+        """Add the call of an operation that has passed all checks."""
+        parts = _parts(op)
+        if parts is None or not _plain(*parts[1:]):
+            return
+        if len(self._calls) >= MOST_CALLS:
+            self._calls.clear()
+            for by_extra in self.latest.values():
+                by_extra.clear()
+        self._calls[_key(op, *parts)] = prepared
+        if not prepared.bulky:
+            self.latest[type(op)][parts[0]] = prepared
+
+    def _find_call(self, op: Op) -> Found | None:
+        parts = _parts(op)
+        if parts is None:
+            return None
+        found = self._calls.get(_key(op, *parts))
+        if found is None:
+            return None
+        extra, x, y = parts
+        if not found.bulky:
+            self.latest[type(op)][extra] = found
+        return found, x, y
+
+    # -- batches of all_reduces ------------------------------------------------------------------
+
+    def remember_batch(self, ops: Sequence[Op], linked: Linked) -> None:
+        """Add the program of a batch, if that is all_reduces of plain arrays that lie apart."""
+        arrays = _reduced(ops)
+        table = None if arrays is None else _read(arrays)
+        if table is not None:
+            if len(self._programs) >= MOST_BATCHES:
+                self._programs.clear()
+            self._programs[_shape(ops, table)] = linked
+
+    def _find_batch(self, ops: Sequence[Op]) -> _Batch | None:
+        if type(ops) is not Kept:
+            arrays = _reduced(ops)
+            return None if arrays is None else self._lookup(ops, arrays)
+        kept = ops.known
+        if type(kept) is _KeptBatch and kept.owner is self and _same(kept.arrays, kept.batch):
+            return kept.batch
+        arrays = _reduced(ops)
+        found = None if arrays is None else self._lookup(ops, arrays)
+        if found is not None and arrays is not None:
+            ops.known = _KeptBatch(self, found, arrays)
+        return found
+
+    def _lookup(self, ops: Sequence[Op], arrays: list[Any]) -> _Batch | None:
+        key = tuple(map(id, arrays))
+        reductions = [op.op for op in ops]  # type: ignore[union-attr]
+        found = self._batches.get(key)
+        if found is not None and _same(arrays, found) and found.reductions == reductions:
+            return found
+        table = _read(arrays) if self._programs else None
+        linked = None if table is None else self._programs.get(_shape(ops, table))
+        if linked is None or table is None:
+            return None
+        if len(self._batches) >= MOST_BATCHES:
+            self._batches.clear()
+        # The operations keep the arrays alive while they are in flight.
+        program = PreparedProgram(self._channel, linked, table[0], None)
+        batch = self._batches[key] = _Batch(reductions, program)
+        return batch
+
+
+def _parts(op: Op) -> tuple[Any, Any, Any] | None:
+    """Return (extra, x, y) of PARTS, if x and y are ndarrays, or an ndarray and a valid tag."""
+    both = PARTS.get(type(op))
+    if both is None:
+        return None
+    parts = extra, x, y = both[0](op)
+    if type(x) is not np.ndarray:
+        return None
+    if type(y) is np.ndarray:
+        return parts
+    # validate() reports a tag that is out of range; a receive from any source is not prepared.
+    tagged = type(y) is int and 0 <= y <= LARGEST_TAG and extra is not None
+    return parts if tagged else None
+
+
+def _plain(x: Any, y: Any) -> bool:
+    """Return whether arrays (y may be a tag) are contiguous, aligned and writable."""
+    return bool(x.flags.carray and (type(y) is int or y.flags.carray))
+
+
+def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    if type(op) is AllToAll:  # its arrays are cut along dimension 0
+        return AllToAll, x.dtype, x.shape, y.shape
+    if type(y) is int:
+        return type(op), extra, x.dtype, x.size
+    return type(op), extra, x.dtype, x.size, y.size
+
+
+def _reduced(ops: Sequence[Op]) -> list[Any] | None:
+    """Return the arrays of a batch of all_reduces, None for any other batch."""
+    arrays = [op.x for op in ops if type(op) is AllReduce]
+    return arrays if len(arrays) == len(ops) else None
+
+
+def _read(arrays: list[Any]) -> Words | None:
+    """Return a table with columns address, dtype, count; None unless arrays are plain and apart.
+
+    They must lie apart because one handshake serves all of them.
+    """
+    table: Words = np.empty((3, len(arrays)), np.int64)
+    if (
+        prepared_calls.read_arrays(arrays, len(arrays), _NDARRAY, prepared_calls.address(table))
+        >= 0
+    ):
+        return None
+    sizes = table[2] * np.array([x.dtype.itemsize for x in arrays])
+    return table if intervals.all_apart(table[0], sizes) else None
+
+
+def _shape(ops: Sequence[Op], table: Words) -> tuple[Any, ...]:
+    """Return what a batch's program depends on.
+
+    Dtypes stand there by address, too, which is sound because the key keeps them alive.
+    """
+    reductions = [op.op for op in ops]  # type: ignore[union-attr]
+    dtypes = [op.x.dtype for op in ops]  # type: ignore[union-attr]
+    return (*table[1:].ravel().tolist(), *reductions, *dtypes)
+
+
+def _same(arrays: list[Any], batch: _Batch) -> bool:
+    """Return whether arrays are as the table of a batch says."""
+    table = batch.program.table
+    return bool(prepared_calls.same_arrays(arrays, len(arrays), _NDARRAY, table))

@@ -1,0 +1,145 @@
+"""One group as one of its ranks sees it: members, memory, channel, links, health."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+
+from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.connections import Message
+from nc10d.backend.cpu.control.group_control import GroupControl
+from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
+from nc10d.backend.cpu.failure.health import Health
+from nc10d.backend.cpu.membership.formation import withdraw
+from nc10d.backend.cpu.memory.group_memory import GroupMemory
+from nc10d.backend.cpu.transport.links import Links
+from nc10d.backend.cpu.transport.remote_group import RemoteGroup
+
+
+class Group:
+    """One group on one of its ranks; `members` are ranks of the job, `rank` is mine among them.
+
+    `remote` is None where all members are on this host. The group belongs to the objects that use
+    it: a backend and its pending Works. It leaves when the last of them is dropped.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        memory: GroupMemory,
+        name: str,
+        members: Sequence[int],
+        remote: RemoteGroup | None,
+    ) -> None:
+        self.context = context
+        self.memory = memory
+        self.name = name
+        self.members: Sequence[int] = list(members)
+        self.rank = memory.number
+        self.size = len(members)
+        self.remote = remote
+        self.channel = context.channels.make(_spec(memory, remote))
+        free = context.arena.free
+        self.links = Links(memory, context.channels, context.allocate, free, remote)
+        wires = context.router.control
+        self.control = GroupControl(name, members, self.rank, wires, _gone_of(self))
+        self.health = Health(context, name, memory, self.channel, self.links, remote, self.control)
+        context.join(self, memory)
+
+    def channels(self) -> list[Channel]:
+        """Return the channel of collectives, and those of all links."""
+        return [self.channel, *self.links.channels()]
+
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more."""
+        found = set()
+        for rank, member in enumerate(self.members):
+            lost = self.context.lost([member]) is not None or self.control.lost(rank) is not None
+            if lost or (rank != self.rank and self.health.has_left(rank)):
+                found.add(rank)
+        return found
+
+    # -- as a Listener -------------------------------------------------------------------------
+
+    def on_death(self, number: int) -> None:
+        """Fail the group if rank `number` of the job, which has died on this host, is a member."""
+        self.health.on_death(number)
+
+    def on_lost(self, number: int, reason: str) -> None:
+        """Fail the group if rank `number` of the job is a member on another host."""
+        if number in self.members:
+            self.control.notify()
+            if number not in self.context.near:
+                self.health.on_lost(self.members.index(number), reason)
+
+    def on_engine_failure(self, address: int, answer: int) -> None:
+        """Turn the engine's answer for one of the group's channels into the group's failure."""
+        for channel in self.channels():
+            if channel.address == address:
+                self.health.engine_failed(channel, answer)
+
+    def hear(self, number: int, message: Message) -> None:
+        """Take a control message of a member."""
+        if number in self.members:
+            self.control.hear(self.members.index(number), message["kind"], message)
+
+    def overdue(self) -> float | None:
+        """Let overdue consensus go on; return the seconds until the next look, or None."""
+        return self.control.overdue()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def end(self) -> bool:
+        """Fail what is in flight with GroupClosed; return False if the group has ended before."""
+        return self.health.close()
+
+    def leave(self) -> None:
+        """Announce that this rank has left, and give memory and sockets back; after `end`."""
+        for channel in self.channels():
+            self.context.channels.retire(channel)
+        remote = self.remote
+        self.control.leave(() if remote is None else remote.hosts.away(self.rank))
+        if remote is not None:
+            remote.close()
+        withdraw(self.context, self.memory, self.links.memory())
+        self.context.leave(self)
+
+    def disown(self) -> None:
+        """Become unusable in a forked child; the parent keeps memory and sockets."""
+        self.health.disown()
+        if self.remote is not None:
+            self.remote.disown()
+
+    def __del__(self) -> None:
+        health = getattr(self, "health", None)
+        if health is None or health.closed or os.getpid() != self.context.pid:
+            return
+        if self.end():
+            self.leave()
+
+
+def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
+    """Return the spec of the channel of a group's collectives."""
+    peers = range(memory.size)
+    even, odd = ([memory.board(peer, slot) for peer in peers] for slot in (0, 1))
+    return ChannelSpec(
+        rank=memory.rank,
+        size=memory.size,
+        area=memory.address(memory.rank),
+        counters=[memory.address(peer) for peer in peers],
+        boards=(even, odd),
+        streams=0 if remote is None else remote.streams.address,
+        reach=memory.reach(peers),
+    )
+
+
+def _gone_of(group: Group) -> Callable[[], set[int]]:
+    """Return `group.gone` as a function that does not keep the group alive."""
+    reference = weakref.ref(group)
+
+    def gone() -> set[int]:
+        group = reference()
+        return set() if group is None else group.gone()
+
+    return gone
