@@ -1,94 +1,164 @@
-"""A module imports only from lines above its own, or from its left: the table is the law.
+"""A module imports only from lines above its own, or from its left: two tables are the law.
 
-It stands in docs/design.md, one line per layer. A name stands for the module or for everything
-inside the package of that name. Imports inside functions count too; types may point anywhere.
+They stand in docs/design.md: one for the folders and files of nc10d, one for those of backend/cpu.
+Every import counts: inside functions, and for types only.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import nc10d
 
-# The public names are for users: nobody inside goes through the front door.
-FRONT = "nc10d"
-
-ROOT = Path(nc10d.__file__).parent
+PACKAGE = Path(nc10d.__file__).parent
+CPU = PACKAGE / "backend" / "cpu"
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
-LAYERS = re.findall(r"^\| \d \| (.+?) \|", DESIGN.read_text(), re.M)
-PLACE = {
-    name: (line, column)
-    for line, names in enumerate(LAYERS)
-    for column, name in enumerate(re.findall(r"`(\w+)/?`", names))
-}
-FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
-TOP = PLACE["torch"][0]
+FILES = sorted(PACKAGE.rglob("*.py"))
+ADAPTERS = {"torch"}
+MOST_MODULES = 15
+"""Modules of a folder, so that a reader can keep them in mind."""
+LARGE = {"backend/cpu/native", "store"}
+"""Folders that may have more: one compiled engine; one protocol with all of its stores."""
+
+Place = tuple[int, int]
 
 
-def part_of(path: Path) -> str:
-    """Return the name in the table that a file belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def table(kind: str) -> dict[str, Place]:
+    """Return line and column of each name in the table whose lines begin with `kind`."""
+    lines = re.findall(rf"^\| {kind} \d+ \| (.+?) \|", DESIGN.read_text(), re.M)
+    return {
+        name: (line, column)
+        for line, names in enumerate(lines)
+        for column, name in enumerate(re.findall(r"`(\w+)/?`", names))
+    }
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield (line, part) for each import of nc10d that is there at run time."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
+def module_of(path: Path) -> str:
+    parts = ["nc10d", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports(tree: ast.AST, module: str = "") -> Iterator[str]:
+    """Yield the modules of nc10d that a file imports anywhere."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            yield from (alias.name for alias in node.names if alias.name.startswith("nc10d"))
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"line {node.lineno}: imports are absolute"
-            if node.module == FRONT:
-                yield from ((node.lineno, f"{FRONT}.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, node.module or ""
-        yield from imports(node)
+            assert not node.level, f"{module}, line {node.lineno}: imports are absolute"
+            base = node.module or ""
+            if base.split(".")[0] == "nc10d":
+                for alias in node.names:
+                    inner = f"{base}.{alias.name}"
+                    yield inner if inner in MODULES else base
 
 
-def used(path: Path) -> list[tuple[int, str]]:
-    found = imports(ast.parse(path.read_text()))
+@cache
+def graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {
+        module: {name for name in imports(ast.parse(path.read_text()), module) if name != module}
+        for module, path in MODULES.items()
+        if module != "nc10d"  # the public names, looked up when first used
+    }
+
+
+def circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the names on a circle of arrows; empty if there is none.
+
+    >>> circle({"a": ["b"], "b": ["c"], "c": ["b"]})
+    ['b', 'c']
+    """
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return path[path.index(name) :]
+        if name in done:
+            return []
+        path.append(name)
+        for target in sorted(arrows.get(name, ())):
+            if found := visit(target):
+                return found
+        path.pop()
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(arrows) if (found := visit(name))), [])
+
+
+def between(folder: Path, depth: int) -> dict[str, set[str]]:
+    """Return the arrows between the parts of a folder: its files and the folders in it."""
+    prefix = module_of(folder / "__init__.py") + "."
+    arrows: dict[str, set[str]] = {}
+    for module, targets in graph().items():
+        if module.startswith(prefix):
+            name = module.split(".")[depth]
+            inside = {target.split(".")[depth] for target in targets if target.startswith(prefix)}
+            arrows.setdefault(name, set()).update(inside - {name})
+    return arrows
+
+
+def wrong(arrows: Mapping[str, set[str]], places: Mapping[str, Place]) -> list[str]:
+    """Return the arrows that point to a line below, or to the right on the same line."""
     return [
-        (line, name.split(".")[1] if "." in name else FRONT)
-        for line, name in found
-        if name.partition(".")[0] == FRONT
+        f"{name} -> {target}"
+        for name, targets in arrows.items()
+        for target in targets
+        if places[target] >= places[name]
     ]
 
 
-def allowed(user: str, name: str) -> bool:
-    """Say whether `user` may import `name`."""
-    if user == name:
-        return True
-    if name not in PLACE:
-        return PLACE[user][0] == TOP  # the front door, for the tools on top
-    return PLACE[user][0] == TOP or PLACE[name] < PLACE[user]
+FOLDERS = {"layer": PACKAGE, "cpu layer": CPU}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_above_or_left(path: Path) -> None:
-    user = part_of(path)
-    assert user in PLACE, f"{user} has no place in the table of layers"
-    wrong = [(line, name) for line, name in used(path) if not allowed(user, name)]
-    assert not wrong, f"{user} may not import: {wrong}"
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_part_has_a_place_and_imports_from_above_or_left(kind: str) -> None:
+    folder = FOLDERS[kind]
+    depth = len(folder.relative_to(PACKAGE).parts) + 1
+    arrows, places = between(folder, depth), table(kind)
+    assert set(places) == set(arrows) | {t for targets in arrows.values() for t in targets}
+    assert wrong(arrows, places) == []
+
+
+def test_there_is_no_circle_between_files() -> None:
+    assert circle(graph()) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_there_is_no_circle_between_the_parts_of_a_folder(folder: Path) -> None:
+    assert circle(between(folder, len(folder.relative_to(PACKAGE).parts) + 1)) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_a_folder_has_few_modules(folder: Path) -> None:
+    name = str(folder.relative_to(PACKAGE))
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    if name not in LARGE:
+        assert len(modules) <= (7 if folder == PACKAGE else MOST_MODULES), name
 
 
 def test_the_law_can_fail() -> None:
-    assert not allowed("group", "api")
-    assert not allowed("reducer", "testing")
-    assert not allowed("buffer", "arguments")
-    assert allowed("api", "group")
-    assert allowed("testing", "bench")
-    bad = ast.parse("def f():\n    from nc10d.group.process_group import x\n")
-    assert list(imports(bad)) == [(2, "nc10d.group.process_group")]
-
-
-def test_what_has_a_place_is_there() -> None:
-    assert set(PLACE) == {part_of(path) for path in FILES}
+    places = {"low": (0, 0), "left": (1, 0), "right": (1, 1)}
+    assert wrong({"right": {"left", "low"}}, places) == []
+    assert wrong({"left": {"right"}, "low": {"left"}}, places) == ["left -> right", "low -> left"]
+    inside = "def f():\n    from nc10d.group import dispatch\n"
+    typed = "if TYPE_CHECKING:\n    import nc10d.work\n"
+    assert list(imports(ast.parse(inside + typed))) == ["nc10d.work", "nc10d.group.dispatch"]
+    assert circle({"a": ["b"], "b": ["a"]}) == ["a", "b"]
 
 
 def packages(tree: ast.AST) -> set[str]:
@@ -103,13 +173,16 @@ def packages(tree: ast.AST) -> set[str]:
     return {name.partition(".")[0] for name in named}
 
 
-ADAPTERS = {"torch", "bench", "debug"}
-
-
 def test_only_the_adapter_imports_torch() -> None:
     for path in FILES:
-        if part_of(path) not in ADAPTERS:
+        if path.relative_to(PACKAGE).parts[0] not in ADAPTERS:
             assert "torch" not in packages(ast.parse(path.read_text())), path
+
+
+def test_the_package_needs_nothing_that_is_not_installed() -> None:
+    for path in FILES:
+        found = packages(ast.parse(path.read_text()))
+        assert not found & {"benchmarks", "simulation", "tests", "tools"}, path
 
 
 @pytest.mark.parametrize("line", ["import torch", "import torch.nn as nn", "from torch import nn"])

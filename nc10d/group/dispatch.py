@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.interop import borrow, lend, lenders, on_views, views
 from nc10d.backend.backend_table import BackendTable
@@ -24,7 +26,7 @@ from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import guarded, settle
-from nc10d.ops import Array, Barrier, Op
+from nc10d.ops import Array, Barrier, Op, Recv, Send
 from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
@@ -65,6 +67,10 @@ class PreparingBackend(Backend, Protocol):
 
     def start(self, prepared: Any, x: Array, y: Any, timeout: float) -> Work | None:
         """Submit a prepared call and return its Work; None: nothing has happened."""
+        ...
+
+    def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
+        """Submit messages, sends first, if all are prepared; None: nothing has happened."""
         ...
 
 
@@ -135,6 +141,20 @@ class Dispatcher(Collectives, PointToPoint):
             raise
         next(self._launches)
         return True
+
+    def try_prepared_messages(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
+        """Start a batch of messages if all are prepared; None: nothing has happened."""
+        backend = self._preparing
+        if backend is None:
+            return None
+        seen = [op if type(op.x) is np.ndarray else on_views(op) for op in ops]
+        works = backend.start_messages(seen, self.timeout)
+        if works is not None:
+            next(self._launches)
+            for work, op, view in zip(works, ops, seen, strict=True):
+                if view is not op:
+                    work.ops = (op,)  # the caller sees its own arrays
+        return works
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         """Run `op`, or add it to this thread's open block; `array` is one of its arrays.

@@ -158,6 +158,9 @@ class ProcessGroup(Dispatcher, Members):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
         if self.in_batch():
             return start_all(p2p_op_list)
+        works = self.try_prepared_messages([one.operation() for one in p2p_op_list])
+        if works is not None:
+            return works
         with self.coalescing_manager(async_ops=True):
             return start_all(p2p_op_list)
 

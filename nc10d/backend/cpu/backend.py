@@ -102,6 +102,7 @@ class CpuBackend:
         self.finish = self.launcher.finish
         self.abandon = self.launcher.abandon
         self.start = self.launcher.start
+        self.start_messages = self.launcher.start_messages
 
     # -- asking ----------------------------------------------------------------------------------
 

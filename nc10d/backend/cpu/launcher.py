@@ -60,7 +60,7 @@ class OpLauncher:
         """Run `ops`; see Backend."""
         found = self.cache.find(ops)
         if found is None:
-            works = self._start_messages(ops, timeout) if async_op and len(ops) > 1 else None
+            works = self.start_messages(ops, timeout) if async_op and len(ops) > 1 else None
             if works is not None:
                 return CombinedWork(self._waiter, ops, works, works)
             return self._launch_new(ops, timeout, async_op)
@@ -117,7 +117,7 @@ class OpLauncher:
         self._group.context.need_worker()
         return prepared.start(self._waiter, x, y, timeout)
 
-    def _start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
+    def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages if all are prepared, sends first because peers may wait for them."""
         found = self.cache.find_messages(ops)
         if found is None:

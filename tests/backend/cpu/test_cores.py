@@ -34,6 +34,10 @@ def cards(*allowed: list[int], most: float = math.inf) -> list[RankInfo]:
     return [dataclasses.replace(CARD, cores=some, quota=most) for some in allowed]
 
 
+def room_for(peers: list[RankInfo]) -> bool:
+    return roomy([info.cores for info in peers], [info.quota for info in peers])
+
+
 @pytest.mark.parametrize(
     ("mates", "has_room"),
     [
@@ -48,11 +52,11 @@ def cards(*allowed: list[int], most: float = math.inf) -> list[RankInfo]:
     ],
 )
 def test_ranks_have_room_if_there_is_a_core_for_each(mates: list[RankInfo], has_room: bool) -> None:
-    assert roomy(mates) == has_room
+    assert room_for(mates) == has_room
 
 
 def test_the_smallest_quota_counts() -> None:
-    assert not roomy([*cards([0, 1]), *cards([0, 1], most=1.0)])
+    assert not room_for([*cards([0, 1]), *cards([0, 1], most=1.0)])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
 def test_all_ranks_choose_alike_and_sum_alike(
     has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "roomy", lambda _cards: has_room)
+    monkeypatch.setattr(context, "roomy", lambda _cores, _quotas: has_room)
     with Ranks(4, "threads") as ranks:
         limit = one_shot_bytes(4, roomy=has_room)
         assert ranks.run(_sums) == [(limit, [10.0, 10.0, 10.0])] * 4
@@ -120,6 +124,6 @@ def test_a_wrong_word_on_boards_is_an_error(asked: str, monkeypatch: pytest.Monk
 def test_one_rank_that_was_told_otherwise_decides_for_its_host() -> None:
     quickest = dataclasses.replace(CARD, boards=Boards.QUICKEST)
     quick = dataclasses.replace(CARD, boards=Boards.QUICK)
-    assert boards([quickest, quickest]) is Boards.QUICKEST
-    assert boards([quickest, quick]) is Boards.QUICK
-    assert boards([quickest, CARD]) is Boards.NORMAL
+    assert boards([quickest.boards, quickest.boards]) is Boards.QUICKEST
+    assert boards([quickest.boards, quick.boards]) is Boards.QUICK
+    assert boards([quickest.boards, CARD.boards]) is Boards.NORMAL

@@ -244,16 +244,16 @@ def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -
 def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
     """Plans that let rank 1 rest, before each step of `kind`, until `released` is set."""
 
-    def linked(plans: ProgramCache, request: LoweredOp) -> Linked:
+    def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
         program = request.build()
-        if plans._layout.rank == 1:
+        if programs._shape.rank == 1:
             steps: list[Step] = []
             for step in program.steps:
                 if step.kind.name == kind:
                     steps.append(Step(StepKind.MAP, dst=board(1), src=board(1), kernel=REST))
                 steps.append(step)
             program = replace(program, steps=tuple(steps))
-        return link(program, plans._layout.size, at.C_TABLES, address_of)
+        return link(program, programs._shape.size, at.C_TABLES, address_of)
 
     return linked
 

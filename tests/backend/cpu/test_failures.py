@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
+from nc10d.backend.cpu.engine.channel import Submission
+from nc10d.backend.cpu.engine.clock import deadline_ns
 from nc10d.backend.cpu.lowering.strided import resolve
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native.offsets import ABORTED, C_OPS, CLOSED, MISMATCH
@@ -412,9 +414,12 @@ def begun_again(group: Any) -> tuple[list[int], int]:
     """Wait for calls that disagree, as several threads do before one of them has told why."""
     group.barrier()
     backend = group.backend("cpu")
-    request = backend._joined([AllReduce(np.ones(4 + group.rank))])
+    request = backend.launcher._lower([AllReduce(np.ones(4 + group.rank))])
     linked, resolved = backend.launcher.programs.linked(request), resolve(request)
-    channel, submission = backend._enqueue(linked, resolved, Deadline.after(30.0))
+    channel = backend.group.channel
+    limit = deadline_ns(Deadline.after(30.0))
+    submission = Submission(linked, resolved.addresses, resolved.keep, limit)
+    channel.submit(submission)
     answers = [0]
     while answers[-1] == 0:
         answers = [entry_points.wait(channel.address, submission.address, 10**9) for _ in range(3)]

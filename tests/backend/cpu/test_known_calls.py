@@ -14,6 +14,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.native import offsets
 from nc10d.backend.cpu.native.entry_points import load_word
+from nc10d.backend.cpu.p2p.unexpected import absorb
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
@@ -139,7 +140,7 @@ def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane(
         if group.rank == 1:
             group.recv(np.ones(5), 0)
             return True
-        return bool(group._quick(Send, 1, np.ones(5), 0))
+        return bool(group.try_prepared(Send, 1, np.ones(5), 0))
 
     assert run_ranks(exchange, 2)[0]
 
@@ -152,8 +153,8 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
             group.barrier()
             return -1
         group.recv(x, 1)
-        post = group.backend("cpu").launcher.mailbox
-        inbox = post._owner.links.inbox(2)
+        links = group.backend("cpu").group.links
+        inbox = links.inbox(2)
         inbox.channel.words[offsets.C_RECEIVING // 8] = 1  # as while a long message is on its way
         work = group.irecv(x, None)
         assert work is not None
@@ -178,12 +179,12 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
         group.recv(x, 1)
         group.recv(x, 1)  # the message with the other tag is kept for later
         inbox = backend.group.links.inbox(1)
-        found = [group._quick(Recv, 1, x, 0)]
+        found = [group.try_prepared(Recv, 1, x, 0)]
         group.recv(x, 1, 1)
         group.barrier()
         with inbox.lock, inbox:
-            found.append(group._quick(Recv, 1, x, 0))
-        return [*found, group._quick(Recv, 1, x, 0)]
+            found.append(group.try_prepared(Recv, 1, x, 0))
+        return [*found, group.try_prepared(Recv, 1, x, 0)]
 
     assert run_ranks(receive, 2)[0] == [False, False, True]
 
@@ -203,9 +204,8 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
         words[first : first + 3] = 5, x.nbytes, 8
         words[offsets.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
         words[offsets.C_RECEIVING // 8] = 1  # as a thread that was let in just before
-        looking = threading.Thread(
-            target=group.backend("cpu").launcher.mailbox.absorb, args=(inbox.channel,)
-        )
+        links = group.backend("cpu").group.links
+        looking = threading.Thread(target=absorb, args=(links, inbox.channel))
         looking.start()
         looking.join(0.1)
         words[offsets.C_UNMATCHED // 8] = 0  # it begins to move the message

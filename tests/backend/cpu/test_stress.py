@@ -166,7 +166,7 @@ def guards(program: Program) -> list[int]:
     return found
 
 
-def linked(plans: ProgramCache, request: LoweredOp) -> Linked:
+def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
     """Stand in for Plans.linked: tamper with what this thread asks for, and remember nothing."""
     program = request.build()
     tampering.waits = guards(program)
@@ -174,7 +174,7 @@ def linked(plans: ProgramCache, request: LoweredOp) -> Linked:
         program = without_wait(program, tampering.without)
     if tampering.slow is not None:
         program = with_pauses(program, tampering.slow)
-    return link(program, plans._layout.size, at.C_TABLES, address_of)
+    return link(program, programs._shape.size, at.C_TABLES, address_of)
 
 
 VICTIM = 1
@@ -236,7 +236,7 @@ def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgramCache, "linked", linked)
         patch.setattr(formation, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
-        patch.setattr(ProgramCache, "remember", lambda *_: None)
+        patch.setattr(PreparedCache, "remember", lambda *_: None)
         patch.setattr(context, "access_to", lambda _: 0)  # what is tampered with are the boards
         with Ranks(4) as ranks:
             yield ranks

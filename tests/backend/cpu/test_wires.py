@@ -43,7 +43,7 @@ def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires
 
 def close(*made: Wires) -> None:
     for some in made:
-        wires.close(some)
+        wires.close_wires(some)
 
 
 def door(store: HashStore, rank: int) -> tuple[str, int]:

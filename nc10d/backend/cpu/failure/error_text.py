@@ -178,7 +178,8 @@ class ErrorText:
         rank = self._memory.numbers[peer]
         message = (
             f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
-            f"any more by rank {self._memory.number} in {text} of group {self._name!r}: its kernel refuses "
+            f"any more by rank {self._memory.number} in {text} of group {self._name!r}: its "
+            "kernel refuses "
             "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
         )
         return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)

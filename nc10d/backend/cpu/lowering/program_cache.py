@@ -22,7 +22,7 @@ class ProgramCache:
     """The programs of a group of this shape."""
 
     def __init__(self, shape: GroupShape) -> None:
-        self._peers = shape.near.size
+        self._shape = shape
         self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
 
@@ -33,7 +33,9 @@ class ProgramCache:
             if len(self._linked) >= MOST_PROGRAMS:
                 self._linked.clear()
             program = lowered.build()
-            found = link(program, self._peers, at.C_TABLES, _kernel_address, self._scratch.room)
+            found = link(
+                program, self._shape.near.size, at.C_TABLES, _kernel_address, self._scratch.room
+            )
             self._linked[lowered.key] = found
         return found
 
