@@ -112,10 +112,13 @@ def test_the_command_measures_the_job_of_a_launcher() -> None:
     assert done.stdout.startswith("# 2 ranks on ")
 
 
-def test_compare_is_another_command_by_the_same_name() -> None:
-    words = [*BENCH, "--compare", "openmpi", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "--rounds" in done.stdout
+@pytest.mark.parametrize("words", [["--compare", "gloo", "--help"], ["--draw=all_reduce"]])
+def test_a_former_option_names_its_new_command(words: list[str]) -> None:
+    done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=100)
+    table = words[0].partition("=")[0][2:]
+    new = f"in a checkout, python -m benchmarks {table}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"python -m nc10d.bench --{table} has moved: {new}"
 
 
 def test_ctrl_c_ends_it_quietly() -> None:

@@ -25,7 +25,7 @@ def test_imports_are_told_beside_numpys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "ROUNDS", 1)
-    assert imports.main() == 0
+    assert imports.main([]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row[:40].rstrip() for row in rows] == list(imports.STATEMENTS)
     assert rows[0].endswith("1.00")

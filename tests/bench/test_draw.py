@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
 from benchmarks.model import draw, predict
-from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
+from benchmarks.model.collective_programs import MAKERS, Collective, layout_of, spread
 from nc10d.backend.cpu.program.program import StepKind
 
 pytest.importorskip("matplotlib")
@@ -61,15 +62,22 @@ def test_the_command_says_where_the_picture_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.png"
-    words = ["--draw", "broadcast", "--hosts", "2x2", "--bytes", "4096", "--out", str(path)]
-    assert predict.main(words) == 0
+    words = ["broadcast", "--hosts", "2x2", "--bytes", "4096", "--out", str(path)]
+    assert predict.main("draw", words) == 0
     assert capsys.readouterr().out.strip() == str(path)
     assert path.exists()
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (12, "12 B"), (1 << 10, "1 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1 GiB")],
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (64 << 10, "64 KiB"),
+        (1 << 10, "1 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (1 << 30, "1 GiB"),
+    ],
 )
-def test_amounts_read_as_people_write_them(nbytes: int, text: str) -> None:
-    assert draw.amount(nbytes) == text
+def test_sizes_are_labelled_for_people(nbytes: int, text: str) -> None:
+    assert figures.bytes_label(nbytes) == text

@@ -17,12 +17,12 @@ from timed_simulator import simulated
 from benchmarks.model import machine as machines
 from benchmarks.model import predict
 from benchmarks.model.calibrate import by_reach
-from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
-from benchmarks.model.clocks import Walk
+from benchmarks.model.collective_programs import MAKERS, Collective, layout_of, spread
 from benchmarks.model.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
+from benchmarks.model.measurements import Round, TimedCall, constants, typical
+from benchmarks.model.memory_rates import Passes
 from benchmarks.model.model import algorithm, seconds, standing_for, switches
-from benchmarks.model.rates import Passes
-from benchmarks.model.samples import Cell, Round, constants, typical
+from benchmarks.model.timed_walk import Walk
 from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.algorithms.tuning import NEVER, Boards
@@ -412,13 +412,13 @@ def test_the_algorithm_changes_where_a_switch_says() -> None:
 
 
 def test_verdicts_hold_each_round_against_itself() -> None:
-    cell = Cell("all_reduce", 4096)
+    cell = TimedCall("all_reduce", 4096)
     rounds = []
     for slower in (1.0, 5.0, 2.0):
         sample = sample_of(PLAIN, slower)
         told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, spread(2))
         rounds.append(Round(sample, {cell: told / 1.25}))
-    assert predict.verdicts(rounds, [cell])[0].error == pytest.approx(0.25)
+    assert predict.prediction_errors(rounds, [cell])[0].error == pytest.approx(0.25)
 
 
 def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
@@ -438,7 +438,7 @@ def test_typical_is_what_a_share_stays_below() -> None:
 
 
 def test_every_cell_is_measured_beside_one_reach() -> None:
-    cells = [Cell("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
+    cells = [TimedCall("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
     assert [beside for _, beside in by_reach(cells, [8, 1024, 4096])] == [
         cells[:2],
         cells[2:4],
@@ -466,9 +466,9 @@ def test_passes_cover_an_array_and_stay_in_it(lines: int, room: int, most: int |
 
 
 def test_worlds_are_read_from_ranks_and_hosts() -> None:
-    options = predict.read(["--model", "--ranks", "8..600"])
+    options = predict.read("model", ["--ranks", "8..600"])
     assert [world.size for world in predict.worlds(options)] == [8, 64, 512, 600]
-    (world,) = predict.worlds(predict.read(["--draw", "broadcast", "--hosts", "2x3"]))
+    (world,) = predict.worlds(predict.read("draw", ["broadcast", "--hosts", "2x3"]))
     assert world.hosts == ((0, 1, 2), (3, 4, 5))
 
 
@@ -477,15 +477,15 @@ def test_worlds_are_read_from_ranks_and_hosts() -> None:
     [
         [],
         ["--check-model", "--hosts", "2x2"],
-        ["--model", "--ranks", "0"],
-        ["--model", "--ranks", "9..8"],
-        ["--draw", "shout"],
+        ["model", "--ranks", "0"],
+        ["model", "--ranks", "9..8"],
+        ["draw", "shout"],
     ]
-    + [["--model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
+    + [["model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
 )
 def test_options_that_make_no_sense_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
-        predict.read(words)
+        predict.read(words[0], words[1:])
 
 
 def test_the_table_names_sizes_times_and_switches(
@@ -493,7 +493,7 @@ def test_the_table_names_sizes_times_and_switches(
 ) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "model.png"
-    assert predict.main(["--model", "--ranks", "8", "--out", str(picture)]) == 0
+    assert predict.main("model", ["--ranks", "8", "--out", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# by the constants of the machine nc10d is developed on")
     assert "# all_reduce, 8 ranks" in printed
@@ -503,28 +503,28 @@ def test_the_table_names_sizes_times_and_switches(
 
 
 def test_far_cells_are_held_against_the_world_they_were_measured_in() -> None:
-    cell, three = Cell("all_gather", 1 << 20, far=True), spread(3, 1)
+    cell, three = TimedCall("all_gather", 1 << 20, far=True), spread(3, 1)
     sample = sample_of(PLAIN, 1.0)
     told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)
     rounds = [Round(sample, {cell: told})]
-    assert predict.verdicts(rounds, [cell], three)[0].error == pytest.approx(0)
-    assert predict.verdicts(rounds, [cell])[0].error < -0.1
+    assert predict.prediction_errors(rounds, [cell], three)[0].error == pytest.approx(0)
+    assert predict.prediction_errors(rounds, [cell])[0].error < -0.1
 
 
 @pytest.mark.long
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--check-model", "--hosts", "3x1", "--rounds", "1", "--op", "broadcast"]
-    assert predict.main(words) == 0
+    words = ["--hosts", "3x1", "--rounds", "1", "--op", "broadcast"]
+    assert predict.main("check-model", words) == 0
     shown = capsys.readouterr().out
     assert shown.count("3 ranks on 3 hosts") == len(predict.SIZES)
     assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
 def test_measured_constants_predict_what_is_measured_beside_them() -> None:
-    cells = [Cell(op, 4096) for op in predict.CHECKED]
+    cells = [TimedCall(op, 4096) for op in predict.CHECKED]
     from benchmarks.model.calibrate import survey_here
 
-    for one in predict.verdicts(survey_here(cells, 1, far=True), cells):
+    for one in predict.prediction_errors(survey_here(cells, 1, far=True), cells):
         assert one.predicted > 0
         assert np.isfinite(one.error)

@@ -1,6 +1,6 @@
 """The simulator with clocks: each step has a price, each rank a time; the last rank's is the time.
 
-It runs real data through the simulator's own ranks, and knows nothing of benchmarks.model.clocks.
+It runs real data through the simulator's own ranks, and knows nothing of benchmarks.model.timed_walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.model.cases import Collective
+from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.offsets import WRITES

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import endings
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 
 
 class Still(Nc10d):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import interrupts
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 
 
 def deaf(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults import networks
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.testing.networks import why_not
 
 REASON = why_not()

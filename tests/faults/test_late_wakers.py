@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from benchmarks.faults.libraries import Nc10d
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.errors import Aborted, DistError
 
 SIZE, LATE = 3, 2
@@ -64,11 +64,11 @@ def main() -> None:
     library.warm()
     for number, (kind, hosts) in enumerate(PLAYS):
         part = partial(live, library, number, kind, hosts, 0.03 * chance.random())
-        print(json.dumps(Stage(SIZE).play(part, SIZE, 60.0).reports), flush=True)
+        print(json.dumps(ForkedRanks(SIZE).play(part, SIZE, 60.0).reports), flush=True)
 
 
 def live(
-    library: Nc10d, number: int, kind: str, hosts: str, delay: float, stage: Stage, rank: int
+    library: Nc10d, number: int, kind: str, hosts: str, delay: float, ranks: ForkedRanks, rank: int
 ) -> Report:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
     library.join(number, rank, SIZE, 60.0)
@@ -77,7 +77,7 @@ def live(
     step()
     group.timeout = 0.5
     if rank == LATE:
-        stage.note(PID, os.getpid())
+        ranks.note(PID, os.getpid())
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     try:
         while True:
@@ -88,21 +88,21 @@ def live(
     try:
         dist.shrink_group(timeout=0.5)
     except Aborted as error:
-        stage.note(AWAKE, 1)
+        ranks.note(AWAKE, 1)
         return {"told": told, "then": str(error)}
     if rank == 0:
-        os.kill(int(stage.noted(PID)), signal.SIGCONT)
-    return {"told": told, "right": goes_right(stage), "untouched": bool((x == RESTORED).all())}
+        os.kill(int(ranks.noted(PID)), signal.SIGCONT)
+    return {"told": told, "right": goes_right(ranks), "untouched": bool((x == RESTORED).all())}
 
 
-def goes_right(stage: Stage) -> bool:
+def goes_right(ranks: ForkedRanks) -> bool:
     """Communicate until the late rank has been told; say whether all came out right."""
     right, over = True, np.zeros(1)
     while not over[0]:
         y = np.ones(1000)
         dist.all_reduce(y)
         right = right and bool((y == dist.get_world_size()).all())
-        over[0] = stage.noted(AWAKE)
+        over[0] = ranks.noted(AWAKE)
         dist.all_reduce(over, dist.ReduceOp.MAX)
     return right
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from benchmarks.faults.libraries import Nc10d
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
@@ -126,14 +126,14 @@ def main() -> None:
         [*PLAYS, ("others come", "abaa"), ("waited before", "ab")]
     ):
         part = partial(waits, library, number, name, hosts)
-        print(json.dumps(Stage(len(hosts)).play(part, len(hosts), 60.0).reports))
+        print(json.dumps(ForkedRanks(len(hosts)).play(part, len(hosts), 60.0).reports))
 
 
 def waits(
-    library: Nc10d, number: int, name: str, hosts: str, stage: Stage, rank: int
+    library: Nc10d, number: int, name: str, hosts: str, ranks: ForkedRanks, rank: int
 ) -> Report | None:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
-    library.join(number, rank, stage.size, 120.0)
+    library.join(number, rank, ranks.size, 120.0)
     others, script = (CIRCLES | OTHERS)[name]
     groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
