@@ -74,13 +74,8 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "barrier": lambda n: 0.0,
     "broadcast_object_list": lambda n: 1.0,
 }
-FACTORS.update(
-    dict.fromkeys(
-        ("all_gather_list", "reduce_scatter_list", "all_to_all_list")
-        + ("all_gather_object", "gather_object"),
-        FACTORS["all_gather"],
-    )
-)
+_CHUNKED = ("all_gather_list", "reduce_scatter_list", "all_to_all_list", "all_gather_object")
+FACTORS |= dict.fromkeys((*_CHUNKED, "gather_object"), FACTORS["all_gather"])
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import background_load
 from benchmarks.background_load import BackgroundLoad, busy
 
 STAT = "cpu  100 10 40 5000 900 3 7 20 0 0\ncpu0 50 5 20 2500 450 1 3 10 0 0\n"

@@ -51,14 +51,11 @@ def test_lines_tell_times_and_shares_of_memcpy() -> None:
 def measured(group: object) -> dict[str, tuple[int, coalescing_ways.Cost]]:
     import nc10d as dist
 
-    library = Nc10d.__new__(Nc10d)
-    library.dist, library.rank, library.size = dist, dist.get_rank(), dist.get_world_size()
+    library, ways = Nc10d(), coalescing_ways
+    library.rank, library.size = dist.get_rank(), dist.get_world_size()
     return {
-        name: (
-            coalescing_ways.mistakes(library, way, 64),
-            coalescing_ways.cost(library, way, 64, 0.001),
-        )
-        for name, way in coalescing_ways.WAYS["nc10d"].items()
+        name: (ways.mistakes(library, way, 64), ways.cost(library, way, 64, 0.001))
+        for name, way in ways.WAYS["nc10d"].items()
     }
 
 

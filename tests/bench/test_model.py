@@ -475,8 +475,8 @@ def test_worlds_are_read_from_ranks_and_hosts() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
-        ["--check-model", "--hosts", "2x2"],
+        ["draw"],
+        ["check-model", "--hosts", "2x2"],
         ["model", "--ranks", "0"],
         ["model", "--ranks", "9..8"],
         ["draw", "shout"],

@@ -1,6 +1,6 @@
-"""The simulator with clocks: each step has a price, each rank a time; the last rank's is the time.
+"""The simulator with a clock for each rank: each step has a price; the last rank's time counts.
 
-It runs real data through the simulator's own ranks, and knows nothing of benchmarks.model.timed_walk.
+It runs real data through the simulator's ranks, independently of benchmarks.model.timed_walk.
 """
 
 from __future__ import annotations
