@@ -65,7 +65,7 @@ def test_sizes_have_units(text: str, nbytes: int) -> None:
         (["--min-bytes", "1M", "--max-bytes", "1K"], "is more than --max-bytes 1024"),
     ],
 )
-def test_wrong_options_are_told(
+def test_wrong_options_are_reported(
     words: Sequence[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -124,7 +124,7 @@ def test_a_former_option_names_its_new_command(words: list[str]) -> None:
 def test_ctrl_c_ends_it_quietly() -> None:
     def attempt() -> float:
         with AtTerminal([*BENCH, "all_reduce", "--repeats", "1000000"]) as bench:
-            bench.read_until("wrong\r\n")  # a whole line: Ctrl-C throws away what is unread
+            bench.read_until("wrong\r\n")  # a whole line: Ctrl-C discards unread output
             code, seconds = bench.interrupt()
         assert code == 130
         assert bench.screen.rstrip().endswith(("wrong\r\n^C", "wrong"))

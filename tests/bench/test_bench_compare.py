@@ -31,7 +31,7 @@ def test_options_name_the_peers_and_the_sizes() -> None:
     assert options.collectives == compare.COLLECTIVES
 
 
-def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_collective_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.parse(["--collectives", "all_redcue"])
     assert "unknown collective all_redcue; known: all_reduce, " in capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> No
         (["gloo", "--hosts", "0"], "2 ranks can't be dealt to 0 hosts"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_what_cannot_be_compared_is_reported(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -56,7 +56,7 @@ def test_what_cannot_be_compared_is_told(
     assert told in capsys.readouterr().err
 
 
-def test_a_barrier_has_one_cell_and_others_one_a_size() -> None:
+def test_a_barrier_has_a_single_cell_and_others_a_cell_for_each_size() -> None:
     assert compare.cells("barrier", 1 << 30) == [("barrier", 0)]
     assert [nbytes for _, nbytes in compare.cells("broadcast", 1 << 20)] == compare.SIZES[:4]
     assert compare.cells("broadcast", 1024, 9) == [("broadcast", 1024)]
@@ -104,8 +104,8 @@ def test_ranks_are_dealt_to_hosts_evenly(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_a_plain_copy_moves_what_a_collective_needs() -> None:
-    # To warm up, to see how long one takes, and then as few as there may be.
+def test_a_plain_copy_moves_the_bytes_of_a_collective() -> None:
+    # For warming up, for the first estimate of a call, and then the least number of calls.
     calls = call_times.WARM_UP + 3 + 3 * call_times.ROUNDS
     with network(2) as net:
         jobs = [(name, 1 << 20) for name in ("all_reduce", "all_gather", "broadcast")]
@@ -155,13 +155,13 @@ def test_open_mpi_yields_where_ranks_outnumber_cores(ranks: int, yields: str) ->
     assert environment["OMPI_MCA_mpi_yield_when_idle"] == yields
 
 
-def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_OPENMPI", "/nowhere")
     with pytest.raises(SystemExit, match="openmpi: /nowhere/bin/mpirun is not installed"):
         compare.main(["openmpi"])
 
 
-def test_a_job_that_fails_is_told_with_its_last_words() -> None:
+def test_a_job_that_fails_is_reported_with_its_last_words() -> None:
     arguments = [[("no_such_thing", 8)], 0.0, False]
     with pytest.raises(RuntimeError, match=r"(?s)nc10d: .*KeyError.*'no_such_thing'"):
         jobs.run_job("nc10d", 1, "benchmarks.compare.call_times", arguments, 100.0)
@@ -202,7 +202,9 @@ with separate_hosts(1) as net:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_hosts_are_taken_away_by_who_is_ended(number: signal.Signals, code: int) -> None:
+def test_hosts_are_removed_by_a_process_that_a_signal_ends(
+    number: signal.Signals, code: int
+) -> None:
     with subprocess.Popen([sys.executable, "-c", APART], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         name = process.stdout.readline().decode().strip()

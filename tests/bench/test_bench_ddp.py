@@ -5,7 +5,7 @@ import pytest
 from benchmarks.micro import ddp
 
 
-def test_ratios_are_of_what_is_added_and_rounds_are_compared_in_pairs():
+def test_ratios_are_of_added_times_and_rounds_are_compared_in_pairs():
     times = {
         "alone": [1.0, 5.0, 1.0],
         "torch over gloo": [4.0, 8.0, 4.0],

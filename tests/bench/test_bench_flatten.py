@@ -21,7 +21,7 @@ def test_the_tensors_fill_the_bucket() -> None:
     assert min(sizes) > 0
 
 
-def test_every_call_copies_and_scales_as_it_says() -> None:
+def test_every_call_copies_and_scales_right() -> None:
     sizes = flatten.counts(8, 4000)
     found = flatten.calls(sizes, 4)
     packed = found["pack"].__self__._flat  # type: ignore[attr-defined]

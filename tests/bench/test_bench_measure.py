@@ -59,7 +59,7 @@ class Spoilt:
 
 
 def one_off(arrays: Any) -> None:
-    """Spoil one element."""
+    """Spoil a single element."""
     arrays[0].flat[-1] += 1
 
 
@@ -121,7 +121,7 @@ def test_a_row_has_the_bytes_that_were_moved() -> None:
 
 
 @given(st.sampled_from(sorted(FACTORS)), st.integers(1, 64), st.floats(1e-9, 10.0))
-def test_busbw_is_what_the_busiest_link_must_carry(name: str, ranks: int, seconds: float) -> None:
+def test_busbw_is_the_load_of_the_busiest_link(name: str, ranks: int, seconds: float) -> None:
     row = Row(BenchJob(name, 1000, DType.UINT8, 1, 1), 1000, "none", seconds, 0, ranks)
     assert row.algbw == pytest.approx(1e-6 / seconds)
     assert 0 <= row.busbw <= 2 * row.algbw

@@ -1,4 +1,4 @@
-"""Kernels, registered arrays, overlap and first use: what is measured comes out right."""
+"""The command's tables; and kernels, registered arrays, overlap and first use are right."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_kernel_that_is_timed_adds() -> None:
     assert np.array_equal(x, np.arange(1000) + 4)
 
 
-def test_speeds_are_told_by_float32s() -> None:
+def test_speeds_are_reported_by_float32s() -> None:
     found = {DType.FLOAT32: [4e9, 2e9, 3e9], DType.BFLOAT16: [6e9]}
     assert [line.split() for line in kernels.report(found)] == [
         ["float32", "3.00", "1.00"],
@@ -130,7 +130,7 @@ def test_a_first_use_is_timed_from_its_start_and_weighed() -> None:
     assert 10 < found["pss"] <= found["rss"] < 10_000
 
 
-def test_a_rank_that_fails_is_told() -> None:
+def test_a_rank_that_fails_is_reported() -> None:
     with pytest.raises(RuntimeError, match="nccl: a rank ended with exit code 1"):
         first_use.once("nccl", 1, {})
 

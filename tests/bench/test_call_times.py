@@ -26,7 +26,7 @@ PARTS = [name for name in COLLECTIVES if name != "barrier"]
 
 
 class OnGroup:
-    """A library made of a group, one call of which can be spoilt."""
+    """A library made of a group; it can spoil a collective."""
 
     def __init__(self, group: Any, spoilt: str = "") -> None:
         self.rank, self.size, self.dist = group.rank, group.size, group
@@ -172,7 +172,7 @@ def test_a_way_to_reduce_many_is_checked(way: str, spoilt: str) -> None:
         library.dist = nc10d
         return coalescing_ways.mistakes(library, LOCAL_WAYS[way], 32)
 
-    spoils = bool(spoilt) and way != "block"  # a block's calls are not the library's bound ones
+    spoils = bool(spoilt) and way != "block"  # a block's calls are not bound by the library
     found = run_local(wrong, 2)
     assert all(bool(count) == spoils for count in found), found
 

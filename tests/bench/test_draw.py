@@ -1,4 +1,4 @@
-"""Pictures of programs: what is drawn is what happens, and it fits."""
+"""Pictures of programs: every step of a walk is drawn, and fits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_arrow_begins_at_a_signal_and_ends_when_its_wait_does() -> None:
         assert all(cause in given and cause[1] < event.end for cause in event.causes)
 
 
-def test_the_command_says_where_the_picture_is(
+def test_the_command_prints_the_path_of_the_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.png"

@@ -39,7 +39,7 @@ def test_an_interval_is_as_narrow_as_its_confidence_allows(count: int, low: int)
     assert (found.low, found.high) == (low, count - 1 - low)
 
 
-def test_an_interval_covers_the_median_as_often_as_it_says() -> None:
+def test_an_interval_covers_the_median_with_its_confidence() -> None:
     chance = random.Random(1)
     samples = [[chance.expovariate(1.0) for _ in range(9)] for _ in range(2000)]
     hits = sum(one.low <= 0.6931 <= one.high for one in map(estimate, samples))

@@ -39,7 +39,7 @@ SMALL_HALF = 4096
 
 
 def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int) -> float:
-    """Return when the last of all ranks has done one call."""
+    """Return when the last rank has completed its call."""
     collective = Collective(op, nbytes, layout_of(hosts, half))
     programs = {rank: collective.program(rank) for rank in range(hosts.size)}
     walk = Walk(machine, hosts, programs, collective.arrays)
@@ -82,7 +82,7 @@ def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> No
 
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("nbytes", [4096, 1 << 20])
-def test_they_agree_on_what_hosts_share(op: str, nbytes: int) -> None:
+def test_model_and_simulator_agree_on_a_shared_network(op: str, nbytes: int) -> None:
     hosts = spread(6, 2)
     narrow = changed(PLAIN, "shared=3e-10")
     collective = Collective(op, nbytes, layout_of(hosts))
@@ -208,7 +208,7 @@ def test_a_busy_core_does_not_send() -> None:
     assert walk.ends == {0: [pytest.approx(107)], 1: [pytest.approx(107)]}
 
 
-def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
+def test_bytes_in_a_single_direction_have_a_separate_rate() -> None:
     apart = changed(PLAIN, "one_way=0.1")
     times = {op: [seconds(m, op, 1 << 20, spread(4, 2)) for m in (PLAIN, apart)] for op in MAKERS}
     assert times["broadcast"][1] > 10 * times["broadcast"][0]
@@ -216,8 +216,8 @@ def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
     assert changed(apart, "stream=3e-9").one_way == ()
 
 
-def test_what_goes_through_something_shared_goes_one_after_another() -> None:
-    """Two hosts send 100 bytes each, a second a byte; what they share takes 0.8 seconds a byte."""
+def test_transfers_through_a_shared_network_take_turns() -> None:
+    """Two hosts send 100 bytes each, a second a byte; their shared network takes 0.8 s a byte."""
     rates = [((1, rate),) for rate in (0, 0, 0, 0, 1)]
     flat = Machine({"": 0.0}, 0.0, 0.0, 0.0, 0.0, *rates, shared=((1, 0.8),))
     steps = {
@@ -230,7 +230,7 @@ def test_what_goes_through_something_shared_goes_one_after_another() -> None:
 
 
 def test_what_hosts_share_needs_all_ranks() -> None:
-    """In a chain of hosts every link is busy at once, though one path stands for the others."""
+    """In a chain of hosts all links are busy at once, though a single path represents all."""
     narrow = changed(PLAIN, "shared=1e-9")
     for op, links in (("broadcast", 7), ("reduce_scatter", 7)):
         shared = links * (1 << 20) * 1e-9
@@ -401,7 +401,7 @@ def test_a_setting_that_makes_no_sense_is_refused(setting: str) -> None:
         changed(DEVELOPMENT, setting)
 
 
-def test_the_algorithm_changes_where_a_switch_says() -> None:
+def test_the_algorithm_changes_at_each_switch() -> None:
     for hosts in (spread(8), spread(64)):
         found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
         assert found
@@ -422,7 +422,7 @@ def test_verdicts_hold_each_round_against_itself() -> None:
 
 
 def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
-    """Return what would be measured on a machine that is so many times slower than `machine`."""
+    """Return the sample of a machine that is `slower` times slower than `machine`."""
     flat = {(name, 0): getattr(machine, name) for name in ("step", "wait", "hop", "send")}
     ways = {(f"call {op}", 0): machine.call(op) for op in MAKERS}
     rates = {
@@ -432,12 +432,12 @@ def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
     return {key: slower * value for key, value in {**flat, **ways, **rates}.items()}
 
 
-def test_typical_is_what_a_share_stays_below() -> None:
+def test_typical_is_a_quantile() -> None:
     assert typical([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
     assert typical([7.0]) == 7.0
 
 
-def test_every_cell_is_measured_beside_one_reach() -> None:
+def test_every_call_is_measured_beside_a_single_reach() -> None:
     cells = [TimedCall("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
     assert [beside for _, beside in by_reach(cells, [8, 1024, 4096])] == [
         cells[:2],
@@ -521,7 +521,7 @@ def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFix
     assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
-def test_measured_constants_predict_what_is_measured_beside_them() -> None:
+def test_measured_constants_predict_the_calls_measured_beside_them() -> None:
     cells = [TimedCall(op, 4096) for op in predict.CHECKED]
     from benchmarks.model.calibrate import survey_here
 

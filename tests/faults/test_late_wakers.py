@@ -1,7 +1,7 @@
-"""A rank that stopped in the middle of something wakes up when the others have gone on without it.
+"""A rank that was stopped in a call wakes up after the others have gone on without it.
 
-It is told so, and what the others have made since stays as it is: their arrays are no more what it
-was about to write to. `docs/design.md` says why that takes no epoch.
+It gets an error, and the others' later results stay intact: the late rank no longer writes to their
+arrays. `docs/design.md` explains why that needs no epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ PID, AWAKE = 0, 1
 RESTORED = 7.0
 LARGE = 1 << 21
 
-Traffic = tuple[Any, Callable[[], object]]  # what peers write into, and what writes there
+Traffic = tuple[
+    Any, Callable[[], object]
+]  # the array that peers write to, and the call that writes
 
 
 def reduced(group: Any) -> Traffic:
@@ -56,7 +58,7 @@ def sent_round(group: Any) -> Traffic:
 
 KINDS = {"reduced": reduced, "lent": lent, "sent round": sent_round}
 PLAYS = [(kind, hosts) for kind in KINDS for hosts in ("aaa", "aab")]
-"""What goes on when a rank stops, and on which host (a letter) each rank is."""
+"""The traffic when a rank stops, and the host (a letter) of each rank."""
 
 
 def main() -> None:
@@ -96,7 +98,7 @@ def live(
 
 
 def goes_right(ranks: ForkedRanks) -> bool:
-    """Communicate until the late rank has been told; say whether all came out right."""
+    """Communicate until the late rank has its error; return whether all results were right."""
     right, over = True, np.zeros(1)
     while not over[0]:
         y = np.ones(1000)
@@ -116,7 +118,7 @@ def played() -> list[dict[int, Report]]:
 
 
 @pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
-def test_who_wakes_up_late_is_told_and_disturbs_nobody(
+def test_a_rank_that_wakes_up_late_gets_an_error_and_disturbs_no_other(
     played: list[dict[int, Report]], play: int
 ) -> None:
     reports = played[play]
