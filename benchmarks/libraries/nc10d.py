@@ -74,7 +74,8 @@ class Nc10d(C10dLibrary):
     def describe(self, error: BaseException) -> dict[str, Any]:
         """Return the error's type, message and attributes; `failed` is the rank that it names."""
         fields = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-        return {**super().describe(error), **fields, "failed": fields.pop("rank", None)}
+        failed = fields.pop("rank", None)
+        return {**super().describe(error), **fields, "failed": failed}
 
     leave = C10dLibrary.end
 

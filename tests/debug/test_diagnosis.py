@@ -72,7 +72,7 @@ def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> No
 
 
 @pytest.mark.parametrize(("waits_for", "completed"), [(0, 6), (None, 7)])
-def test_torch_is_reported_so_too(waits_for: int | None, completed: int) -> None:
+def test_torchs_analyser_gets_the_same(waits_for: int | None, completed: int) -> None:
     status = torch_trace.record([flooded(2, waits_for)])["pg_status"]["world"]
     assert status["last_enqueued_collective"] == 7
     assert status["last_completed_collective"] == completed

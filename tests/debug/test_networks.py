@@ -12,7 +12,7 @@ REASON = why_not()
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_both_sides_of_a_cut_wire_are_reported_who() -> None:
+def test_both_sides_of_a_cut_link_name_the_other() -> None:
     library = Nc10d()
     library.warm()
     cell = networks.cut_off(library, 1)
