@@ -25,6 +25,8 @@ Comparisons with other libraries, and other tables for developers: in a checkout
 benchmarks --help.
 """
 DTYPES = {dtype.label: dtype for dtype in DType}
+MOST, MOST_LISTED = 2000, 100
+"""Calls of a round; fewer with lists or objects, which take far longer."""
 LIMIT = 300.0
 """Seconds for a call of a rank: far more than any row takes."""
 HEADER = (
@@ -100,7 +102,9 @@ def jobs(options: argparse.Namespace) -> Iterator[BenchJob]:
     all_sizes = list(sizes(options.min_bytes, options.max_bytes, options.factor))
     for collective in options.collectives or COLLECTIVES:
         for nbytes in all_sizes if collective != "barrier" else [0]:
-            iterations = max(3, min(2000, (64 << 20) // max(nbytes, 1)))
+            listed = collective.endswith(("_list", "_object"))
+            most = MOST_LISTED if listed else MOST
+            iterations = max(3, min(most, (64 << 20) // max(nbytes, 1)))
             yield BenchJob(collective, nbytes, DTYPES[options.dtype], iterations, options.repeats)
 
 
