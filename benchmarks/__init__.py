@@ -1,1 +1,1 @@
-"""Measurements of nc10d for its developers; not in the wheel."""
+"""Measurements of nc10d for its developers: `python -m benchmarks --help`. Not in the wheel."""

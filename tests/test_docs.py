@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+import benchmarks.__main__ as benchmarks
 import nc10d
 
 PACKAGE = Path(nc10d.__file__).parent
@@ -80,7 +81,7 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    folders = "tests|docs|nc10d|examples|tools"
+    folders = "tests|docs|nc10d|benchmarks|examples|tools"
     for path in re.findall(rf"\b((?:{folders})/[\w/]+(?:\.(?:py|sh|md))?)\b(?![*.-])", TEXT):
         assert (ROOT / path).exists(), path
 
@@ -90,6 +91,13 @@ def test_a_command_that_is_named_exists(name: str) -> None:
     path = ROOT / name.replace(".", "/")
     script = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert "__main__" in script.name or '__name__ == "__main__"' in script.read_text()
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"python -m benchmarks ([a-z][\w-]*)", TEXT)))
+)
+def test_a_table_of_benchmarks_that_is_named_exists(name: str) -> None:
+    assert name in benchmarks.TABLES
 
 
 TABLES = re.findall(r"^\| file in `([\w/]+)/` \|.*\n\|---.*\n((?:\|.*\n)+)", DESIGN, re.M)

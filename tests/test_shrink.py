@@ -193,14 +193,14 @@ import json, os, signal, sys, time
 from functools import partial
 import numpy as np
 import nc10d as dist
-from benchmarks.faults.libraries import Nc10d
-from benchmarks.faults.stage import Stage
+from benchmarks.libraries.nc10d import Nc10d
+from benchmarks.faults.forked_ranks import ForkedRanks
 
 
-def part(number, names, victims, stage, rank):
+def part(number, names, victims, ranks, rank):
     if names:
         os.environ["NC10D_HOST_ID"] = names[rank]
-    library.join(number, rank, stage.size, 60.0)
+    library.join(number, rank, ranks.size, 60.0)
     x, took = np.ones(1000), []
     for victim in victims:
         try:
@@ -223,7 +223,7 @@ def part(number, names, victims, stage, rank):
 library = Nc10d()
 library.warm()
 for number, (names, victims) in enumerate(json.loads(sys.argv[1])):
-    played = Stage(4).play(partial(part, number, names, victims), 4 - len(victims), 60.0)
+    played = ForkedRanks(4).play(partial(part, number, names, victims), 4 - len(victims), 60.0)
     print(json.dumps([played.codes, played.reports]))
 """
 LOSSES: list[tuple[str, list[int]]] = [

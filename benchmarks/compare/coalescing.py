@@ -1,29 +1,28 @@
-"""`python -m nc10d.bench --coalescing`: c10d's published comparison, beside gloo and MPI.
+"""Compare the ways to reduce 64 float32 arrays, as c10d's published comparison does.
 
-64 float32 arrays reduced in each way that a library has (`batches`: a coalescing block, a plan,
-one by one, one flat array with the copies): wall time, CPU time of a rank, and time until all calls
-have returned. Libraries take turns in interleaved rounds; results are checked. What counts in the
-end is the least that any way of a library takes.
+Each library has its ways: a coalescing block, a plan, call by call, a flat array with the copies.
+The table has wall time, CPU time of a rank, and time until all calls have returned. Libraries take
+turns in interleaved rounds; results are checked. The last rows have each library's quickest way.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.compare.batches import NAMES
-from benchmarks.compare.compare import require, turns
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.plots import bytes_label
-from benchmarks.compare.starters import run_job
-from benchmarks.compare.verdicts import Estimate, estimate
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.compare.coalescing_ways import NAMES
+from benchmarks.compare.compare import PEERS, require
+from benchmarks.estimates import Estimate, estimate, turns
+from benchmarks.figures import bytes_label
+from benchmarks.libraries.jobs import run_job
 
 SIZES = [1 << 10, 128 << 10, 8 << 20]
 QUICKEST = "quickest"
+WORKER = "benchmarks.compare.coalescing_ways"
 MEASURES = ["wall", "CPU", "issue"]
 Key = tuple[str, str, int, str]
 """Library, way, bytes of an array, measure."""
@@ -31,19 +30,19 @@ Samples = dict[Key, list[float]]
 
 
 def collect(options: argparse.Namespace) -> tuple[Samples, float]:
-    """Run all rounds; return seconds by key, and the foreign load in cores."""
+    """Run all rounds; return seconds by key, and the load of others in cores."""
     samples: Samples = {}
-    with Foreign() as foreign:
+    with BackgroundLoad() as others:
         for number in range(options.rounds):
             for library in turns(options.libraries, number):
                 _job(samples, library, options)
             print(f"# round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
-    return samples, foreign.cores
+    return samples, others.cores
 
 
 def _job(samples: Samples, library: str, options: argparse.Namespace) -> None:
-    arguments = [json.dumps(options.sizes), str(options.budget)]
-    rows = run_job(library, options.ranks, "benchmarks.compare.batches", arguments, options.limit)
+    arguments = [options.sizes, options.budget]
+    rows = run_job(library, options.ranks, WORKER, arguments, options.limit)
     for way, nbytes, *costs, wrong in rows:
         if wrong:
             raise RuntimeError(f"{library}, {way}: {wrong} wrong elements of {nbytes} bytes")
@@ -60,8 +59,8 @@ def table(found: Mapping[Key, Estimate]) -> list[str]:
         for way, measure in itertools.product([*NAMES, QUICKEST], MEASURES):
             cells = [_cell(found, library, way, nbytes, measure) for library in libraries]
             if any(cells):
-                told = ["–" if cell is None else str(cell) for cell in cells]
-                words = [bytes_label(nbytes), way, measure, *told, _ahead(libraries, cells)]
+                shown = ["–" if cell is None else str(cell) for cell in cells]
+                words = [bytes_label(nbytes), way, measure, *shown, _ahead(libraries, cells)]
                 rows.append(f"| {' | '.join(words)} |")
     return rows
 
@@ -72,11 +71,11 @@ def _cell(
     if way != QUICKEST:
         return found.get((library, way, nbytes, measure))
     ways = [found[key] for key in found if (key[0], *key[2:]) == (library, nbytes, measure)]
-    return min(ways, key=lambda one: one.median, default=None)
+    return min(ways, key=lambda times: times.median, default=None)
 
 
 def _ahead(libraries: Sequence[str], cells: Sequence[Estimate | None]) -> str:
-    """Return by how much the best peer's median is more than ours."""
+    """Return the best peer's median divided by nc10d's."""
     medians = {library: cell.median for library, cell in zip(libraries, cells, strict=True) if cell}
     ours = medians.pop("nc10d", None)
     return f"{min(medians.values()) / ours:.2f}" if ours and medians else "–"
@@ -84,16 +83,15 @@ def _ahead(libraries: Sequence[str], cells: Sequence[Estimate | None]) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
-    parser.add_argument("--coalescing", action="store_true", help="this table")
-    parser.add_argument("--compare", default="gloo,mpich,openmpi", help="peers (%(default)s)")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks coalescing", description=__doc__)
+    parser.add_argument("peers", nargs="?", default=PEERS, help="libraries (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.3, help="seconds for a way's repeats")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of an array")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one job")
     options = parser.parse_args(arguments)
-    options.libraries = ["nc10d", *filter(None, options.compare.split(","))]
+    options.libraries = ["nc10d", *filter(None, options.peers.split(","))]
     return options
 
 
@@ -101,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Blocks for all rounds."""
     options = parse(arguments)
     require(options.libraries)
-    samples, foreign = collect(options)
+    samples, load = collect(options)
     cores = len(os.sched_getaffinity(0))
     print(f"{options.ranks} ranks on {cores} cores, {options.rounds} rounds; others used", end=" ")
-    print(f"{foreign:.2f} cores. Median (interval) of all 64, µs.\n")
+    print(f"{load:.2f} cores. Median (interval) of all 64, µs.\n")
     print(*table({key: estimate(times) for key, times in samples.items()}), sep="\n")
     return 0

@@ -1,19 +1,19 @@
-"""`python -m nc10d.bench --compare gloo,mpich,openmpi`: nc10d beside other libraries, in one run.
+"""Compare nc10d with other libraries, collective by collective, in the same run.
 
-In each round, for each collective, each library has a job of its own, and they take turns at going
-first. A cell is the median over rounds with its interval. Results are checked. What other
-processes did to the machine is noted for each round.
+In each round, for each collective, each library has a job of its own; they take turns at going
+first. A cell is the median over rounds with its interval. Results are checked. The load of other
+processes is noted for each round.
 
-With --hosts the ranks are on hosts of their own, network namespaces, which only root can make; the
-peers `tcp`, `tcp2`... are plain copies of the bytes that have to cross, by so many sockets a pair
-(plain.py); no verdict counts them. An MPI can't be asked for there: its launcher would have to
-reach the hosts.
+With --hosts the ranks are on separate hosts, network namespaces, which only root can make. The
+peers tcp, tcp2... are plain copies of the bytes that have to cross, by so many sockets a pair; the
+last column of words ignores them. An MPI can't run there: its launcher would have to reach the
+hosts.
 
 Each rank writes the array that a call reads just before the call, as programs do, and the time of
-the writing is taken off. With --untouched nobody does: then calls read what nobody has changed
-since the first one, and much of it is in the reader's own cache, as it is in most benchmarks.
+the writing is subtracted. With --untouched no rank does. Calls then read arrays that have not
+changed since the first call, mostly from the reader's own cache, as in most benchmarks.
 
-What --json names is written after each round, so a run that was ended early can be shown by --read.
+The file of --json is written after each round, so --read can show an interrupted run.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.compare import plots
-from benchmarks.compare.apart import hosts_of_their_own, run_apart, words_of
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.plain import is_plain
-from benchmarks.compare.starters import LIBRARIES, WANDERERS, Rows, run_job, starter
-from benchmarks.compare.verdicts import (
+from benchmarks import figures
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.estimates import (
     CONFIDENCE,
     LEAD,
     LEADING,
     NEAR,
     NEAR_SMALL,
-    Estimate,
+    compare,
     coverage,
     estimate,
-    judge,
     too_near,
+    turns,
 )
+from benchmarks.libraries import C10D_NAMES, NAMES, is_tcp
+from benchmarks.libraries.jobs import Rows, run_job, start_command
+from benchmarks.libraries.namespaces import run_on_hosts, separate_hosts
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -58,54 +58,48 @@ COLLECTIVES = [
 ]
 Cell = tuple[str, int]
 Samples = dict[str, dict[Cell, list[float]]]
-Start = Callable[[str, Sequence[str]], Rows]
-"""Runs a library's job with the arguments of peers.py."""
+Start = Callable[[str, Sequence[object]], Rows]
+"""Runs a library's job with the arguments of `call_times.rows`."""
+PEERS = "gloo,mpich,openmpi"
+WORKER = "benchmarks.compare.call_times"
 
 
 def cells(collective: str, largest: int, smallest: int = 0) -> list[Cell]:
-    """Return what is measured of a collective: its sizes up to `largest`; a barrier has none."""
+    """Return the cells of a collective: its sizes up to `largest`; a barrier has a single cell."""
     sizes = [0] if collective == "barrier" else [n for n in SIZES if smallest <= n <= largest]
     return [(collective, nbytes) for nbytes in sizes]
 
 
-def turns(libraries: Sequence[str], number: int) -> list[str]:
-    """Return who goes when: each round another one first, and every other round backwards."""
-    first = number % len(libraries)
-    order = [*libraries[first:], *libraries[:first]]
-    return order if number % 2 == 0 else order[::-1]
-
-
 @contextlib.contextmanager
 def started(options: argparse.Namespace) -> Iterator[Start]:
-    """Yield how jobs are run: by a launcher on this host, or on hosts that are made for it."""
+    """Yield a function that runs jobs: on this host, or on hosts that are made for it."""
     if options.hosts == 1:
-        module = "benchmarks.compare.peers"
-        yield lambda library, words: run_job(library, options.ranks, module, words, options.limit)
+        yield lambda library, words: run_job(library, options.ranks, WORKER, words, options.limit)
         return
-    mates = options.ranks // options.hosts
-    with hosts_of_their_own(options.hosts) as net:
-        yield lambda library, words: run_apart(
-            net, mates, [*words_of(net, library), *words], options.limit
+    local_ranks = options.ranks // options.hosts
+    with separate_hosts(options.hosts) as net:
+        yield lambda library, words: run_on_hosts(
+            net, local_ranks, library, WORKER, words, options.limit
         )
 
 
 def collect(options: argparse.Namespace, start: Start) -> tuple[Samples, list[float]]:
-    """Run all rounds; return times by library and cell, and each round's foreign load in cores.
+    """Run all rounds; return times by library and cell, and each round's other load in cores.
 
-    After each round all that has been measured is saved, if that is asked for.
+    With --json, everything measured so far is saved after each round. Blocks for all rounds.
     """
     samples: Samples = {library: {} for library in options.libraries}
     loads: list[float] = []
     for number in range(options.rounds):
-        with Foreign() as foreign:
+        with BackgroundLoad() as others:
             for library, collective in _order(options, number):
                 for (name, nbytes), seconds in _measured(start, library, collective, options):
                     samples[library].setdefault((name, nbytes), []).append(seconds)
-        loads.append(foreign.cores)
+        loads.append(others.cores)
         if options.json:
             save(options.json, samples, options.ranks, loads, untouched=options.untouched)
-        told = f"# round {number + 1} of {options.rounds}: others used {foreign.cores:.2f} cores"
-        print(told, file=sys.stderr, flush=True)
+        progress = f"# round {number + 1} of {options.rounds}: others used {others.cores:.2f} cores"
+        print(progress, file=sys.stderr, flush=True)
     return samples, loads
 
 
@@ -119,9 +113,9 @@ def _measured(
     start: Start, library: str, collective: str, options: argparse.Namespace
 ) -> Iterator[tuple[Cell, float]]:
     """Yield one job's times; RuntimeError if any element was wrong."""
-    jobs = json.dumps(cells(collective, options.max_bytes, options.min_bytes))
-    words = [jobs, str(options.budget), str(int(options.untouched))]
-    for name, nbytes, seconds, wrong in start(library, words):
+    jobs = cells(collective, options.max_bytes, options.min_bytes)
+    arguments = [jobs, options.budget, options.untouched]
+    for name, nbytes, seconds, wrong in start(library, arguments):
         if wrong:
             raise RuntimeError(f"{library}: {wrong} wrong elements in {name} of {nbytes} bytes")
         yield (name, nbytes), seconds
@@ -131,32 +125,29 @@ def table(samples: Samples) -> list[str]:
     """Return the comparison as a Markdown table; below it, the cells that fall short."""
     libraries, ours = list(samples), samples["nc10d"]
     head = ["collective", "bytes", *(f"{name} µs" for name in libraries), "best/nc10d", "nc10d is"]
-    head += ["copy/nc10d"] if any(map(is_plain, libraries)) else []
+    head += ["copy/nc10d"] if any(map(is_tcp, libraries)) else []
     rows = [_row(head), "|" + "---|" * len(head)]
     behind, near = [], []
     for (collective, nbytes), _ in ours.items():
         found = {name: estimate(samples[name][collective, nbytes]) for name in libraries}
-        plain = {name: one for name, one in found.items() if is_plain(name)}
-        peers = {name: one for name, one in found.items() if name not in {"nc10d", *plain}}
-        verdict = judge(nbytes, found["nc10d"], peers)
-        told = [*map(str, found.values()), f"{verdict.ratio:.2f}", verdict.word]
-        if plain:
-            told.append(f"{_quickest(plain) / found['nc10d'].median:.2f}")
-        rows.append(_row([collective, str(nbytes), *told]))
-        if verdict.word == "behind":
-            behind.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
-        if too_near(collective, nbytes, verdict.ratio):
-            near.append(f"{collective} {nbytes} ({verdict.best}, {verdict.ratio:.2f})")
+        copies = {name: times for name, times in found.items() if is_tcp(name)}
+        peers = {name: times for name, times in found.items() if name not in {"nc10d", *copies}}
+        result = compare(nbytes, found["nc10d"], peers)
+        words = [*map(str, found.values()), f"{result.ratio:.2f}", result.word]
+        if copies:
+            quickest = min(copy.median for copy in copies.values())
+            words.append(f"{quickest / found['nc10d'].median:.2f}")
+        rows.append(_row([collective, str(nbytes), *words]))
+        if result.word == "behind":
+            behind.append(f"{collective} {nbytes} ({result.best}, {result.ratio:.2f})")
+        if too_near(collective, nbytes, result.ratio):
+            near.append(f"{collective} {nbytes} ({result.best}, {result.ratio:.2f})")
     leading = f"Of {' and '.join(sorted(LEADING))} from 1 MiB on, less than {LEAD} times ahead"
     return [*rows, "", _listed("Behind", behind), _listed(leading, near)]
 
 
-def _quickest(found: Mapping[str, Estimate]) -> float:
-    return min(one.median for one in found.values())
-
-
-def _listed(what: str, found: Sequence[str]) -> str:
-    return f"{what}: {', '.join(found) or 'none'}."
+def _listed(title: str, found: Sequence[str]) -> str:
+    return f"{title}: {', '.join(found) or 'none'}."
 
 
 def _row(words: Sequence[str]) -> str:
@@ -166,7 +157,7 @@ def _row(words: Sequence[str]) -> str:
 def heading(
     samples: Samples, ranks: int, loads: Sequence[float], *, untouched: bool = False
 ) -> str:
-    """Say what was measured, on what, how surely, and beside what load."""
+    """Return a sentence on the machine, the rounds, the interval's confidence and the load."""
     cores = len(os.sched_getaffinity(0))
     surely = 100 * min(CONFIDENCE, coverage(len(loads), 0))
     load = ", ".join(f"{value:.2f}" for value in loads)
@@ -184,10 +175,10 @@ def heading(
 def save(
     path: Path, samples: Samples, ranks: int, loads: Sequence[float], *, untouched: bool
 ) -> None:
-    """Write everything that was measured as JSON, in place of what the file held."""
+    """Write all samples as JSON, in place of the file's contents."""
     flat = {lib: [[*cell, times] for cell, times in of.items()] for lib, of in samples.items()}
     head = {"ranks": ranks, "untouched": untouched}
-    # Whole or not at all: who is interrupted here keeps the round before.
+    # Whole or not at all: an interrupted run keeps the round before.
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps({**head, "foreign": list(loads), "samples": flat}))
     partial.replace(path)
@@ -210,8 +201,12 @@ def load(path: Path) -> tuple[Samples, int, list[float], bool]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; SystemExit with usage if it makes no sense."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
-    parser.add_argument("--compare", default="gloo,mpich,openmpi", help="peers (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("peers", nargs="?", default=PEERS, help="libraries (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2, help="of all hosts together (2)")
     parser.add_argument("--hosts", type=int, default=1, help="network namespaces to run on (1)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -225,7 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--read", type=Path, help="show the samples of this file: measure nothing")
     parser.add_argument("--plot", type=Path, help="draw time over bytes into this PNG file")
     options = parser.parse_args(arguments)
-    options.libraries = ["nc10d", *options.compare.split(",")]
+    options.libraries = ["nc10d", *options.peers.split(",")]
     options.collectives = options.collectives.split(",")
     problem = "" if options.read else _problem(options)
     if problem:
@@ -234,30 +229,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """Say what is wrong with options that each are well-formed; empty if nothing is."""
+    """Return the error of a combination of well-formed options; empty if they fit."""
     peers = options.libraries[1:]
-    plain = [name for name in peers if is_plain(name)]
-    beside = [name for name in peers if name not in plain]
-    for what, found, known in (
+    copies = [name for name in peers if is_tcp(name)]
+    libraries = [name for name in peers if name not in copies]
+    for kind, found, known in (
         ("collective", options.collectives, COLLECTIVES),
-        ("library", beside, LIBRARIES),
+        ("library", libraries, NAMES),
     ):
         unknown = sorted(set(found) - set(known))
         if unknown:
-            return f"unknown {what} {', '.join(unknown)}; known: {', '.join(known)}"
-    if not beside:
+            return f"unknown {kind} {', '.join(unknown)}; known: {', '.join(known)}"
+    if not libraries:
         return "a comparison needs a library beside nc10d: gloo, or gloo,tcp with --hosts 2"
     if options.hosts < 1 or options.ranks % options.hosts:
         return f"{options.ranks} ranks can't be dealt to {options.hosts} hosts evenly"
-    return _misplaced(options.hosts, plain, beside)
-
-
-def _misplaced(hosts: int, plain: Sequence[str], beside: Sequence[str]) -> str:
-    if hosts == 1 and plain:
-        return f"{', '.join(plain)} copies between hosts: it needs --hosts 2 or more"
-    bound = [name for name in beside if name not in WANDERERS]
-    if hosts > 1 and bound:
-        return f"{', '.join(bound)} can't be started with --hosts {hosts}; gloo can"
+    if options.hosts == 1 and copies:
+        return f"{', '.join(copies)} copies between hosts: it needs --hosts 2 or more"
+    bound = [name for name in libraries if name not in C10D_NAMES]
+    if options.hosts > 1 and bound:
+        return f"{', '.join(bound)} can't be started with --hosts {options.hosts}; gloo can"
     return ""
 
 
@@ -276,17 +267,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             samples, loads = collect(options, start)
     print(heading(samples, ranks, loads, untouched=untouched), "", *table(samples), sep="\n")
     if options.plot:
-        plots.time_over_bytes(samples, f"{ranks} ranks", options.plot)
+        figures.time_over_bytes(samples, f"{ranks} ranks", options.plot)
     return 0
 
 
 def require(libraries: Sequence[str]) -> None:
-    """Leave with a word if a library's launcher is not installed."""
+    """Exit with a message if a library's launcher is not installed."""
     for library in libraries:
-        missing = "" if is_plain(library) else starter(library, 1).missing
+        missing = "" if is_tcp(library) else start_command(library, 1).missing
         if missing:
             raise SystemExit(f"{library}: {missing} is not installed")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""A scenario of faults: Ctrl-C in every call that waits for another rank."""
+"""A fault scenario: Ctrl-C in every call that waits for another rank."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from benchmarks.faults.cells import LIMIT, TIMEOUT, Cell, counted, numbers, told
-from benchmarks.faults.libraries import Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import LIMIT, TIMEOUT, Result, counted, numbers, outcome_of
+from benchmarks.libraries.c10d import C10dLibrary
 
 Call = Callable[[Any], object]
-"""What is called, with a group of its own in which the other rank never calls anything."""
+"""Takes a group that only this call uses: the other rank never calls in it."""
 _PATIENCE = 2 * LIMIT
 _SOON, _LATER = 0.005, 0.03
 _LARGE = 1 << 22
 
 
-def interrupted(library: Library, count: int) -> Cell:
-    """Press Ctrl-C some time after each of the calls has begun; in turn, in one process."""
+def interrupted(library: C10dLibrary, count: int) -> Result:
+    """Press Ctrl-C a while after each call has begun; all calls run in a single process."""
     calls = len(waits(library))
     reports: list[Report] = []
     for part, size, expected in ((_meet, 1, 1), (_wait, 2, calls)) * count:
-        played = Stage(size).play(partial(part, library, next(numbers)), expected, _PATIENCE)
+        played = ForkedRanks(size).play(partial(part, library, next(numbers)), expected, _PATIENCE)
         reports += played.reports
     kinds = [report["kind"] for report in reports]
     kinds += ["no answer"] * (count * (calls + 1) - len(reports))
-    return Cell(tuple(report["late"] for report in reports), counted(kinds))
+    return Result(tuple(report["late"] for report in reports), counted(kinds))
 
 
-def _meet(library: Library, number: int, stage: Stage, rank: int) -> Report:
-    """Wait for a second rank, which does not come."""
+def _meet(library: C10dLibrary, number: int, ranks: ForkedRanks, rank: int) -> Report:
+    """Join a group whose second rank never joins."""
     join = partial(library.join, number, rank, 2, TIMEOUT)
     return _pressed(library, join, random.Random(number))
 
 
-def _wait(library: Library, number: int, stage: Stage, rank: int) -> None:
+def _wait(library: C10dLibrary, number: int, ranks: ForkedRanks, rank: int) -> None:
     chance = random.Random(number)
-    library.join(number, rank, stage.size, LIMIT)
+    library.join(number, rank, ranks.size, LIMIT)
     calls = waits(library)
     groups = [library.dist.new_group(timeout=timedelta(seconds=TIMEOUT)) for _ in calls]
     library.call(0, 1)
     if rank == 1:
         signal.pause()
     for call, group in zip(calls.values(), groups, strict=True):
-        stage.report(rank, _pressed(library, partial(call, group), chance))
+        ranks.report(rank, _pressed(library, partial(call, group), chance))
 
 
-def _pressed(library: Library, call: Callable[[], object], chance: random.Random) -> Report:
-    """Return what a call ended with, and how long after Ctrl-C that was."""
+def _pressed(library: C10dLibrary, call: Callable[[], object], chance: random.Random) -> Report:
+    """Return a call's outcome, and its delay after Ctrl-C."""
     sent = 0.0
 
     def press() -> None:
@@ -69,14 +69,14 @@ def _pressed(library: Library, call: Callable[[], object], chance: random.Random
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(chance.uniform(_SOON, _LATER), press)
-    report = told(library, begun, 0.0)
-    with contextlib.suppress(KeyboardInterrupt):  # where the call has ended by something else
+    report = outcome_of(library, begun, 0.0)
+    with contextlib.suppress(KeyboardInterrupt):  # where the call has ended otherwise
         timer.join()
     return {"kind": report["kind"], "late": report["late"] - sent}
 
 
-def waits(library: Library) -> dict[str, Call]:
-    """Return calls that wait for the other rank; those that only nc10d has come last."""
+def waits(library: C10dLibrary) -> dict[str, Call]:
+    """Return calls that wait for the other rank; nc10d's additional calls come last."""
     dist, ones = library.dist, library.ones
     pair = [ones(4), ones(4)]
     calls: dict[str, Call] = {
@@ -124,7 +124,7 @@ def _own(dist: Any, ones: Callable[[int], Any]) -> dict[str, Call]:
 
 
 def _store(group: Any) -> Any:
-    """Return a group's store: nc10d's groups have one, torch's module keeps it for them."""
+    """Return a group's store: an attribute in nc10d, kept by the module in torch."""
     if hasattr(group, "store"):
         return group.store
     from torch.distributed.distributed_c10d import _get_default_store
@@ -139,7 +139,7 @@ def _block(dist: Any, ones: Callable[[int], Any], group: Any) -> None:
 
 
 def _destroy(dist: Any, ones: Callable[[int], Any]) -> None:
-    """Destroy all groups while a callback is under way, which never ends."""
+    """Destroy all groups while a callback runs that never returns."""
     alone = dist.new_group([0], use_local_synchronization=True)
     entered, leave = threading.Event(), threading.Event()
     work = dist.all_reduce(ones(4), group=alone, async_op=True)

@@ -1,8 +1,8 @@
-"""Kill -9 of a rank at a random moment of random collectives, again and again: what survivors say.
+"""Kill a rank with SIGKILL amid random collectives, again and again; report the survivors' errors.
 
-`python -m benchmarks.faults.kills COUNT SIZE` prints a line of JSON for each kill. A round takes a
-fraction of a second, since its ranks are forked from a process that has loaded everything. The
-victim kills itself from a thread of its own.
+The command prints a line of JSON for each kill. A round takes a fraction of a second, because its
+ranks are forked from a process that has loaded everything. The victim kills itself from a separate
+thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.faults.cells import hold
-from benchmarks.faults.libraries import COLLECTIVES, LIBRARIES, Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import hold
+from benchmarks.libraries import C10D_NAMES, make_c10d
+from benchmarks.libraries.c10d import COLLECTIVES, C10dLibrary
 
 LATEST = 0.03
 """Seconds of traffic before the victim dies, at most."""
 HANG = 60.0
-"""Seconds after which a survivor that says nothing counts as one that hangs."""
+"""Seconds after which a survivor without a report counts as hung."""
 HOLD = 0.1
 """Seconds for which a survivor holds the GIL now and then."""
 _DEATH = 0
@@ -35,7 +35,7 @@ _DEATH = 0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One kill: who of how many, when, and what else goes on."""
+    """A kill: the victim, the number of ranks, the moment, and disturbances."""
 
     number: int
     size: int
@@ -47,7 +47,7 @@ class Round:
 
 
 def rounds(count: int, size: int, seed: int) -> Iterator[Round]:
-    """Draw `count` rounds; all that is random about them follows from `seed`."""
+    """Draw `count` rounds from `seed`."""
     chance = random.Random(seed)
     for number in range(count):
         victim = chance.randrange(size)
@@ -63,62 +63,60 @@ def rounds(count: int, size: int, seed: int) -> Iterator[Round]:
         )
 
 
-def play(one: Round, library: Library, timeout: float = HANG) -> dict[str, Any]:
-    """Play one round; return who died and what the survivors reported, `late` in seconds."""
-    stage = Stage(one.size)
-    played = stage.play(partial(_rank, one, library, timeout), one.size - 1, HANG)
+def play(drawn: Round, library: C10dLibrary, timeout: float = HANG) -> dict[str, Any]:
+    """Play a round; return the victim and the survivors' reports, `late` in seconds."""
+    ranks = ForkedRanks(drawn.size)
+    played = ranks.play(partial(_rank, drawn, library, timeout), drawn.size - 1, HANG)
     for report in played.reports:
-        report["late"] = report.pop("at") - max(stage.noted(_DEATH), report.pop("free"))
+        report["late"] = report.pop("at") - max(ranks.noted(_DEATH), report.pop("free"))
     return {
-        "victim": one.victim,
-        "pid": played.pids[one.victim],
-        "size": one.size,
-        "forked": one.forked,
-        "holder": one.holder,
+        "victim": drawn.victim,
+        "pid": played.pids[drawn.victim],
+        "size": drawn.size,
+        "forked": drawn.forked,
+        "holder": drawn.holder,
         "codes": played.codes,
-        "told": played.reports,
+        "reports": played.reports,
     }
 
 
-def _rank(one: Round, library: Library, timeout: float, stage: Stage, rank: int) -> Report:
-    library.join(one.number, rank, one.size, timeout)
-    if one.forked:
-        stage.fork(rank, signal.pause)
+def _rank(
+    drawn: Round, library: C10dLibrary, timeout: float, ranks: ForkedRanks, rank: int
+) -> Report:
+    library.join(drawn.number, rank, drawn.size, timeout)
+    if drawn.forked:
+        ranks.fork(rank, signal.pause)
     library.call(0, 1)
-    if rank == one.victim:
-        threading.Timer(one.delay, _die, (stage,)).start()
-    chance, own, free = random.Random(one.seed), random.Random(rank), 0.0
+    if rank == drawn.victim:
+        threading.Timer(drawn.delay, _die, (ranks,)).start()
+    chance, own, free = random.Random(drawn.seed), random.Random(rank), 0.0
     try:
         while True:
             library.call(chance.randrange(COLLECTIVES), chance.choice((1, 100, 5_000, 100_000)))
-            if rank == one.holder and own.random() < 0.05:
+            if rank == drawn.holder and own.random() < 0.05:
                 hold(HOLD)
                 free = time.monotonic()
-    except Exception as error:  # noqa: BLE001  (whatever it is: it is what the survivor was told)
-        report = {"at": time.monotonic(), "free": free, **library.told(error)}
+    except Exception as error:  # noqa: BLE001  (any error is the survivor's report)
+        report = {"at": time.monotonic(), "free": free, **library.describe(error)}
     library.leave()
     return report
 
 
-def _die(stage: Stage) -> None:
-    stage.note(_DEATH, time.monotonic())
+def _die(ranks: ForkedRanks) -> None:
+    ranks.note(_DEATH, time.monotonic())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play the rounds; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults.kills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kills", description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("size", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--library", choices=LIBRARIES, default="nc10d")
+    parser.add_argument("--library", choices=C10D_NAMES, default="nc10d")
     options = parser.parse_args(arguments)
-    library = LIBRARIES[options.library]()
+    library = make_c10d(options.library)
     library.warm()
-    for one in rounds(options.count, options.size, options.seed):
-        print(json.dumps(play(one, library)), flush=True)
+    for drawn in rounds(options.count, options.size, options.seed):
+        print(json.dumps(play(drawn, library)), flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""A scenario of faults that needs hosts of its own: the network of one of them is lost.
+"""A fault scenario on separate hosts: a host loses its network.
 
-Hosts are network namespaces with a wire between them, which only root can make.
+Hosts are network namespaces with a virtual link between them, which only root can make.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 import time
 from functools import partial
 
-from benchmarks.faults.cells import LIMIT, Cell, numbers, told
-from benchmarks.faults.libraries import Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import LIMIT, Result, numbers, outcome_of
+from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.errors import UnsupportedPlatform
 from nc10d.testing.networks import DEVICE, ip, network
 
@@ -22,45 +22,47 @@ _CUT = 0
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <linux/sched.h>
 
 
-def cut_off(library: Library, count: int) -> Cell:
-    """Cut the wire between two hosts in the midst of calls."""
+def cut_off(library: C10dLibrary, count: int) -> Result:
+    """Take down the link between two hosts amid calls."""
     late, named = [], 0
     try:
         for _ in range(count):
             with network(HOSTS) as net:
-                stage = Stage(HOSTS)
+                ranks = ForkedRanks(HOSTS)
                 part = partial(_go_on, library, next(numbers), net.names)
-                for report in stage.play(part, HOSTS, 2 * LIMIT).reports:
-                    late.append(report["end"] - stage.noted(_CUT))
+                for report in ranks.play(part, HOSTS, 2 * LIMIT).reports:
+                    late.append(report["end"] - ranks.noted(_CUT))
                     named += report["failed"] == 1 - report["rank"]
     except UnsupportedPlatform as error:
-        return Cell((), f"not played: {error}")
-    return Cell(tuple(late), f"{named} of {HOSTS * count} are told who")
+        return Result((), f"not played: {error}")
+    return Result(tuple(late), f"{named} of {HOSTS * count} are told who")
 
 
-def _go_on(library: Library, number: int, names: list[str], stage: Stage, rank: int) -> Report:
-    library.join(number, rank, stage.size, LIMIT, partial(_enter, names[rank]))
+def _go_on(
+    library: C10dLibrary, number: int, names: list[str], ranks: ForkedRanks, rank: int
+) -> Report:
+    library.join(number, rank, ranks.size, LIMIT, partial(_enter, names[rank]))
     library.call(0, 1)
     if rank == 1:
-        threading.Timer(0.1, _cut, (stage,)).start()
+        threading.Timer(0.1, _cut, (ranks,)).start()
 
     def go_on() -> None:
         while True:
             library.call(0, 1000)
 
-    return {**told(library, go_on, 0.0), "end": time.monotonic()}
+    return {**outcome_of(library, go_on, 0.0), "end": time.monotonic()}
 
 
-def _cut(stage: Stage) -> None:
+def _cut(ranks: ForkedRanks) -> None:
     ip("link", "set", DEVICE, "down")
-    stage.note(_CUT, time.monotonic())
+    ranks.note(_CUT, time.monotonic())
 
 
 def _enter(name: str) -> None:
-    """Move to a host: this thread, and what it starts from now on."""
+    """Move this thread to a host, with all threads and processes that it starts later."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{name}") as file:
         if libc.setns(file.fileno(), _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
     os.environ["NC10D_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
-    os.environ["NC10D_INSECURE"] = "1"  # nobody else reaches that network
+    os.environ["NC10D_INSECURE"] = "1"  # no other process reaches that network

@@ -1,7 +1,7 @@
-"""A scenario of faults: ranks are stopped and go on, and hold the GIL: slow is not dead.
+"""A fault scenario: ranks pause for less than the timeout, and must not be taken for dead.
 
-Ranks communicate, four to a core, while one after the other is stopped, or is made to hold the GIL,
-for a time shorter than the operations' timeout.
+Ranks communicate, four to a core. In turn, each is stopped, or made to hold the GIL, for a time
+shorter than the operations' timeout.
 """
 
 from __future__ import annotations
@@ -12,73 +12,75 @@ import signal
 import time
 from functools import partial
 
-from benchmarks.faults.cells import Cell, counted, hold, numbers
-from benchmarks.faults.libraries import COLLECTIVES, Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import Result, counted, hold, numbers
+from benchmarks.libraries.c10d import COLLECTIVES, C10dLibrary
 
 MOST_RANKS = 16
 _OVER = 0
 _PATIENCE = 120.0
 _JOINING = 60.0
 _HELD = 3.0
-"""Seconds for which the GIL is held, where the timeout allows it."""
+"""Longest time of holding the GIL, in seconds."""
 _REST = 0.3
-"""Seconds between two pauses: a call may meet one of them, not several."""
+"""Seconds between two pauses, so that a call meets a single pause at most."""
 
 
-def paused(library: Library, seconds: int, timeout: float = 20.0, share: float = 0.05) -> Cell:
-    """Pause ranks for up to `share` of the timeout, one at a time, for so many seconds.
+def paused(
+    library: C10dLibrary, seconds: int, timeout: float = 20.0, share: float = 0.05
+) -> Result:
+    """Pause ranks in turn for `seconds`, each pause up to `share` of the timeout.
 
-    A campaign (an hour, say) goes up to nine tenths of a timeout of 4 s; on a machine that others
-    use too, a rank may be kept waiting by more than its own pause.
+    A long run (an hour, say) uses nine tenths of a timeout of 4 s. The default is milder: on a
+    shared machine, a rank may also wait for other programs.
     """
     if seconds > _PATIENCE:
         timeout, share = 4.0, 0.9
-    stage = Stage(min(4 * len(os.sched_getaffinity(0)), MOST_RANKS))
+    ranks = ForkedRanks(min(4 * len(os.sched_getaffinity(0)), MOST_RANKS))
     part = partial(_rank, library, next(numbers), seconds, timeout, timeout * share)
-    played = stage.play(part, stage.size, seconds + _PATIENCE)
+    played = ranks.play(part, ranks.size, seconds + _PATIENCE)
     ends = [report["error"] or "goes on" for report in played.reports]
-    ends += ["hung"] * (stage.size - len(played.reports))
-    return Cell((), f"{seconds} s, {stage.size} ranks: {counted(ends)}")
+    ends += ["hung"] * (ranks.size - len(played.reports))
+    return Result((), f"{seconds} s, {ranks.size} ranks: {counted(ends)}")
 
 
 def _rank(
-    library: Library,
+    library: C10dLibrary,
     number: int,
     seconds: float,
     timeout: float,
     longest: float,
-    stage: Stage,
+    ranks: ForkedRanks,
     rank: int,
 ) -> Report:
-    library.join(number, rank, stage.size, _JOINING)
+    library.join(number, rank, ranks.size, _JOINING)
     signal.signal(signal.SIGUSR1, lambda *_: hold(min(_HELD, longest)))
     library.shorten(timeout)
-    stage.note(1 + rank, os.getpid())
+    ranks.note(1 + rank, os.getpid())
     if rank == 0:
-        stage.fork(rank, partial(_disturb, stage, seconds, longest))
+        ranks.fork(rank, partial(_disturb, ranks, seconds, longest))
     chance, error = random.Random(5), ""
     try:
-        while not _agreed_over(library, stage):
+        while not _agreed_over(library, ranks):
             library.call(chance.randrange(COLLECTIVES), 1000)
     except RuntimeError as found:
         error = f"{type(found).__name__}: {found}"
     return {"error": error}
 
 
-def _agreed_over(library: Library, stage: Stage) -> bool:
-    """Say whether the time is up: the same to all ranks, or they would part in mid-course."""
+def _agreed_over(library: C10dLibrary, ranks: ForkedRanks) -> bool:
+    """Return whether the time is up, alike on all ranks: they must stop after the same call."""
     dist = library.dist
-    over = library.ones(1) * stage.noted(_OVER)
+    over = library.ones(1) * ranks.noted(_OVER)
     dist.all_reduce(over, dist.ReduceOp.MAX)
     return bool(over[0])
 
 
-def _disturb(stage: Stage, seconds: float, longest: float) -> None:
-    """Pause one rank after the other until the time is up; where it is, each goes on by itself."""
+def _disturb(ranks: ForkedRanks, seconds: float, longest: float) -> None:
+    """Pause ranks in turn until the time is up."""
     chance, until = random.Random(7), time.monotonic() + seconds
     while time.monotonic() < until:
-        pid = int(stage.noted(1 + chance.randrange(stage.size)))
+        pid = int(ranks.noted(1 + chance.randrange(ranks.size)))
         if pid and chance.random() < 0.5:
             os.kill(pid, signal.SIGUSR1)
             time.sleep(min(_HELD, longest))
@@ -87,4 +89,4 @@ def _disturb(stage: Stage, seconds: float, longest: float) -> None:
             time.sleep(chance.random() * longest)
             os.kill(pid, signal.SIGCONT)
         time.sleep(_REST)
-    stage.note(_OVER, 1)
+    ranks.note(_OVER, 1)

@@ -1,4 +1,4 @@
-"""Scenarios of faults: stores that do not answer."""
+"""Fault scenarios: stores that do not answer."""
 
 from __future__ import annotations
 
@@ -11,102 +11,103 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from benchmarks.faults.cells import HOST, LIMIT, TIMEOUT, Cell, Mailbox, counted, told
-from benchmarks.faults.libraries import Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import HOST, LIMIT, TIMEOUT, Mailbox, Result, counted, outcome_of
+from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.store import wire as m
 
 _KILLED = 0
 _HALF = m.STOP_WAITING + m.string(b"value")[:-3]
 _HELLO = 10
-"""Bytes of what every client says first: VALIDATE, and PING with four bytes that come back."""
+"""Bytes of every client's first request: VALIDATE, and PING with four bytes to be echoed."""
 
 
-Server = Callable[[Library, Mailbox, Stage], None]
+Server = Callable[[C10dLibrary, Mailbox, ForkedRanks], None]
 
 
-def unanswered(library: Library, count: int) -> Cell:
-    """Ask stores that are absent, mute, frozen, dead, and that answer half; all at once."""
+def unanswered(library: C10dLibrary, count: int) -> Result:
+    """Ask stores that are absent, mute, frozen, dead, or send half an answer; all at once."""
     late, kinds = [], []
     for _ in range(count):
         with ExitStack() as stack:
             hows = (absent, mute, frozen, dead, half)
             servers = [(how, stack.enter_context(Mailbox())) for how in hows]
-            stage = Stage(2 * len(servers))
-            played = stage.play(partial(_meet, library, servers), len(servers), LIMIT)
+            ranks = ForkedRanks(2 * len(servers))
+            played = ranks.play(partial(_meet, library, servers), len(servers), LIMIT)
         for report in played.reports:
             died = report["how"] == dead.__name__
-            due = stage.noted(_KILLED) if died else report["at"] + TIMEOUT
+            due = ranks.noted(_KILLED) if died else report["at"] + TIMEOUT
             late.append(report["end"] - due)
         kinds += [report["kind"] for report in played.reports]
         kinds += ["hung"] * (len(servers) - len(played.reports))
-    return Cell(tuple(late), counted(kinds))
+    return Result(tuple(late), counted(kinds))
 
 
 def _meet(
-    library: Library, servers: Sequence[tuple[Server, Mailbox]], stage: Stage, rank: int
+    library: C10dLibrary, servers: Sequence[tuple[Server, Mailbox]], ranks: ForkedRanks, rank: int
 ) -> Report | None:
-    """Let even ranks be servers, and the one after each of them its client."""
+    """Play a server on even ranks, and its client on the next rank."""
     how, mailbox = servers[rank // 2]
     if rank % 2:
         return {"how": how.__name__, **_ask(library, mailbox, LIMIT if how is dead else TIMEOUT)}
-    how(library, mailbox, stage)
+    how(library, mailbox, ranks)
     signal.pause()
     return None
 
 
-def _ask(library: Library, mailbox: Mailbox, timeout: float) -> Report:
-    """Ask a store for a key; who waits for a death has the time for it, however late that is."""
+def _ask(library: C10dLibrary, mailbox: Mailbox, timeout: float) -> Report:
+    """Ask a store for a key; the client of a dying store gets a longer timeout."""
     port, begun = mailbox.take(), time.monotonic()
+    library.silence()  # torch reports missing answers on the terminal
 
     def ask() -> None:
         client = library.reach(port, timeout)
         mailbox.answer()
         client.get("a key")
 
-    report = told(library, ask, begun)
+    report = outcome_of(library, ask, begun)
     return {"at": begun, "end": time.monotonic(), "kind": report["kind"]}
 
 
-def absent(library: Library, mailbox: Mailbox, stage: Stage) -> None:
-    """Tell a port at which nobody listens."""
+def absent(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+    """Name a port without a listener."""
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
     mailbox.put(port)
 
 
-def mute(library: Library, mailbox: Mailbox, stage: Stage) -> None:
-    """Take connections and never say a word."""
+def mute(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+    """Accept connections and never answer."""
     with socket.create_server((HOST, 0)) as listener:
         mailbox.put(listener.getsockname()[1])
         signal.pause()
 
 
-def frozen(library: Library, mailbox: Mailbox, stage: Stage) -> None:
-    """Serve, and stop at once."""
+def frozen(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+    """Serve, and be stopped at once."""
     server, port = library.serve()
     mailbox.put(port)
     os.kill(os.getpid(), signal.SIGSTOP)
     del server
 
 
-def dead(library: Library, mailbox: Mailbox, stage: Stage) -> None:
-    """Serve, and die while somebody waits."""
+def dead(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+    """Serve, and die while a client waits."""
     server, port = library.serve()
     mailbox.put(port)
     mailbox.wait_answer()
-    threading.Timer(0.4, _die, (stage,)).start()
+    threading.Timer(0.4, _die, (ranks,)).start()
     signal.pause()
     del server
 
 
-def _die(stage: Stage) -> None:
-    stage.note(_KILLED, time.monotonic())
+def _die(ranks: ForkedRanks) -> None:
+    ranks.note(_KILLED, time.monotonic())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half(library: Library, mailbox: Mailbox, stage: Stage) -> None:
-    """Greet as a server does, and answer the first question by half of what it asks for."""
+def half(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+    """Accept a client as a server does, and send half of the first answer."""
     with socket.create_server((HOST, 0)) as listener:
         mailbox.put(listener.getsockname()[1])
         wire, _ = listener.accept()
@@ -114,7 +115,7 @@ def half(library: Library, mailbox: Mailbox, stage: Stage) -> None:
             hello = b""
             while len(hello) < _HELLO:
                 hello += wire.recv(100)
-            more = hello[_HELLO:]  # nc10d's clients ask one thing more than torch's
+            more = hello[_HELLO:]  # nc10d's clients send a further request
             wire.sendall(hello[_HELLO - 4 : _HELLO] + (m.READY if more else b""))
             wire.recv(1000)
             wire.sendall(_HALF)

@@ -1,10 +1,10 @@
-"""`python -m nc10d.bench --ddp`: what communication adds to a training step, by nc10d and by gloo.
+"""Measure the time that communication adds to a training step, by nc10d and by torch over gloo.
 
 The same model is trained three ways on the same ranks: alone, by torch's DistributedDataParallel
-over gloo, by nc10d's. Steps of the three take turns; what a way adds is its time less that of a
-step alone, by the slowest rank: as the clock has it, and as CPU time, which other processes hardly
-disturb. Ranks are started several times, since what a launch's memory happens to share a cache with
-moves a figure by a third. Gradients are views of the buckets; the models are compared at the end.
+over gloo, by nc10d's. Steps of the three take turns. The added time is the slowest rank's, less a
+step alone: by the clock, and as CPU time, which other processes hardly disturb. Ranks are started
+several times, because the placement of a launch's memory in the caches changes a figure by a third.
+Gradients are views of the buckets; the models are compared at the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.compare.compare import turns
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.verdicts import Times, slower
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.estimates import Times, slower, turns
 from nc10d.testing.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 ALONE, TORCH, OURS = WAYS = ("alone", "torch over gloo", "nc10d")
 CPU = ", CPU"
 GOAL = 1 / 3
-"""What we mean to add at most, of what torch over gloo adds."""
+"""nc10d should add at most this share of the time that torch over gloo adds."""
 LIMIT = 300.0
-"""Seconds for one operation: far more than any takes."""
+"""Seconds for an operation: far more than any takes."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Size:
 
     @property
     def name(self) -> str:
-        """How many parameters in how many tensors."""
+        """Numbers of parameters and of tensors."""
         each = self.width * (self.width + self.biased)
         return f"{self.layers * each / 1e6:.1f} M in {self.layers * (1 + self.biased)}"
 
@@ -55,9 +54,9 @@ SIZES = [Size(100, 200, True, 16), Size(24, 1020, False, 16)]
 
 
 def measure(group: ProcessGroup, size: Size, meeting: str, rounds: int, steps: int) -> Times:
-    """Return this rank's mean seconds of a step, of each way in each round. Blocks for all.
+    """Return this rank's mean seconds of a step, by way and round. Blocks for all rounds.
 
-    The CPU seconds are under the way's name and CPU.
+    CPU seconds are under the way's name with CPU appended.
     """
     import torch
     import torch.distributed as gloo
@@ -81,7 +80,7 @@ def measure(group: ProcessGroup, size: Size, meeting: str, rounds: int, steps: i
 
 
 class _Trained:
-    """A model in one of the ways, with one rank's batch."""
+    """A model in a given way, with this rank's batch."""
 
     def __init__(self, way: str, size: Size, group: ProcessGroup) -> None:
         import torch
@@ -103,7 +102,7 @@ class _Trained:
         self.x *= group.rank + 1
 
     def step(self) -> None:
-        """Train by one batch."""
+        """Train on a batch."""
         self.optimizer.zero_grad()
         self.model(self.x).square().mean().backward()
         self.optimizer.step()
@@ -119,7 +118,7 @@ def _means(group: ProcessGroup, trained: _Trained, steps: int) -> tuple[float, f
 
 
 def _compare(theirs: _Trained, ours: _Trained) -> None:
-    """Raise RuntimeError unless both ways have led to the same model, as near as rounding goes."""
+    """Raise RuntimeError unless both ways have led to the same model, up to rounding."""
     import torch
 
     pairs = zip(theirs.model.parameters(), ours.model.parameters(), strict=True)
@@ -128,18 +127,18 @@ def _compare(theirs: _Trained, ours: _Trained) -> None:
 
 
 def added(times: Times, way: str, kind: str = "") -> float:
-    """Return the median over rounds of what a way takes beyond a step alone; `kind` may be CPU."""
+    """Return the median over rounds of a way's time beyond a step alone; `kind` may be CPU."""
     pairs = zip(times[ALONE + kind], times[way + kind], strict=True)
     return statistics.median(whole - alone for alone, whole in pairs)
 
 
 def line(size: Size, ranks: int, times: Times) -> str:
-    """Return a row of the table: medians in ms, and ratios of what was added."""
+    """Return a row of the table: medians in ms, and ratios of the added times."""
     ratio, cpu = (added(times, OURS, kind) / added(times, TORCH, kind) for kind in ("", CPU))
     shown = statistics.median(times[ALONE]), added(times, TORCH), added(times, OURS)
-    told = " | ".join(f"{1e3 * seconds:.2f}" for seconds in shown)
-    verdict = "yes" if ratio <= GOAL else "no"
-    return f"| {size.name} | {ranks} | {told} | {ratio:.2f} | {cpu:.2f} | {verdict} |"
+    figures = " | ".join(f"{1e3 * seconds:.2f}" for seconds in shown)
+    reached = "yes" if ratio <= GOAL else "no"
+    return f"| {size.name} | {ranks} | {figures} | {ratio:.2f} | {cpu:.2f} | {reached} |"
 
 
 HEADER = """\
@@ -149,8 +148,7 @@ HEADER = """\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Blocks for all rounds."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
-    parser.add_argument("--ddp", action="store_true", help="this table")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks ddp", description=__doc__)
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
     parser.add_argument(
         "--launches", type=int, default=3, help="of the ranks: where memory lies matters"
@@ -163,18 +161,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"# {len(os.sched_getaffinity(0))} cores\n{HEADER}", flush=True)
     for ranks in map(int, options.ranks.split(",")):
         for size in SIZES:
-            with Foreign() as foreign:
+            with BackgroundLoad() as others:
                 times = _collect(size, ranks, options)
-            print(line(size, ranks, times), f" others: {foreign.cores:.2f} cores", flush=True)
+            print(line(size, ranks, times), f" others: {others.cores:.2f} cores", flush=True)
     return 0
 
 
 def _collect(size: Size, ranks: int, options: argparse.Namespace) -> Times:
-    """Return the slower rank's times of all rounds of all launches."""
+    """Return the slowest rank's times of all rounds of all launches."""
     launches = [
         _launch(size, ranks, options.rounds, options.steps) for _ in range(options.launches)
     ]
-    return {name: [t for one in launches for t in one[name]] for name in launches[0]}
+    return {name: [t for times in launches for t in times[name]] for name in launches[0]}
 
 
 def _launch(size: Size, count: int, rounds: int, steps: int) -> Times:
@@ -183,10 +181,4 @@ def _launch(size: Size, count: int, rounds: int, steps: int) -> Times:
         Ranks(count, "processes", timeout=LIMIT) as ranks,
     ):
         given = (size, str(Path(folder) / "meeting"), rounds, steps)
-        return slower(ranks.run(measure, *([one] * count for one in given)))
-
-
-if __name__ == "__main__":
-    from benchmarks.micro.ddp import main as named  # ranks find functions by their module
-
-    raise SystemExit(named())
+        return slower(ranks.run(measure, *([argument] * count for argument in given)))

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.micro.engine`: what a call costs at each level, from engine to API.
+"""Measure the cost of a call at each level, from engine to API.
 
 Two rank processes; each figure is the median over rounds of the mean time of a call, in µs. Where
-torch is installed, so is what a tensor costs beside an ndarray.
+torch is installed, a tensor's cost beyond an ndarray's is measured, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce
-from nc10d.run.interrupt import quietly
 from nc10d.testing.ranks import Ranks
 
 ROUNDS = 15
@@ -52,9 +51,9 @@ def floors(group: ProcessGroup) -> Figures:
     x = np.ones(2, np.float32)
     op = AllReduce(x)
     group.all_reduce(x)
-    known = backend.latest[AllReduce][op.op].words
+    prepared = backend.latest[AllReduce][op.op].words
     return {
-        "engine": timed(group, lambda: _bare(known, x), 2000),
+        "engine": timed(group, lambda: _bare(prepared, x), 2000),
         "backend.launch": timed(group, lambda: backend.launch((op,), 60.0, False), 2000),
         "group.all_reduce": timed(group, lambda: group.all_reduce(x), 2000),
         "nc10d.all_reduce": timed(group, lambda: all_reduce(x), 2000),
@@ -63,8 +62,8 @@ def floors(group: ProcessGroup) -> Figures:
     }
 
 
-def _bare(known: Any, x: Any) -> None:
-    while plain.run_known(known, x, x) == at.NEW_SITE:
+def _bare(prepared: Any, x: Any) -> None:
+    while plain.run_known(prepared, x, x) == at.NEW_SITE:
         call_sites.learn()
 
 
@@ -103,7 +102,7 @@ def blocks(group: ProcessGroup) -> Figures:
 def _python_of(group: ProcessGroup, call: Callable[[], object], calls: int) -> float:
     """Return the median over rounds of the mean µs of a call outside compiled code.
 
-    The two timers around what it enters of that are in them.
+    They include two timers around each entry into compiled code.
     """
     inside = [0.0]
 
@@ -154,17 +153,11 @@ def _new_arrays(group: ProcessGroup, block: Callable[[Any], Any]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure on two ranks and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro.engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks engine", description=__doc__)
     parser.parse_args(arguments)
     print(f"# 2 ranks on {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.2f}")
     with Ranks(2, "processes", timeout=60.0) as ranks:
         for measure in (floors, blocks, *([tensors] if find_spec("torch") else [])):
-            for what, value in ranks.run(measure)[0].items():
-                print(f"{what:<30}{value:>10.2f} us", flush=True)
+            for name, value in ranks.run(measure)[0].items():
+                print(f"{name:<30}{value:>10.2f} us", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    from benchmarks.micro.engine import main as named  # ranks find functions by their module's name
-
-    raise SystemExit(quietly(named))

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.micro.first_use`: time to the first all_reduce, and memory of a rank.
+"""Measure the time from process start to the first all_reduce, and the memory of a rank.
 
-Each round starts two processes: nc10d with an empty cache of compiled code (cold), with a full one
-(warm), and torch over gloo. nc10d's byte code is there, as in what pip has installed. Seconds are
-from before a process is started until its first float32 all_reduce has returned, the slower rank's;
-memory is a rank's after that, all ranks still there, from smaps_rollup (proc_pid_smaps(5)): RSS has
-shared pages whole, PSS each rank's share of them.
+Each round starts two processes: nc10d with an empty cache of compiled code (cold), with a full
+cache (warm), and torch over gloo. nc10d's byte code is present, as pip installs it. Seconds are
+from before the start of a process to the return of its first float32 all_reduce, on the slower
+rank. Memory is read after that, with all ranks alive, from smaps_rollup (proc_pid_smaps(5)): RSS
+counts shared pages fully, PSS only a rank's share of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.libraries import make_c10d
 from nc10d.kernels.cache_dir import PACKAGE
-from nc10d.run.interrupt import quietly
 
 LIMIT = 120.0
 """Seconds for a pair of ranks: far more than a cold start takes."""
@@ -33,14 +32,15 @@ Figures = dict[str, float]
 
 
 def memory(text: str) -> Figures:
-    """Return {"rss": MiB, "pss": MiB} of the contents of smaps_rollup."""
+    """Return {"rss": MiB, "pss": MiB} from the text of smaps_rollup."""
     fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
     return {name.lower(): int(fields[name].split()[0]) / 1024 for name in ("Rss", "Pss")}
 
 
 def rank_main(library: str, rank: int, size: int, folder: str) -> None:
-    """Be a rank: meet in a file, reduce once, and print when that was done and what it weighs."""
-    dist, x = NEEDS[library]()
+    """Join a group by a file, reduce once, and print the time of the result and the memory."""
+    adapter = make_c10d(library)
+    dist, x = adapter.dist, adapter.ones(1024)
     dist.init_process_group(
         "gloo" if library == "gloo" else None,
         init_method=f"file://{folder}/store",
@@ -58,67 +58,54 @@ def rank_main(library: str, rank: int, size: int, folder: str) -> None:
     print(json.dumps({"done": done, **weighs}))
 
 
-def _nc10d() -> tuple[Any, Any]:
-    numpy = importlib.import_module("numpy")
-    return importlib.import_module("nc10d"), numpy.ones(1024, numpy.float32)
-
-
-def _gloo() -> tuple[Any, Any]:
-    torch = importlib.import_module("torch")
-    return importlib.import_module("torch.distributed"), torch.ones(1024)
-
-
-NEEDS = {"nc10d": _nc10d, "gloo": _gloo}
-
-
 def once(library: str, size: int, environment: Mapping[str, str]) -> Figures:
     """Start the ranks of one job; return seconds until the first result, and MiB of a rank."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
         ranks = [_start(library, rank, size, folder, environment) for rank in range(size)]
-        told = [json.loads(_words(rank, library)) for rank in ranks]
-    weights = {name: max(one[name] for one in told) for name in ("rss", "pss")}
-    return {"seconds": max(one["done"] for one in told) - start, **weights}
+        reports = [json.loads(_output(rank, library)) for rank in ranks]
+    weights = {name: max(report[name] for report in reports) for name in ("rss", "pss")}
+    return {"seconds": max(report["done"] for report in reports) - start, **weights}
 
 
 def _start(
     library: str, rank: int, size: int, folder: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    words = ["--be", library, str(rank), str(size), folder]
+    words = ["first-use", "--rank", library, str(rank), str(size), folder]
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.micro.first_use", *words],
+        [sys.executable, "-m", "benchmarks", *words],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
     )
 
 
-def _words(rank: subprocess.Popen[str], library: str) -> str:
-    words, _ = rank.communicate(timeout=LIMIT)
+def _output(rank: subprocess.Popen[str], library: str) -> str:
+    output, _ = rank.communicate(timeout=LIMIT)
     if rank.returncode:
         raise RuntimeError(f"{library}: a rank ended with exit code {rank.returncode}")
-    return words
+    return output
 
 
 def rounds(count: int) -> dict[str, list[Figures]]:
-    """Run every case this often, in turns."""
+    """Run every case `count` times, in turns. Blocks for all rounds."""
     compileall.compile_dir(PACKAGE, quiet=2)
-    known = importlib.util.find_spec("torch") is not None
-    if not known:
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch:
         print("# torch is not installed: gloo is left out", flush=True)
-    found: dict[str, list[Figures]] = {case: [] for case in CASES if known or case != "gloo"}
+    found: dict[str, list[Figures]] = {case: [] for case in CASES if has_torch or case != "gloo"}
     for _ in range(count):
         with tempfile.TemporaryDirectory() as cache:
             here = {"NC10D_CACHE_DIR": cache}
             found["nc10d, cold"].append(once("nc10d", 2, here))
             found["nc10d, warm"].append(once("nc10d", 2, here))
-        if known:
+        if has_torch:
             found["gloo"].append(once("gloo", 2, {}))
     return found
 
 
 def report(found: Mapping[str, Sequence[Figures]]) -> list[str]:
-    """Return a line for each case: medians."""
+    """Return a line for each case, with medians."""
     lines = [f"{'first all_reduce, 2 ranks':<28}{'seconds':>10}{'RSS MiB':>10}{'PSS MiB':>10}"]
     for case, figures in found.items():
         middle = [statistics.median(f[name] for f in figures) for name in ("seconds", "rss", "pss")]
@@ -127,22 +114,16 @@ def report(found: Mapping[str, Sequence[Figures]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; with --be, be a rank."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.first_use", description=__doc__
-    )
+    """Measure and print; with --rank, run a rank."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks first-use", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--be", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.be:
-        library, rank, size, folder = options.be
+    if options.rank:
+        library, rank, size, folder = options.rank
         rank_main(library, int(rank), int(size), folder)
         return 0
     load = os.getloadavg()[0]
     print(f"# {options.rounds} rounds, load at the start {load:.2f}; medians", flush=True)
     print(*report(rounds(options.rounds)), sep="\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(quietly(main))

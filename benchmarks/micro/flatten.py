@@ -1,8 +1,8 @@
-"""`python -m nc10d.bench --flatten`: packing a bucket of 25 MiB, beside torch and memcpy.
+"""Measure packing and unpacking a bucket of 25 MiB, beside torch and memcpy.
 
-160 float32 tensors of a network's sizes are copied into one flat array and back: by nc10d, with the
-division by the number of ranks and without, by torch._foreach_copy_ on the same memory, and one
-memcpy of as many bytes. All take turns in each round, in any order. One thread each.
+160 float32 tensors of a network's sizes are copied into a flat array and back: by nc10d, with the
+division by the number of ranks and without, by torch._foreach_copy_ on the same memory, and by a
+memcpy of as many bytes. All take turns in each round, in random order, each with a single thread.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.verdicts import Estimate, Times, estimate
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.estimates import Estimate, Times, estimate
 from nc10d.reducer.packing import Packer
 
 NBYTES = 25 << 20
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def counts(tensors: int = TENSORS, total: int = NBYTES // 4) -> list[int]:
-    """Return the tensors' elements: a large one, a middling one and two small ones, in turn."""
+    """Return the tensors' numbers of elements: large, medium and two small, in turn."""
     small = [64 + 16 * (i % 7) for i in range(tensors)]
     weights = [(16, 4, 0, 0)[i % 4] for i in range(tensors)]
     rest = total - sum(small)
@@ -38,7 +38,7 @@ def counts(tensors: int = TENSORS, total: int = NBYTES // 4) -> list[int]:
 
 
 def calls(sizes: Sequence[int], ranks: int) -> dict[str, Call]:
-    """Return what is timed, by name; torch's where torch is installed."""
+    """Return the timed calls by name; torch's where torch is installed."""
     arrays = [np.full(count, index % 7 + 1, np.float32) for index, count in enumerate(sizes)]
     offsets = np.cumsum([0, *sizes[:-1]]).tolist()
     flat, other = np.zeros(sum(sizes), np.float32), np.ones(sum(sizes), np.float32)
@@ -51,11 +51,11 @@ def calls(sizes: Sequence[int], ranks: int) -> dict[str, Call]:
         "unpack": packer.unpack,
         "unpack, scaled": lambda: packer.unpack(scale),
     }
-    return found | torchs(arrays, flat, sizes)
+    return found | torch_calls(arrays, flat, sizes)
 
 
-def torchs(arrays: Sequence[Array], flat: Array, sizes: Sequence[int]) -> dict[str, Call]:
-    """Return torch's ways on the same memory; none where it is not installed."""
+def torch_calls(arrays: Sequence[Array], flat: Array, sizes: Sequence[int]) -> dict[str, Call]:
+    """Return torch's calls on the same memory; empty where it is not installed."""
     try:
         import torch
     except ImportError:
@@ -69,44 +69,44 @@ def torchs(arrays: Sequence[Array], flat: Array, sizes: Sequence[int]) -> dict[s
     }
 
 
-def times(of: Mapping[str, Call], rounds: int, repeats: int) -> Times:
-    """Return the seconds of each call in each round, the first round not counted.
+def measure(calls_by_name: Mapping[str, Call], rounds: int, repeats: int) -> Times:
+    """Return the seconds of each call in each round, without the first round.
 
-    Each round has an order of its own: what a call finds in a cache the one before has left there.
+    Each round has a random order, because a call depends on its predecessor's use of the caches.
     """
     chance = random.Random(TENSORS)
-    found: Times = {name: [] for name in of}
+    found: Times = {name: [] for name in calls_by_name}
     for number in range(rounds + 1):
-        for name in chance.sample([*of], len(of)):
+        for name in chance.sample([*calls_by_name], len(calls_by_name)):
             start = time.perf_counter()
             for _ in range(repeats):
-                of[name]()
+                calls_by_name[name]()
             if number:
                 found[name].append((time.perf_counter() - start) / repeats)
     return found
 
 
 def report(found: Mapping[str, Estimate], nbytes: int) -> list[str]:
-    """Return lines: µs, GB/s moved (read and written), and how fast that is by memcpy's speed."""
+    """Return lines: µs, GB/s read and written, and the ratio to memcpy's speed."""
     whole = found[MEMCPY].median
     lines = [f"{'':<28}{'µs (interval)':>26}{'GB/s':>8}{'of memcpy':>11}"]
-    for name, one in found.items():
-        speed = 2 * nbytes / one.median / 1e9
-        lines.append(f"{name:<28}{one!s:>26}{speed:>8.2f}{whole / one.median:>11.2f}")
+    for name, time_ in found.items():
+        speed = 2 * nbytes / time_.median / 1e9
+        lines.append(f"{name:<28}{time_!s:>26}{speed:>8.2f}{whole / time_.median:>11.2f}")
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Blocks for all rounds."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
-    parser.add_argument("--flatten", action="store_true", help="this table")
-    parser.add_argument("--ranks", type=int, default=2, help="what gradients are divided by")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks flatten", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2, help="divisor of gradients")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--repeats", type=int, default=3, help="in each round")
     options = parser.parse_args(arguments)
     sizes = counts()
-    with Foreign() as foreign:
-        found = times(calls(sizes, options.ranks), options.rounds, options.repeats)
-    print(f"# {len(sizes)} tensors, {4 * sum(sizes)} bytes; others used {foreign.cores:.2f} cores")
-    print(*report({name: estimate(one) for name, one in found.items()}, 4 * sum(sizes)), sep="\n")
+    with BackgroundLoad() as others:
+        found = measure(calls(sizes, options.ranks), options.rounds, options.repeats)
+    print(f"# {len(sizes)} tensors, {4 * sum(sizes)} bytes; others used {others.cores:.2f} cores")
+    estimates = {name: estimate(times) for name, times in found.items()}
+    print(*report(estimates, 4 * sum(sizes)), sep="\n")
     return 0

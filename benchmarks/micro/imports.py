@@ -1,4 +1,4 @@
-"""`python -m benchmarks.micro.imports`: what `import nc10d` costs beside `import numpy`.
+"""Measure `import nc10d` beside `import numpy`.
 
 Each import runs in a fresh interpreter; the two take turns, and a figure is the median of the
 rounds in milliseconds.
@@ -6,12 +6,12 @@ rounds in milliseconds.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
 import time
-
-from nc10d.run.interrupt import quietly
+from collections.abc import Sequence
 
 ROUNDS = 21
 STATEMENTS = ("import numpy", "import nc10d", "import numpy, nc10d; nc10d.all_reduce")
@@ -24,8 +24,11 @@ def milliseconds(statement: str) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print, with the ratio to the first."""
+    argparse.ArgumentParser(prog="python -m benchmarks imports", description=__doc__).parse_args(
+        arguments
+    )
     times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
     for _ in range(ROUNDS):
         for statement, found in times.items():
@@ -35,7 +38,3 @@ def main() -> int:
         median = statistics.median(found)
         print(f"{statement:<40}{median:>8.1f} ms{median / first:>7.2f}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(quietly(main))

@@ -1,4 +1,4 @@
-"""`python -m nc10d.bench --kernels`: how fast one core adds elements of each type.
+"""Measure how fast a core adds elements of each type.
 
 The bare kernels, dst = dst + b, on arrays that stay in the cache and on arrays that don't; the
 types take turns in each round. Figures are elements per second, and their ratio to float32's.
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.verdicts import estimate
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.estimates import estimate
 from nc10d.arrays.dtypes import DType, allows, dtype_of
 from nc10d.kernels.reduce import example, kernel_address
 from nc10d.ops import RedOp
 
 COUNTS = {"in cache": 1 << 16, "in memory": 1 << 23}
 ELEMENTS = 1 << 23
-"""How many elements a timing adds."""
+"""Elements that a timing adds."""
 CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 Array = np.ndarray[Any, np.dtype[Any]]
 Speeds = dict[DType, list[float]]
@@ -61,15 +61,14 @@ def _mean(call: Callable[[], None], calls: int) -> float:
 
 def report(found: Speeds) -> list[str]:
     """Return a line for each type: G elements/s, and the ratio to float32."""
-    medians = {dtype: estimate(one).median for dtype, one in found.items()}
+    medians = {dtype: estimate(rates).median for dtype, rates in found.items()}
     whole = medians[DType.FLOAT32]
     return [f"{d.label:<16}{m / 1e9:>10.2f}{m / whole:>10.2f}" for d, m in medians.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Blocks for all rounds."""
-    parser = argparse.ArgumentParser(prog="python -m nc10d.bench", description=__doc__)
-    parser.add_argument("--kernels", action="store_true", help="this table")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kernels", description=__doc__)
     parser.add_argument("--op", default="SUM", choices=[k.name for k in RedOp], metavar="OP")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(arguments)
@@ -78,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if DType.FLOAT32 not in dtypes:
         parser.error(f"{kind.name} is not for float32, which is the measure here")
     for where, count in COUNTS.items():
-        with Foreign() as foreign:
+        with BackgroundLoad() as others:
             found = speeds(dtypes, kind, count, options.rounds)
         print(
-            f"# {kind.name} {where}: G elements/s, by float32's; others: {foreign.cores:.2f} cores"
+            f"# {kind.name} {where}: G elements/s, by float32's; others: {others.cores:.2f} cores"
         )
         print(*report(found), sep="\n", flush=True)
     return 0

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.micro.objects`: what objects cost by the codec, and by pickle in band.
+"""Measure objects by nc10d's codec and by pickle in band.
 
-Both ways turn an object into bytes and back, alone and by a broadcast of two ranks (processes of
-this command's own). In band means as c10d does it: `pickle.dumps`, protocol 5, and the same
-two rounds on the same group. The ways take turns; a figure is the median of the rounds.
+Both ways turn an object into bytes and back: alone, and by a broadcast of two rank processes. In
+band means as c10d does it: `pickle.dumps`, protocol 5, and the same two rounds on the same group.
+The ways take turns; a figure is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import os
 import pickle
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import nc10d as dist
 from nc10d.codec import encode
-from nc10d.run.interrupt import quietly
 from nc10d.testing.ranks import Ranks
 
 ROUNDS = 31
@@ -35,7 +34,7 @@ def arrays() -> Any:
 
 
 def settings() -> Any:
-    """Return the kind of object that a configuration or a report is: small, and of small parts."""
+    """Return an object like a configuration or a report: small, and of small parts."""
     parts = [{"name": f"part {i}", "rate": i / 7, "sizes": [i, 2 * i, 3 * i]} for i in range(20)]
     return {"step": 12, "seed": 2**40, "parts": parts, "tags": ("a", "b"), "path": None}
 
@@ -53,13 +52,13 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 
 
 def through_codec(value: Any) -> Any:
-    """Turn an object into what travels, and back."""
+    """Encode an object, and decode it again."""
     message = encode(value)
     return message.envelope().open(message.flat())
 
 
 def through_pickle(value: Any) -> Any:
-    """Do as c10d does, with a buffer of bytes for the tensor that travels there."""
+    """Pickle and unpickle an object as c10d does, with a buffer of bytes for its tensor."""
     return pickle.loads(np.frombuffer(pickle.dumps(value, protocol=5), np.uint8).tobytes())
 
 
@@ -87,7 +86,7 @@ def broadcast_pickle(value: Any) -> Any:
 def medians(
     ways: Mapping[str, Callable[[Any], Any]], value: Any, ranks: int = 1
 ) -> dict[str, float]:
-    """Return the milliseconds of each way, taking turns; with ranks, from barrier to barrier."""
+    """Return the milliseconds of each way, in turns; among ranks, from barrier to barrier."""
     meet: Callable[[], object] = dist.barrier if ranks > 1 else lambda: None
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS + 3):
@@ -106,7 +105,7 @@ BY_BROADCAST = {"codec": broadcast_codec, "pickle": broadcast_pickle}
 
 
 def on_a_rank(group: Any, name: str) -> dict[str, float]:
-    """Measure the broadcasts of one object."""
+    """Measure the broadcasts of an object."""
     return medians(BY_BROADCAST, OBJECTS[name](), group.size)
 
 
@@ -116,11 +115,11 @@ def line(name: str, way: str, found: dict[str, float]) -> str:
     return f"{name:<28}{way:<12}{codec:>10.3f}{pickled:>11.3f}{pickled / codec:>14.2f}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.objects", description=__doc__
-    ).parse_args()
+    argparse.ArgumentParser(prog="python -m benchmarks objects", description=__doc__).parse_args(
+        arguments
+    )
     print(f"# load average at the start {os.getloadavg()[0]:.2f}")
     print(HEADER, flush=True)
     with Ranks(2, "processes", timeout=LIMIT) as ranks:
@@ -128,7 +127,3 @@ def main() -> int:
             print(line(name, "alone", medians(ALONE, make())))
             print(line(name, "broadcast", ranks.run(on_a_rank, [name] * 2)[0]), flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(quietly(main))

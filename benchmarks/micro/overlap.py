@@ -1,11 +1,11 @@
-"""`python -m benchmarks.micro.overlap`: how much of an async all_reduce a product hides.
+"""Measure the share of an asynchronous all_reduce that a matrix product hides.
 
-Two ranks. "a core to spare": rank 0 multiplies matrices on a core of its own, and all else (rank
-1, and rank 0's worker) has the others: on two cores the two ranks' communication then shares one.
-"busy": both ranks multiply, and on two cores none is spare. In each round these take turns: the
-all_reduce alone, the product alone, the product while the all_reduce runs, one after the other.
-Hidden is the share of the synchronous all_reduce's time that the asynchronous one does not add to
-the product's. `--plot` draws one asynchronous run of each kind from the engine's trace.
+Two ranks. "a core to spare": rank 0 multiplies matrices on a separate core, and all other threads
+(rank 1, and rank 0's worker) share the remaining cores. "busy": both ranks multiply, and on two
+cores none is spare. In each round these take turns: the all_reduce alone, the product alone, the
+product while the all_reduce runs, both in sequence. Hidden is the share of the synchronous
+all_reduce's time that the asynchronous call does not add to the product's. `--plot` draws an
+asynchronous run of each kind from the engine's trace.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.foreign import Foreign
-from benchmarks.compare.verdicts import Times, slower
+from benchmarks.background_load import BackgroundLoad
+from benchmarks.estimates import Times, slower
 from benchmarks.micro import timeline
 from nc10d.api.calls import all_reduce
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX
-from nc10d.run.interrupt import quietly
 from nc10d.testing.ranks import Ranks
 
 SIDE = 384
-"""Rows of the matrices: a product takes some milliseconds, most of it in the cache."""
+"""Rows of the matrices: a product takes some milliseconds, mostly in the cache."""
 LONGER = 3.0
-"""How many times as long as the all_reduce the product takes."""
+"""Ratio of the product's time to the all_reduce's."""
 SCENARIOS = ("a core to spare", "busy")
 Multiply = Callable[[], object]
 
 
 def place(scenario: str, rank: int) -> None:
-    """Give rank 0's caller a core of its own and all other threads the rest; or all to all."""
+    """Reserve a core for rank 0's caller, the rest for other threads; or all cores for all."""
     cores = sorted(os.sched_getaffinity(os.getppid()))
     spare = scenario == SCENARIOS[0] and len(cores) > 1
     for thread in map(int, os.listdir("/proc/self/task")):
         alone = rank == 0 and thread == threading.get_native_id()
-        mine = (cores[:1] if alone else cores[1:]) if spare else cores
-        os.sched_setaffinity(thread, mine)
+        allowed = (cores[:1] if alone else cores[1:]) if spare else cores
+        os.sched_setaffinity(thread, allowed)
 
 
 def measure(group: ProcessGroup, scenario: str, nbytes: int, rounds: int) -> Times:
-    """Return this rank's seconds of each thing in each round; the first, a warm-up, left out."""
+    """Return this rank's seconds by name and round, without the first round, a warm-up."""
     x, multiply = prepare(group, scenario, nbytes)
     cases: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: all_reduce(x),
@@ -66,21 +65,21 @@ def measure(group: ProcessGroup, scenario: str, nbytes: int, rounds: int) -> Tim
 
 
 def prepare(group: ProcessGroup, scenario: str, nbytes: int) -> tuple[Any, Multiply]:
-    """Place the threads; return an array, and the product that lasts LONGER than its all_reduce."""
+    """Place the threads; return an array, and a product LONGER times its all_reduce."""
     x = np.ones(nbytes // 4, np.float32)
-    work: Any = all_reduce(x, async_op=True)  # so that the worker's thread is there to be placed
+    work: Any = all_reduce(x, async_op=True)  # starts the worker's thread, which place() moves
     work.wait()
     place(scenario, group.rank)
     if scenario == SCENARIOS[0] and group.rank:
         _agreed(group, x, 0.0)
         return x, lambda: None
-    one = products(1)
-    one()
-    return x, products(_agreed(group, x, min(_timed_alone(one) for _ in range(5))))
+    once = products(1)
+    once()
+    return x, products(_agreed(group, x, min(_timed_alone(once) for _ in range(5))))
 
 
 def products(count: int) -> Multiply:
-    """Return a call that multiplies two matrices this often."""
+    """Return a call that multiplies two matrices `count` times."""
     a, b = (np.random.default_rng(seed).random((SIDE, SIDE), np.float32) for seed in (0, 1))
     c = np.empty_like(a)
 
@@ -92,7 +91,7 @@ def products(count: int) -> Multiply:
 
 
 def _agreed(group: ProcessGroup, x: Any, product: float) -> int:
-    """Return how many products last LONGER than the all_reduce, by the slowest rank's times."""
+    """Return the number of products that last LONGER times the all_reduce, on the slowest rank."""
     longest = np.array([min(_timed(group, lambda: all_reduce(x)) for _ in range(3)), product])
     group.all_reduce(longest, MAX)
     communication, multiplication = map(float, longest)
@@ -119,20 +118,20 @@ def _timed_alone(call: Callable[[], object]) -> float:
 
 def hidden(times: Times) -> float:
     """Return the share of the all_reduce that the product hides, from medians; 1 is all of it."""
-    of = {name: statistics.median(found) for name, found in times.items()}
-    return 1 - (of["async"] - of["product"]) / of["all_reduce"]
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return 1 - (medians["async"] - medians["product"]) / medians["all_reduce"]
 
 
 def report(times: Times) -> str:
-    """Return a line: medians in ms, the share that is hidden, and async's time by sync's."""
-    of = {name: statistics.median(found) * 1e3 for name, found in times.items()}
-    told = ", ".join(f"{name} {value:.1f}" for name, value in of.items())
+    """Return a line: medians in ms, the hidden share, and async's time over sync's."""
+    medians = {name: statistics.median(found) * 1e3 for name, found in times.items()}
+    shown = ", ".join(f"{name} {value:.1f}" for name, value in medians.items())
     ratio = statistics.median(a / s for a, s in zip(times["async"], times["sync"], strict=True))
-    return f"{told} ms; hidden {100 * hidden(times):.0f} %; async/sync {ratio:.2f}"
+    return f"{shown} ms; hidden {100 * hidden(times):.0f} %; async/sync {ratio:.2f}"
 
 
-def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.Lanes:
-    """Run the product beside the all_reduce once more; return what caller and engine did when."""
+def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.RankTimes:
+    """Run the product beside the all_reduce once more; return the times of caller and engine."""
     x, multiply = prepare(group, scenario, nbytes)
     host = group.backend("cpu").group.context  # type: ignore[attr-defined]
     group.barrier()
@@ -145,12 +144,12 @@ def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.Lanes:
     work.wait()
     marks.append(time.monotonic_ns())
     count = host.channels.stop_trace()
-    return timeline.Lanes(marks, *timeline.engine_spans(rows[:count].tolist()))
+    return timeline.RankTimes(marks, *timeline.engine_spans(rows[:count].tolist()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print, and draw if asked to. Blocks for all rounds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro.overlap", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks overlap", description=__doc__)
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--plot", type=Path, help="draw the timelines into this PNG file")
@@ -161,17 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = {}
     for scenario in SCENARIOS:
         given = [[scenario] * 2, [options.bytes] * 2]
-        with Foreign() as foreign, Ranks(2, "processes", timeout=120.0) as ranks:
+        with BackgroundLoad() as others, Ranks(2, "processes", timeout=120.0) as ranks:
             found = ranks.run(measure, *given, [options.rounds] * 2)
             drawn[scenario] = ranks.run(trace, *given) if options.plot else []
-        told = f"others used {foreign.cores:.2f} cores"
-        print(f"{scenario}: {report(slower(found))}; {told}", flush=True)
+        load = f"others used {others.cores:.2f} cores"
+        print(f"{scenario}: {report(slower(found))}; {load}", flush=True)
     if options.plot:
         timeline.draw(drawn, options.plot)
     return 0
-
-
-if __name__ == "__main__":
-    from benchmarks.micro.overlap import main as named  # ranks find functions by their module
-
-    raise SystemExit(quietly(named))

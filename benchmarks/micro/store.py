@@ -1,13 +1,13 @@
-"""`python -m benchmarks.micro.store`: TCPStore beside torch's, in one run, in interleaved rounds.
+"""Compare TCPStore with torch's, in the same run, in interleaved rounds.
 
-Each side is its own client on its own server, which runs in a process of its own; medians. Times
-are microseconds a call, as the caller sees it; `set` has no answer, so a thousand are timed with
-one `get` behind them. `wake` is from just before the set to the return of a get in another process
-that waited for it, for 1 ms or for 20, with all three processes asleep meanwhile: the longer they
-sleep, the less of them is left in the caches. `8 clients` are processes that add to one counter, in
-thousand calls a second. `connect` is a client's making, in microseconds, the clients before it
-staying connected. `ratio` is above 1 where nc10d is ahead. On a machine with other work, `--best`
-gives each side's best round instead of its median.
+Each library's client calls its own server, which runs in a separate process; figures are medians.
+Times are microseconds a call, as the caller sees it. `set` has no answer, so a thousand sets and a
+`get` behind them are timed. `wake` is from just before the set to the return of a get in another
+process that waited for it, for 1 ms or for 20. All three processes sleep meanwhile: the longer they
+sleep, the less of them is left in the caches. `8 clients` are processes that add to the same
+counter, in thousand calls a second. `connect` is the making of a client, in microseconds, while
+earlier clients stay connected. `ratio` is above 1 where nc10d is ahead. On a machine with other
+work, `--best` gives each library's best round instead of its median.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-HOST = "127.0.0.1"
+from benchmarks.libraries import make_c10d
+from benchmarks.libraries.c10d import HOST
+
 CALLS, CLIENTS = 1000, 8
-# Enough for a median that a second run finds again, in about half a second and a second.
+# Enough for a reproducible median, in about half a second and a second.
 WAKES = {0.001: 300, 0.02: 50}
-# Some clients take a tenth of a second to be made: a thousand of them, or a second.
+# Some clients take a tenth of a second to connect: a thousand clients, or a second.
 CONNECTIONS, CONNECTING = 1000, 1.0
 _TIMEOUT = 60.0
 # Forked children have both libraries loaded: starting eight is quick.
@@ -38,7 +41,7 @@ Connect = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: what it is called, its unit, and whether less is better."""
+    """A measurement: its name, its unit, and whether less is better."""
 
     name: str
     unit: str
@@ -50,25 +53,14 @@ class Row:
         return min(found) if self.less else max(found)
 
 
-def connect_ours(port: int) -> Any:
-    """Return our client."""
-    from nc10d.store import TCPStore
-
-    return TCPStore(HOST, port, timeout=_TIMEOUT)
-
-
-def connect_torch(port: int) -> Any:
-    """Return torch's client."""
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore
-
-    return TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=_TIMEOUT))
+def connector(library: str) -> Connect:
+    """Return a function that makes a client of a library's store, given the port."""
+    return partial(make_c10d(library).reach, timeout=_TIMEOUT)
 
 
 @contextlib.contextmanager
 def our_server() -> Iterator[int]:
-    """Serve in a process, as by default; give the port."""
+    """Serve in a process, as by default; yield the port."""
     from nc10d.store import TCPStore
 
     with contextlib.closing(TCPStore(HOST, is_master=True, timeout=_TIMEOUT)) as store:
@@ -77,7 +69,7 @@ def our_server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def torch_server() -> Iterator[int]:
-    """Serve torch's store in a process; give the port."""
+    """Serve torch's store in a process; yield the port."""
     here, there = _FORK.Pipe()
     child = _FORK.Process(target=_serve_torch, args=(there,))
     child.start()
@@ -97,7 +89,7 @@ def _serve_torch(pipe: Connection) -> None:
 
 
 def per_call(call: Callable[[Any], object]) -> Callable[[Connect, int], float]:
-    """Return the measurement of one call, in microseconds."""
+    """Return the measurement of a call, in microseconds."""
 
     def measure(connect: Connect, port: int) -> float:
         store = connect(port)
@@ -115,7 +107,7 @@ def _microseconds(run: Callable[[], object]) -> float:
 
 
 def time_set(connect: Connect, port: int) -> float:
-    """Time sets, with a get behind them: the server has done them all by then."""
+    """Time sets with a get behind them: the get returns after all of them."""
     store = connect(port)
 
     def sets() -> None:
@@ -127,9 +119,9 @@ def time_set(connect: Connect, port: int) -> float:
 
 
 def wake_after(pause: float) -> Callable[[Connect, int], float]:
-    """Return the measurement of what lies between a set and the return of the get it wakes.
+    """Return the measurement of the time from a set to the return of the get that it wakes.
 
-    The get has waited for about `pause` seconds, in another process. The median of many.
+    The get has waited for about `pause` seconds, in another process. A figure is the median.
     """
 
     def measure(connect: Connect, port: int) -> float:
@@ -146,7 +138,7 @@ def wake_after(pause: float) -> Callable[[Connect, int], float]:
 
 def _time_wake(store: Any, name: Callable[[str], str], pause: float) -> float:
     store.get(name("ready"))
-    # The waiter says so just before it waits; a moment later it does.
+    # The waiter sets this key just before it begins to wait.
     time.sleep(pause)
     started = time.perf_counter()
     store.set(name("go"), "v")
@@ -162,7 +154,7 @@ def _wait_often(connect: Connect, port: int, run: int, count: int) -> None:
 
 
 def rate_of_clients(connect: Connect, port: int) -> float:
-    """Return the thousand adds a second of all clients together."""
+    """Return thousands of adds a second, of all clients together."""
     start, end = _FORK.Barrier(CLIENTS + 1), _FORK.Barrier(CLIENTS + 1)
     children = [
         _FORK.Process(target=_add_often, args=(connect, port, start, end)) for _ in range(CLIENTS)
@@ -185,7 +177,7 @@ def _add_often(connect: Connect, port: int, start: Any, end: Any) -> None:
 
 
 def time_connecting(connect: Connect, port: int) -> float:
-    """Return the microseconds that a client's making takes, one after the other."""
+    """Return the mean microseconds of making a client, in sequence."""
     clients: list[Any] = []
     started = time.perf_counter()
     while len(clients) < CONNECTIONS and time.perf_counter() < started + CONNECTING:
@@ -207,13 +199,14 @@ ROWS = (
 
 
 def measure_all(rounds: int, best: bool) -> Iterator[tuple[Row, float, float]]:
-    """Yield each row with our median (or best) and torch's; the sides take turns."""
+    """Yield each row with nc10d's median (or best) and torch's; they take turns."""
+    ours, theirs = connector("nc10d"), connector("gloo")
     # torch's server is forked first, while this process has no threads.
-    with torch_server() as theirs, our_server() as ours:
+    with torch_server() as their_port, our_server() as our_port:
         for row in ROWS:
             found: tuple[list[float], list[float]] = ([], [])
             for number in range(rounds):
-                sides = [(found[0], connect_ours, ours), (found[1], connect_torch, theirs)]
+                sides = [(found[0], ours, our_port), (found[1], theirs, their_port)]
                 for times, connect, port in sides[:: 1 if number % 2 else -1]:
                     times.append(row.measure(connect, port))
             summary = row.best if best else statistics.median
@@ -221,24 +214,20 @@ def measure_all(rounds: int, best: bool) -> Iterator[tuple[Row, float, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro.store", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="of each side (default 7)")
+    """Print the table; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks store", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="of each library (default 7)")
     parser.add_argument(
-        "--best", action="store_true", help="each side's best round, not its median"
+        "--best", action="store_true", help="each library's best round, not its median"
     )
     options = parser.parse_args(arguments)
     try:
         import torch.distributed  # noqa: F401
     except ImportError:
-        print("benchmarks.micro.store compares with torch: pip install torch", file=sys.stderr)
+        print("python -m benchmarks store compares with torch: pip install torch", file=sys.stderr)
         return 1
     print(f"{'call':<14}{'unit':>5}{'nc10d':>10}{'torch':>10}{'ratio':>8}")
     for row, ours, theirs in measure_all(options.rounds, options.best):
         ratio = theirs / ours if row.less else ours / theirs
         print(f"{row.name:<14}{row.unit:>5}{ours:>10.1f}{theirs:>10.1f}{ratio:>8.2f}", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Measures this machine: constants of the cost model, and collectives in turns with them."""
+"""Measures this machine: the cost model's constants, in turns with collectives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.model.cases import MAKERS
-from benchmarks.model.rates import handshakes, rates
-from benchmarks.model.runner import Bench, often, repeated
-from benchmarks.model.samples import Cell, Round, Sample, medians
+from benchmarks.model.collective_programs import MAKERS
+from benchmarks.model.measurements import Round, Sample, TimedCall, medians
+from benchmarks.model.memory_rates import handshakes, rates
+from benchmarks.model.program_timer import ProgramTimer, often, repeated
 from benchmarks.model.wire_rates import latencies, streams
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
@@ -28,55 +28,55 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
 REACHES = tuple(1 << power for power in (9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25))
-"""Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB. Closer from 128 KiB
-on, where caches end, and copies begin to go past them."""
+"""Sizes of arrays, in bytes, at which rates are measured: 512 bytes to 32 MiB. They are closer from
+128 KiB on, where caches end and copies begin to bypass them."""
 STREAMED = REACHES[2:]
-"""Those at which bytes between hosts are measured: fewer are lost in what a transfer costs."""
+"""Sizes at which bytes between hosts are measured; smaller transfers show only their latency."""
 APART = "bench-apart"
 LIMIT = 900.0
 """Seconds for all rounds together."""
 
 
-def survey_here(cells: Sequence[Cell], rounds: int, *, far: bool) -> list[Round]:
-    """Measure constants and cells on two processes of this machine; return each round.
+def survey_here(cells: Sequence[TimedCall], rounds: int, *, far: bool) -> list[Round]:
+    """Measure constants and calls on two processes of this machine; return each round.
 
-    Blocks for some two seconds a round. A cell's time is that of the slower rank.
+    Blocks for about two seconds a round. A call's time is that of the slower rank.
     """
     with Ranks(2, "processes", timeout=LIMIT) as ranks:
         both = ranks.run(survey, [cells] * 2, [rounds] * 2, [far] * 2)
     return [
         Round(
-            medians([one.sample, other.sample]),
-            {cell: max(one.times[cell], other.times[cell]) for cell in cells},
+            medians([first.sample, second.sample]),
+            {cell: max(first.times[cell], second.times[cell]) for cell in cells},
             own_boards(),
         )
-        for one, other in zip(*both, strict=True)
+        for first, second in zip(*both, strict=True)
     ]
 
 
-def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -> list[Round]:
-    """Measure constants and cells in turns, on one of two ranks; return each round's.
+def survey(group: ProcessGroup, cells: Sequence[TimedCall], rounds: int, far: bool) -> list[Round]:
+    """Measure constants and calls in turns, on each of two ranks; return each round.
 
-    Both ranks call; `far` says whether to look at the network too. What has to do with a size is
-    measured together: a virtual machine's cores may move apart from one second to the next.
+    Both ranks call this; with `far` the network is measured, too. Everything of a size is measured
+    together, because a virtual machine's cores may be moved from a second to the next.
     """
-    bench = Bench(group)
+    timer = ProgramTimer(group)
     away: Any = None
-    far_bench: Bench | None = None
+    far_bench: ProgramTimer | None = None
     alone: Any = [new_group([rank]) for rank in range(group.size)][group.rank]
     if far:
         register_backend(APART, apart)
         away = new_group(backend=APART)
-        far_bench = Bench(away)
+        far_bench = ProgramTimer(away)
     pin(group.rank)
     found: list[Round] = []
     for _ in range(rounds):
-        sample = {**handshakes(bench), **calls(alone)}
+        sample = {**handshakes(timer), **calls(alone)}
         if far_bench is not None:
             sample.update(latencies(far_bench))
-        times: dict[Cell, float] = {}
+        times: dict[TimedCall, float] = {}
         for reach, beside in by_reach(cells, REACHES):
-            sample.update(rates(bench, reach))
+            sample.update(rates(timer, reach))
             if far_bench is not None and reach in STREAMED:
                 sample.update(streams(far_bench, reach))
             for cell in beside:
@@ -86,8 +86,10 @@ def survey(group: ProcessGroup, cells: Sequence[Cell], rounds: int, far: bool) -
     return found
 
 
-def by_reach(cells: Sequence[Cell], reaches: Sequence[int]) -> Iterator[tuple[int, list[Cell]]]:
-    """Yield each reach with the cells to measure beside it; the last one with all that are left."""
+def by_reach(
+    cells: Sequence[TimedCall], reaches: Sequence[int]
+) -> Iterator[tuple[int, list[TimedCall]]]:
+    """Yield each reach with the calls to measure beside it; the last with all larger calls."""
     low = -1.0
     for reach, high in zip(reaches, [*reaches[:-1], math.inf], strict=True):
         yield reach, [cell for cell in cells if low < cell.nbytes <= high]
@@ -95,12 +97,12 @@ def by_reach(cells: Sequence[Cell], reaches: Sequence[int]) -> Iterator[tuple[in
 
 
 def calls(alone: ProcessGroup) -> Sample:
-    """Time each collective in a group of this rank alone: only the way through Python is left."""
+    """Time each collective in a group of this rank alone, which leaves only the time in Python."""
     return {(f"call {op}", 0): call_seconds(alone, op, 8, 100) for op in MAKERS}
 
 
 def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float:
-    """Return the typical seconds of a collective, called some times in a row, `count` times."""
+    """Return the typical seconds of a collective over `count` rows of calls."""
     turns = _turns(group, op, nbytes)
     many = 8 if nbytes < 1 << 16 else 4
 
@@ -117,8 +119,8 @@ def call_seconds(group: ProcessGroup, op: str, nbytes: int, count: int) -> float
 def _turns(group: ProcessGroup, op: str, nbytes: int) -> list[Callable[[], object]]:
     """Return calls to be made in turns.
 
-    Everyone in turn is a broadcast's root: one that always is would run ahead of the others, and a
-    stream would be timed.
+    The root of a broadcast changes from call to call. A constant root would run ahead of the other
+    ranks, and a stream would be timed.
     """
     if op != "broadcast":
         return [COLLECTIVES[op](group, nbytes, DType.FLOAT32).call]
@@ -127,12 +129,12 @@ def _turns(group: ProcessGroup, op: str, nbytes: int) -> list[Callable[[], objec
 
 
 def pin(rank: int) -> None:
-    """Keep this rank on a core of its own, if there are enough: two on one core share its cache."""
+    """Bind this rank to a core, if there are enough: two ranks on a core share its cache."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > rank:
         os.sched_setaffinity(0, {cores[rank]})
 
 
 def apart(setup: BackendSetup) -> CpuBackend:
-    """Make the backend of a rank that says it is on a host of its own."""
+    """Make the backend of a rank that claims to be on a separate host."""
     return make(setup, f"host {setup.rank}")

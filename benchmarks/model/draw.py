@@ -1,7 +1,7 @@
-"""Pictures of programs: one lane a rank, time to the right, what frees whom as arrows.
+"""Pictures of programs: a lane for each rank, time to the right, signals and transfers as arrows.
 
-The walk that is drawn is clocks.py's, on a machine made for looking at: each step takes a little
-time, moving the most bytes that any step moves one unit, folding them as much again.
+The walk is that of timed_walk.py, on a machine made for pictures. Each step takes a little time;
+moving the largest piece takes a unit of time, and folding it another unit.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model.cases import Collective
-from benchmarks.model.clocks import Event, Walk
+from benchmarks.figures import add_legend, bytes_label, new_figure
+from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine
+from benchmarks.model.timed_walk import Event, Walk
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.program import SHOWN, Step, StepKind
 
 LIMIT = 30.0
-"""Units of time that are drawn at most: what is longer goes on in the same way."""
+"""Units of time that are drawn at most: longer programs continue in the same way."""
 MOMENT, WAY = 0.15, 0.4
-"""Units of time that a step takes at least, and a signal on its way."""
+"""Units of time of the shortest step, and of a signal's way."""
 INCHES = 0.72
 """Width of a unit of time."""
 COLUMN = 2.3
@@ -40,16 +41,16 @@ WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a sort of step looks: its name in the legend, and its colour."""
+    """A kind of step: its name in the legend, and its colour."""
 
     name: str
     colour: str
 
 
-PUT = Look("put on my board", "#6baed6")
-GET = Look("get from a rank's board or array", "#74c476")
+PUT = Look("put into my staging buffer", "#6baed6")
+GET = Look("get from a peer's buffer or array", "#74c476")
 FOLD = Look("fold contributions", "#fd8d3c")
-LEND = Look("put into an array that is lent", "#3182bd")
+LEND = Look("put into a peer's exposed array", "#3182bd")
 COPY = Look("copy or scale my own", "#c7c3e3")
 GIVE = Look("send to another host", "#e377c2")
 TAKE = Look("take from another host", "#f7b6d2")
@@ -76,17 +77,17 @@ BY_KIND = {
 }
 
 
-def look(step: Step, mate: int) -> Look | None:
-    """Return how a step of a rank, number `mate` on its host, looks; None if it is no box."""
+def look(step: Step, place: int) -> Look | None:
+    """Return the look of a step of the rank with number `place` on its host; None for no box."""
     if step.kind not in (StepKind.COPY, StepKind.MAP):
         return BY_KIND.get(step.kind)
-    if step.src.space in SHOWN and step.src.index != mate:
+    if step.src.space in SHOWN and step.src.index != place:
         return GET
     return PUT if step.dst.space in SHOWN else COPY
 
 
 def walked(collective: Collective) -> Walk:
-    """Walk a collective's programs on all ranks, once, in units of time for looking at."""
+    """Walk a collective's programs on all ranks, once, on the machine made for pictures."""
     programs = {rank: collective.program(rank) for rank in range(collective.layout.size)}
     steps = [step for program in programs.values() for step in program.steps]
     rate = 1.0 / max(1, *(step.nbytes for step in steps if look(step, -1)))
@@ -119,28 +120,11 @@ def draw(collective: Collective, path: Path) -> None:
     figure.savefig(path)
 
 
-def new_figure(inches: tuple[float, float]) -> Any:
-    """Return an empty figure; SystemExit with a word if matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SystemExit("a picture needs matplotlib: pip install matplotlib") from error
-    return Figure(figsize=inches, dpi=90, layout="constrained")
-
-
 def _title(collective: Collective, end: float, shown: float) -> str:
     size, hosts = collective.layout.size, len(collective.hosts.hosts)
     where = "on one host" if hosts == 1 else f"on {hosts} hosts"
     rest = "" if shown == end else f" (the first {shown / end:.0%} of it)"
-    return f"{collective.op} of {amount(collective.nbytes)}, {size} ranks {where}{rest}"
-
-
-def amount(nbytes: int) -> str:
-    """Return bytes as people write them: 12, 1 KiB, 16 MiB."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes} B"
+    return f"{collective.op} of {bytes_label(collective.nbytes)}, {size} ranks {where}{rest}"
 
 
 def _lanes(axes: Any, collective: Collective, lanes: dict[int, int], shown: float) -> None:
@@ -174,7 +158,9 @@ def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int
         axes.plot(event.end, row, "o", markersize=4, **{**dark, "zorder": 5})
     elif event.step.kind in WAITS and event.causes:
         axes.plot([event.begin, event.end], [row, row], ":", linewidth=1.6, **dark)
-        if event.end > event.begin + 1.5 * MOMENT:  # others had been freed before they asked
+        if (
+            event.end > event.begin + 1.5 * MOMENT
+        ):  # shorter waits had their signal before they began
             _arrows(axes, event, lanes)
     elif event.step.kind in (StepKind.ROUND, StepKind.LOOP):
         axes.plot([event.end] * 2, [row - 0.3, row + 0.3], linewidth=1.5, **dark)
@@ -184,7 +170,7 @@ def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int
 
 @dataclass(slots=True)
 class Box:
-    """What keeps a rank busy for a while; transfers that begin together are one box."""
+    """A rank's activity for a while; transfers that begin together share a box."""
 
     rank: int
     begin: float
@@ -194,7 +180,7 @@ class Box:
 
 
 def boxes(events: Sequence[Event], hosts: Topology) -> list[Box]:
-    """Return the boxes of what has happened."""
+    """Return the boxes of events."""
     flows: dict[tuple[int, float, Look], Box] = {}
     found = []
     for event in events:
@@ -213,13 +199,13 @@ def boxes(events: Sequence[Event], hosts: Topology) -> list[Box]:
 
 
 def _box_look(event: Event, hosts: Topology) -> Look | None:
-    """Return how the box of an event looks; None if it has none, as what moves no bytes."""
+    """Return the look of an event's box; None if it has none, since it moves no bytes."""
     sort = look(event.step, hosts.places[event.rank][1])
     return sort if sort is ASIDE or event.nbytes else None
 
 
 def _box(axes: Any, box: Box, row: int) -> None:
-    # What leaves does so beside whatever else the rank does: it has a strip of its own.
+    # Bytes leave while the rank does other steps: transfers have a separate strip.
     middle, tall = (row - 0.38, 0.2) if box.look is GIVE else (row, TALL)
     width = box.end - box.begin
     style = {"color": box.look.colour, "edgecolor": "white", "linewidth": 0.8, "zorder": 4}
@@ -235,7 +221,7 @@ def _label(event: Event, sort: Look, mates: Sequence[int]) -> str:
         return f"of {mates[local]}"
     if sort in (GIVE, TAKE):
         return f"{'to' if sort is GIVE else 'of'} {event.step.peer}"
-    return amount(event.nbytes) if sort is not ASIDE else ""
+    return bytes_label(event.nbytes) if sort is not ASIDE else ""
 
 
 def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
@@ -280,6 +266,4 @@ def _legend(figure: Any, collective: Collective, events: Sequence[Event]) -> Non
         Line2D([], [], color=DARK, marker="|", linestyle="", markersize=9, label="end of a round"),
     ]
     columns = int(figure.get_figwidth() / COLUMN)
-    figure.legend(
-        handles=entries, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
-    )
+    add_legend(figure, entries, columns, fontsize=8)

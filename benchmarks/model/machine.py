@@ -1,8 +1,8 @@
-"""What things cost on a machine: the constants of the cost model, and the price of a step.
+"""The constants of the cost model for a machine, and the price of a step.
 
-Latencies are seconds, rates are seconds a byte. A rate depends on how much memory the call goes
-through (`reach`, bytes of a rank's arrays): what fits in a cache is moved several times as fast.
-`measure_machine` in calibrate.py finds the constants; `DEVELOPMENT` has those of one machine.
+Latencies are seconds, rates are seconds a byte. A rate depends on the call's memory (`reach`, bytes
+of a rank's arrays): bytes in a cache are moved several times as fast. `survey` in calibrate.py
+measures the constants; `DEVELOPMENT` has those of the development machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nc10d.backend.cpu.program.program import SHOWN, At, Space, Step, StepKind
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
 PUTTING = StepKind.COPY, StepKind.MAP, StepKind.REDN
-"""Steps that may put bytes on a board."""
+"""Steps that may put bytes into a staging buffer."""
 
 
 def at_reach(curve: Curve, reach: float) -> float:
-    """Return a rate for calls that go through `reach` bytes a rank."""
+    """Return a rate for calls with `reach` bytes of arrays a rank."""
     if len(curve) == 1 or reach <= curve[0][0]:
         return curve[0][1]
     if reach >= curve[-1][0]:
@@ -39,21 +39,35 @@ def at_reach(curve: Curve, reach: float) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """Constants of one kind of machine and network; every rank has a core of its own.
+    """Constants of a kind of machine and network; every rank has a separate core.
 
-    `calls` is what a call costs a rank alone, by operation: the way through Python. `wait` is from
-    a signal to the moment when a waiting mate goes on, `hop` from the last byte's leaving to its
-    arrival on another host, `send` what one transfer to or from another host keeps a rank busy
-    beside its bytes. The curves are for bytes put on one's own board, got from a mate's, folded
-    from a mate's, copied between one's own arrays, sent through a host's network both ways at once,
-    sent only one way (empty: as both ways), sent through what all hosts share, such as a switch
-    (empty: nothing that lasts), got into an array that the program does not read (empty: as got),
-    got by who puts nothing (empty: as got), put on one's own board as well while they are folded
-    (empty: as the quickest copy), folded from a mate's and one's own to a third array (empty: as to
-    one's own), folded from two of one's own arrays (empty: as a copy),
-    copied by the kernel from a mate's array, copied into one that is lent, and folded and put back
-    into one (empty: it does not). What the kernel has brought is folded at the price of a copy.
-    `boards` says how quick boards are, by which ranks choose (see cpu_policy.py).
+    The latencies: `calls` is the time of a call in Python, by operation. `wait` is from a signal to
+    the moment when a waiting peer continues. `hop` is from the departure of the last byte to its
+    arrival on another host. `send` is the work of a transfer to or from another host, beside its
+    bytes.
+
+    The curves are seconds a byte. An empty curve means the default in parentheses.
+
+    | curve | bytes |
+    |---|---|
+    | `put` | put into the rank's staging buffer |
+    | `get` | got from a peer's staging buffer |
+    | `fold` | folded from a peer's staging buffer |
+    | `copy` | copied between the rank's arrays |
+    | `stream` | sent through a host's network, in both directions at once |
+    | `one_way` | sent in a single direction (`stream`) |
+    | `shared` | sent through a network that all hosts share, such as a switch (no cost) |
+    | `unread` | got into an array that the program does not read (`get`) |
+    | `rooted` | got by a rank that puts nothing (`get`) |
+    | `also` | put into the staging buffer while they are folded (the quickest copy) |
+    | `third` | folded from a peer's and the rank's array into a third array (`fold`) |
+    | `pair` | folded from two of the rank's arrays (`copy`) |
+    | `kernel` | copied by the kernel from a peer's array (the kernel can't) |
+    | `fill` | copied by the kernel into a peer's exposed array (the kernel can't) |
+    | `lent` | folded and written back into a peer's exposed array (the kernel can't) |
+
+    Bytes that the kernel has copied are folded at the price of a copy. `boards` is the speed class
+    of staging buffers, by which ranks choose algorithms (see cpu_policy.py).
     """
 
     calls: Mapping[str, float]
@@ -80,30 +94,30 @@ class Machine:
 
     @property
     def access(self) -> int:
-        """Return what the kernel does with a mate's memory: 0, READS or WRITES."""
+        """The kernel's access to a peer's memory: 0, READS or WRITES."""
         return WRITES if self.lent else READS if self.kernel else 0
 
     def call(self, op: str) -> float:
-        """Return the seconds that a call takes before and after its program."""
+        """Return the seconds of a call before and after its program."""
         return self.calls.get(op) or max(self.calls.values(), default=0.0)
 
     def sent(self, nbytes: int, reach: float, *, both_ways: bool) -> float:
-        """Return the seconds that bytes take through a host's network."""
+        """Return the seconds of `nbytes` in a host's network."""
         curve = self.stream if both_ways or not self.one_way else self.one_way
         return nbytes * at_reach(curve, reach)
 
     def price(
         self, step: Step, nbytes: int, rank: int, size: int, reach: float, uses: Uses
     ) -> float:
-        """Return the seconds that a step over `nbytes` keeps a rank of `size` mates busy.
+        """Return the seconds of a step over `nbytes` on a rank of a host with `size` ranks.
 
-        `uses` is of the program that the step is in. Waits and transfers between hosts cost nothing
-        by themselves: see clocks.py.
+        `uses` is that of the step's program. Waits and transfers between hosts have no price: see
+        timed_walk.py.
         """
         if self.rooted and not uses.puts and step.kind is StepKind.COPY and _fetched(step, rank):
             return self.step + nbytes * at_reach(self.rooted, max(reach, nbytes))
-        # A long step is quicker by the byte than a short one. Rates of what fits on a board are of
-        # steps over a third of their reach, those of arrays read where they lie over a half.
+        # A long step needs less time a byte than a short step. Rates of staged bytes were measured
+        # with steps over a third of their reach, rates of arrays read in place over a half.
         parts = 2 if step.kind in (StepKind.FETCH, StepKind.FOLD) else 3
         return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes), uses)
 
@@ -111,7 +125,7 @@ class Machine:
         if step.kind in (StepKind.COPY, StepKind.MAP):
             return at_reach(self._copying(step, rank, uses), reach)
         if step.kind is StepKind.REDN:
-            # What goes on a board is folded in the first cache, and copied like what goes twice.
+            # Staged bytes are folded in the first cache, and copied as with `also`.
             copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
             apart = self.third and uses.only_writes(step.dst)
             first = at_reach(self.third if apart else self.fold, reach)
@@ -131,7 +145,7 @@ class Machine:
         return 0.0
 
     def _also(self, reach: float) -> float:
-        # What is copied from a fold lies in the first cache.
+        # The result of a fold lies in the first cache.
         return at_reach(self.also, reach) if self.also else min(rate for _, rate in self.copy)
 
     def _copying(self, step: Step, rank: int, uses: Uses) -> Curve:
@@ -142,9 +156,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What prices depend on beside a step: the numbers of the user arrays that its program reads,
-    and whether it puts anything on a board.
-    """
+    """The user arrays that a program reads, and whether it puts bytes into a staging buffer."""
 
     read: frozenset[int]
     puts: bool
@@ -153,21 +165,21 @@ class Uses:
     def of(cls, steps: Sequence[Step]) -> Uses:
         """Look through a program's steps."""
         sources = [
-            at for one in steps if one.kind is not StepKind.EXPOSE for at in (one.src, one.own)
+            at for step in steps if step.kind is not StepKind.EXPOSE for at in (step.src, step.own)
         ]
-        places = [at for one in steps if one.kind in PUTTING for at in (one.dst, one.also)]
+        places = [at for step in steps if step.kind in PUTTING for at in (step.dst, step.also)]
         return cls(
             frozenset(at.index for at in sources if at.space is Space.USER),
             any(at.space in SHOWN for at in places),
         )
 
     def only_writes(self, at: At) -> bool:
-        """Say whether a place is in an array of the user that the program does not read."""
+        """Return whether a place is in a user array that the program does not read."""
         return at.space is Space.USER and at.index not in self.read
 
 
 def _fetched(step: Step, rank: int) -> bool:
-    """Say whether a step reads what a mate has put on its board."""
+    """Return whether a step reads a peer's staging buffer."""
     return step.src.space in SHOWN and step.src.index != rank
 
 
@@ -177,7 +189,7 @@ def save(machine: Machine, path: Path) -> None:
 
 
 def load(path: Path) -> Machine:
-    """Read constants that `save` has written; ValueError if the file holds something else."""
+    """Read constants that `save` has written; ValueError for other contents."""
     try:
         found = json.loads(path.read_text())
         boards = Boards.QUICKEST if found.pop("quick", False) else Boards.NORMAL
@@ -193,12 +205,12 @@ def _curve(knots: list[list[float]]) -> Curve:
 
 
 LATER = ("one_way", "shared", "unread", "rooted", "also", "third", "pair", "kernel", "fill", "lent")
-"""Curves that may be missing, and are in files of older versions."""
+"""Curves that may be missing, as in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 
 
 def changed(machine: Machine, setting: str) -> Machine:
-    """Return a machine with one constant given as NAME=SECONDS; a rate then is flat.
+    """Return a machine with a constant changed to NAME=SECONDS; a curve becomes flat.
 
     ValueError if there is no such constant or it is not a number of at least 0.
     """
@@ -207,9 +219,9 @@ def changed(machine: Machine, setting: str) -> Machine:
         value = float(text)
     except ValueError:
         value = -1.0
-    known = [field.name for field in fields(Machine) if field.name not in ("calls", "boards")]
-    if name not in (*known, "call") or not 0 <= value < math.inf:
-        raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(known)}")
+    names = [field.name for field in fields(Machine) if field.name not in ("calls", "boards")]
+    if name not in (*names, "call") or not 0 <= value < math.inf:
+        raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(names)}")
     if name == "call":
         return replace(machine, calls={"": value})
     given: Any = ((1, value),) if name in CURVES else value
@@ -347,5 +359,5 @@ DEVELOPMENT = Machine(
 )
 """Two virtual cores (Intel Xeon, Sapphire Rapids), TCP over loopback, 2026-11-24, by `--measure`.
 
-`hop` and `send` are halves of what passing on a few bytes takes.
+`hop` and `send` are halves of the time of passing on a few bytes.
 """

@@ -1,7 +1,7 @@
-"""What collectives should cost: predictions from programs and a machine's constants.
+"""Predicts the time of collectives from their programs and a machine's constants.
 
-A prediction walks the programs of a few ranks that stand for all (clocks.py): those of one host
-where all hosts do alike, and those from the root to the leaf that hears last in a broadcast.
+A prediction walks the programs of a few ranks that represent all (timed_walk.py): the ranks of a
+host where all hosts behave alike; in a broadcast, the path from the root to the last leaf.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.model.cases import Collective, layout_of
-from benchmarks.model.clocks import Walk
+from benchmarks.model.collective_programs import Collective, layout_of
 from benchmarks.model.machine import Machine
+from benchmarks.model.timed_walk import Walk
 from nc10d.backend.cpu.algorithms.hosts_reduce import chained
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.program import Space, StepKind
 
 MANY = 64
-"""Ranks from which on two calls in a row are walked, and not three: one is no measure, since
-ranks run ahead of each other."""
+"""Above this many ranks, two calls in a row are walked instead of three. A single call would not
+do, since ranks run ahead of each other."""
 ROOTED = ("broadcast", "reduce")
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """From `nbytes` on choose.py takes another algorithm: seconds just below, and from there on."""
+    """From `nbytes` on choose.py takes another algorithm: seconds just below, and at that size."""
 
     nbytes: int
     before: str
@@ -36,14 +36,14 @@ class Switch:
 
 
 def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
-    """Return the seconds of one of many calls in a row, on ranks of these hosts."""
-    # Who shares something with all must be walked beside all.
+    """Return the seconds of a call amid many in a row, on ranks of these hosts."""
+    # A network that all hosts share is loaded by all ranks.
     ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
     return steady(machine, Collective(op, nbytes, layout_of(hosts, boards=machine.boards)), ranks)
 
 
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
-    """Return the seconds from call to call if some ranks stand for all."""
+    """Return the seconds from call to call if `ranks` represent all."""
     programs = {rank: collective.program(rank) for rank in ranks}
     turns = 2 if collective.layout.size > MANY else 3
     walk = Walk(machine, collective.hosts, programs, collective.arrays, turns)
@@ -52,11 +52,10 @@ def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> fl
 
 
 def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
-    """Return the ranks to walk: all of the hosts that matter.
+    """Return the ranks to walk: all ranks of the hosts that decide the time.
 
-    A large broadcast goes down a chain of hosts, another one down a binomial tree: the leaf that
-    hears last is the one whose number has most ones, and its parents follow when the lowest one is
-    taken away.
+    A large broadcast goes down a chain of hosts, a small broadcast down a binomial tree. The last
+    leaf is the host whose number has the most set bits; clearing the lowest bit gives its parent.
     """
     if op not in ROOTED or len(hosts.hosts) == 1:
         return list(hosts.hosts[0])
@@ -70,7 +69,7 @@ def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
 
 
 def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
-    """Say which algorithm choose.py takes on a machine."""
+    """Return the name of the algorithm that choose.py takes on a machine."""
     layout, access = layout_of(hosts, boards=machine.boards), machine.access
     steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
@@ -98,13 +97,13 @@ def _across(op: str, kinds: Counter[StepKind]) -> str:
         return "from rank to rank"
     if kinds[StepKind.PUSH]:
         return "rails between hosts"
-    # What leaders meet in they also check.
+    # The leaders' rendezvous also checks the calls.
     more = kinds[StepKind.FLOW] > kinds[StepKind.CHECK]
     return "rails, from hand to hand" if more else "leaders, in one shot"
 
 
 def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -> Iterator[Switch]:
-    """Find where choose.py changes the algorithm between the first and the last of some sizes."""
+    """Yield the changes of algorithm between the first and the last of some sizes."""
 
     def name(nbytes: int) -> str:
         return algorithm(machine, op, nbytes, hosts)

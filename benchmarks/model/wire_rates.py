@@ -1,4 +1,4 @@
-"""What bytes between hosts cost, as constants of the cost model: programs, and their timing."""
+"""Measures the cost of bytes between hosts, as constants of the cost model."""
 
 from __future__ import annotations
 
@@ -7,103 +7,103 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.model.runner import MANY, Bench, often, repeated
-from benchmarks.model.samples import Sample
+from benchmarks.model.measurements import Sample
+from benchmarks.model.program_timer import MANY, ProgramTimer, often, repeated
 from nc10d.backend.cpu.algorithms.hosts_reduce import SEGMENT
 from nc10d.backend.cpu.algorithms.hosts_steps import HEADER_BYTES, flow, give, loop, push, take
 from nc10d.backend.cpu.program.program import Step, user
 
 
-def exchange(bench: Bench, nbytes: int) -> list[Step]:
-    """Return a flow from everyone to everyone, so that no rank can run far ahead."""
-    gives = [give(peer, user(0), nbytes) for peer in bench.others]
-    takes = [take(peer, user(1, i * nbytes), nbytes) for i, peer in enumerate(bench.others)]
+def exchange(timer: ProgramTimer, nbytes: int) -> list[Step]:
+    """Return a flow from every rank to every rank, so that no rank can run far ahead."""
+    gives = [give(peer, user(0), nbytes) for peer in timer.others]
+    takes = [take(peer, user(1, i * nbytes), nbytes) for i, peer in enumerate(timer.others)]
     return flow([*gives, *takes])
 
 
-def both_ways(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return exchanges, each after hosts have met, as before each collective."""
-    return [*met(bench), *exchange(bench, nbytes)] * count
+def both_ways(timer: ProgramTimer, nbytes: int, count: int) -> list[Step]:
+    """Return exchanges, each after a rendezvous of the hosts, as before each collective."""
+    return [*met(timer), *exchange(timer, nbytes)] * count
 
 
-def met(bench: Bench) -> list[Step]:
-    """Return an exchange of what hosts show each other when they meet.
+def met(timer: ProgramTimer) -> list[Step]:
+    """Return an exchange of the headers with which hosts synchronize.
 
-    Headers matter: an AMD machine's kernel copies at half its speed to what begins up to 31 bytes
-    further into a page than what it copies. What goes first through a socket begins a page there,
-    and in memory NumPy's arrays begin 16 bytes into one.
+    Headers matter: an AMD machine's kernel copies at half its speed to a destination that begins up
+    to 31 bytes further into a page than its source. The first bytes through a socket begin a page
+    there, and in memory NumPy's arrays begin 16 bytes into a page.
     """
-    return exchange(bench, HEADER_BYTES)
+    return exchange(timer, HEADER_BYTES)
 
 
-def passed_on(bench: Bench, count: int) -> list[Step]:
-    """Return flows of a few bytes around a ring, to one rank after another."""
-    size = 1 + len(bench.others)
+def passed_on(timer: ProgramTimer, count: int) -> list[Step]:
+    """Return flows of a few bytes around a ring, to each rank in turn."""
+    size = 1 + len(timer.others)
     steps: list[Step] = []
     for turn in range(count):
-        far = 1 + turn % len(bench.others)
-        to, source = (bench.rank - far) % size, (bench.rank + far) % size
+        far = 1 + turn % len(timer.others)
+        to, source = (timer.rank - far) % size, (timer.rank + far) % size
         steps += flow([give(to, user(0), 8), take(source, user(1), 8)])
     return steps
 
 
-def one_way(bench: Bench, nbytes: int, count: int) -> list[Step]:
-    """Return flows from each rank in turn to everyone, each after hosts have met.
+def one_way(timer: ProgramTimer, nbytes: int, count: int) -> list[Step]:
+    """Return flows from each rank in turn to all others, each after a rendezvous of the hosts.
 
-    One that always sent would run ahead: its mates would take what came before.
+    A constant sender would run ahead, and receivers would find the bytes already there.
     """
     steps: list[Step] = []
     for turn in range(count):
-        root = turn % (1 + len(bench.others))
-        steps += met(bench)
-        if root == bench.rank:
-            steps += to_all(bench, nbytes)
+        root = turn % (1 + len(timer.others))
+        steps += met(timer)
+        if root == timer.rank:
+            steps += to_all(timer, nbytes)
         else:
             steps += flow([take(root, user(0), nbytes)])
-    return [*steps, *met(bench)]
+    return [*steps, *met(timer)]
 
 
-def to_all(bench: Bench, nbytes: int) -> list[Step]:
+def to_all(timer: ProgramTimer, nbytes: int) -> list[Step]:
     """Return flows to all others, cut as a broadcast's are."""
-    if len(bench.others) == 1:
-        return flow([give(bench.others[0], user(0), nbytes)])
+    if len(timer.others) == 1:
+        return flow([give(timer.others[0], user(0), nbytes)])
     here = user(0, 0, SEGMENT)
-    rows = [replace(give(peer, here, SEGMENT), total=nbytes) for peer in bench.others]
+    rows = [replace(give(peer, here, SEGMENT), total=nbytes) for peer in timer.others]
     return loop(flow(rows), -(-nbytes // SEGMENT))
 
 
-def latencies(bench: Bench) -> Sample:
-    """Time a few bytes between hosts, which all ranks pass on at once, as when hosts meet."""
-    count = len(bench.others)
+def latencies(timer: ProgramTimer) -> Sample:
+    """Time a few bytes between hosts, which all ranks pass on at once, as in a rendezvous."""
+    count = len(timer.others)
     x, y = np.zeros(8, np.uint8), np.zeros(8 * count, np.uint8)
 
     def pushed() -> float:
-        seconds = bench.run(flow([push(peer, user(0), 8) for peer in bench.others]), x, y)
-        bench.run(exchange(bench, 8), x, y)
+        seconds = timer.run(flow([push(peer, user(0), 8) for peer in timer.others]), x, y)
+        timer.run(exchange(timer, 8), x, y)
         return seconds / count
 
-    few, many = (passed_on(bench, count) for count in (MANY, 4 * MANY))
-    # Ranks do not begin at the same moment: that is in both.
-    short = repeated(lambda: bench.run(few, x, y), 50)
-    small = (repeated(lambda: bench.run(many, x, y), 50) - short) / (3 * MANY)
+    few, many = (passed_on(timer, count) for count in (MANY, 4 * MANY))
+    # Ranks do not begin at the same moment; both times include that.
+    short = repeated(lambda: timer.run(few, x, y), 50)
+    small = (repeated(lambda: timer.run(many, x, y), 50) - short) / (3 * MANY)
     send = min(repeated(pushed, 50), small / 2)
     return {("hop", 0): small - send, ("send", 0): send}
 
 
-def streams(bench: Bench, reach: int) -> Sample:
-    """Time a byte between hosts, both ways at once and one way.
+def streams(timer: ProgramTimer, reach: int) -> Sample:
+    """Time a byte between hosts, in both directions at once and in a single direction.
 
-    `reach` is what is sent to all others, and to one of them once more.
+    `reach` counts the bytes to all other ranks, and those to a rank once more.
     """
-    count = len(bench.others)
+    count = len(timer.others)
     each = reach // (1 + count)
     assert each >= HEADER_BYTES, reach
-    # Ones, since zeros that nobody has written are one page of the kernel's.
+    # Ones, because unwritten zeros all share a page of the kernel.
     x, y = np.ones(each, np.uint8), np.ones(count * each, np.uint8)
 
-    def rate(way: Callable[[Bench, int, int], list[Step]]) -> float:
-        small = repeated(lambda: bench.run(way(bench, 8, MANY), x, y), often(8))
-        large = repeated(lambda: bench.run(way(bench, each, MANY), x, y), often(each))
+    def rate(way: Callable[[ProgramTimer, int, int], list[Step]]) -> float:
+        small = repeated(lambda: timer.run(way(timer, 8, MANY), x, y), often(8))
+        large = repeated(lambda: timer.run(way(timer, each, MANY), x, y), often(each))
         return (large - small) / (MANY * count * each)
 
     return {("stream", reach): rate(both_ways), ("one_way", reach): rate(one_way)}

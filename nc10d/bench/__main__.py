@@ -1,38 +1,27 @@
-"""`python -m nc10d.bench`: what collectives cost on this machine; see `nc10d.bench.cli`.
-
-With one of the options in TABLES it is another table, that of the module named there.
-"""
+"""`python -m nc10d.bench`: the time of each collective in a job; see `nc10d.bench.cli`."""
 
 from __future__ import annotations
 
-import importlib
+import sys
 
+from nc10d.bench import cli
 from nc10d.run.interrupt import quietly
 
-TABLES = {
-    "--compare": "compare",
-    "--coalescing": "coalescing",
-    "--ddp": "ddp",
-    "--flatten": "flatten",
-    "--kernels": "kernels",
-    "--model": "predict",
-    "--check-model": "predict",
-    "--draw": "predict",
-}
+MOVED = ("compare", "coalescing", "ddp", "flatten", "kernels", "model", "check-model", "draw")
+"""Former options, which are tables of `python -m benchmarks` now."""
 
 
 def main() -> int:
     """Read the command line, measure, print; return the exit code."""
-    import sys
-
-    words = sys.argv[1:]
-    for word in words:
-        table = TABLES.get(word.partition("=")[0])
-        if table:
-            return int(importlib.import_module(f"nc10d.bench.{table}").main(words))
-    from nc10d.bench import cli
-
-    return cli.run(cli.read(words))
+    for word in sys.argv[1:]:
+        table = word.partition("=")[0].removeprefix("--")
+        if word.startswith("--") and table in MOVED:
+            command = f"python -m nc10d.bench --{table}"
+            print(
+                f"{command} has moved: in a checkout, python -m benchmarks {table}", file=sys.stderr
+            )
+            return 2
+    return cli.run(cli.read(sys.argv[1:]))
 
 
 if __name__ == "__main__":

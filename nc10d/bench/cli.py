@@ -1,4 +1,4 @@
-"""The table of `python -m nc10d.bench`: reading options, what to measure, and rows as text.
+"""The table of `python -m nc10d.bench`: its options, the rows to measure, and rows as text.
 
 `read`, `sizes`, `jobs` and `line` are pure; `run` measures and prints.
 """
@@ -16,27 +16,27 @@ from nc10d.bench.workloads import COLLECTIVES
 from nc10d.testing.ranks import Ranks
 
 DESCRIPTION = """
-What collectives cost on this machine, in nccl-tests' columns. Under a launcher (RANK is set) it
-measures that job; otherwise it starts processes of its own. "wrong" counts, over all ranks, the
-elements that differ from what NumPy computes; if there are any, the exit code is 1.
+The time of collectives on this machine, in nccl-tests' columns. Under a launcher (RANK is set) it
+measures that job; otherwise it starts its own processes. "wrong" counts, over all ranks, the
+elements that differ from NumPy's results; if there are any, the exit code is 1.
 """
 EPILOG = """
-Other tables, each with a --help of its own: --compare gloo,mpich (libraries side by side),
---coalescing (64 small calls), --ddp (a step of torch), --flatten (packing), --kernels (element
-types), --model (predicted times), --check-model (the model held against this machine), --draw OP
-(a program as a picture): python -m nc10d.bench --model --help, --draw all_reduce --help.
+Comparisons with other libraries, and other tables for developers: in a checkout, python -m
+benchmarks --help.
 """
 DTYPES = {dtype.label: dtype for dtype in DType}
+MOST, MOST_LISTED = 2000, 100
+"""Calls of a round; fewer with lists or objects, which take far longer."""
 LIMIT = 300.0
-"""Seconds for one call of a rank: far more than any row takes."""
+"""Seconds for a call of a rank: far more than any row takes."""
 HEADER = (
-    f"{'collective':<15}{'bytes':>11}{'count':>11} {'type':<14}{'op':<6}"
+    f"{'collective':<23}{'bytes':>11}{'count':>11} {'type':<14}{'op':<6}"
     f"{'time us':>11}{'algbw GB/s':>12}{'busbw GB/s':>12}{'wrong':>7}"
 )
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; SystemExit with usage if it makes no sense."""
+    """Read the command line; SystemExit with usage for wrong options."""
     parser = argparse.ArgumentParser(
         prog="python -m nc10d.bench", description=DESCRIPTION, epilog=EPILOG
     )
@@ -59,7 +59,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """Say what is wrong with options that each are well-formed; empty if nothing is."""
+    """Return the error of a combination of well-formed options; empty if they fit."""
     unknown = sorted(set(options.collectives) - set(COLLECTIVES))
     if unknown:
         return f"unknown collective {', '.join(unknown)}; known: {', '.join(COLLECTIVES)}"
@@ -90,7 +90,7 @@ def size(text: str) -> int:
 
 
 def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
-    """Return the sizes from `smallest`, each `factor` times the last; `largest` is the end."""
+    """Yield sizes from `smallest`, each `factor` times the last; the final size is `largest`."""
     while smallest < largest:
         yield smallest
         smallest *= factor
@@ -98,11 +98,13 @@ def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
 
 
 def jobs(options: argparse.Namespace) -> Iterator[BenchJob]:
-    """Return what to measure, in order."""
-    whole = list(sizes(options.min_bytes, options.max_bytes, options.factor))
+    """Yield the rows to measure, in order."""
+    all_sizes = list(sizes(options.min_bytes, options.max_bytes, options.factor))
     for collective in options.collectives or COLLECTIVES:
-        for nbytes in whole if collective != "barrier" else [0]:
-            iterations = max(3, min(2000, (64 << 20) // max(nbytes, 1)))
+        for nbytes in all_sizes if collective != "barrier" else [0]:
+            listed = collective.endswith(("_list", "_object"))
+            most = MOST_LISTED if listed else MOST
+            iterations = max(3, min(most, (64 << 20) // max(nbytes, 1)))
             yield BenchJob(collective, nbytes, DTYPES[options.dtype], iterations, options.repeats)
 
 
@@ -110,7 +112,7 @@ def line(row: Row) -> str:
     """Return a row as text, in the columns of HEADER."""
     job = row.job
     return (
-        f"{job.collective:<15}{row.nbytes:>11}{row.count:>11} {job.dtype.label:<14}{row.op:<6}"
+        f"{job.collective:<23}{row.nbytes:>11}{row.count:>11} {job.dtype.label:<14}{row.op:<6}"
         f"{row.seconds * 1e6:>11.2f}{row.algbw:>12.3f}{row.busbw:>12.3f}{row.wrong:>7}"
     )
 

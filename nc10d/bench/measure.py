@@ -1,7 +1,7 @@
-"""Times one collective of one size on every rank, and counts what came out wrong.
+"""Times a collective of a given size on every rank, and counts wrong elements.
 
-algbw is the larger buffer's bytes over the time; busbw corrects it by what the collective must
-move, so that it can be held against the speed of the memory (the factors are nccl-tests').
+algbw is the larger buffer's bytes over the time. busbw multiplies it by nccl-tests' factor for the
+bytes that the collective must move, so that it can be compared with the speed of the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nc10d.group.process_group import ProcessGroup
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """One row: which collective, how large, of what, how often.
+    """A row to measure: collective, size, type, and repetitions.
 
     A round is `iterations` calls; there are `repeats` rounds.
     """
@@ -33,10 +33,9 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured row; `seconds` is the median over rounds of the slowest rank's mean.
+    """A measured row; `seconds` is the median over rounds of the slowest rank's mean.
 
-    `count` elements were moved, which can be a few more or less than the job's bytes; `wrong` is
-    over all ranks.
+    `count` elements were moved, a few more or less than the job's bytes. `wrong` is over all ranks.
     """
 
     job: BenchJob
@@ -53,12 +52,12 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """GB/s as the caller sees them."""
+        """GB/s of the caller's data."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
     def busbw(self) -> float:
-        """GB/s as the memory (or the wire) sees them."""
+        """GB/s of the memory (or the network)."""
         return self.algbw * FACTORS[self.job.collective](self.ranks)
 
 
@@ -73,32 +72,37 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "scatter": lambda n: (n - 1) / n,
     "send_recv": lambda n: 1.0,
     "barrier": lambda n: 0.0,
+    "broadcast_object_list": lambda n: 1.0,
 }
+_CHUNKED = ("all_gather_list", "reduce_scatter_list", "all_to_all_list", "all_gather_object")
+FACTORS |= dict.fromkeys((*_CHUNKED, "gather_object"), FACTORS["all_gather"])
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:
-    """Run one job on this rank; every rank returns the same row. Blocks for all its rounds.
+    """Run a job on this rank; every rank returns the same row. Blocks for all its rounds.
 
     Results are checked before the rounds and after them.
     """
-    case = COLLECTIVES[job.collective](group, job.nbytes, job.dtype)
-    case.reset()
-    case.call()
-    wrong = case.wrong()
-    means = [_mean(group, case.call, job.iterations) for _ in range(job.repeats)]
+    workload = COLLECTIVES[job.collective](group, job.nbytes, job.dtype)
+    workload.reset()
+    workload.call()
+    wrong = workload.wrong()
+    means = [_mean(group, workload.call, job.iterations) for _ in range(job.repeats)]
     group.barrier()
-    case.reset()
-    case.call()
-    wrong += case.wrong()
-    everyones = _told(group, (wrong, means))
-    slowest = [max(times) for times in zip(*(found for _, found in everyones), strict=True)]
+    workload.reset()
+    workload.call()
+    wrong += workload.wrong()
+    results = _exchange(group, (wrong, means))
+    slowest = [max(times) for times in zip(*(means for _, means in results), strict=True)]
     there_and_back = 2 if job.collective == "send_recv" else 1
     seconds = statistics.median(slowest) / there_and_back
-    return Row(job, case.count, case.op, seconds, sum(w for w, _ in everyones), group.size)
+    return Row(
+        job, workload.count, workload.op, seconds, sum(wrong for wrong, _ in results), group.size
+    )
 
 
 def _mean(group: ProcessGroup, call: Call, iterations: int) -> float:
-    """Return the mean seconds of a call, of this many, begun by all ranks together."""
+    """Return the mean seconds of `iterations` calls, which all ranks begin together."""
     group.barrier()
     start = time.perf_counter()
     for _ in range(iterations):
@@ -106,10 +110,12 @@ def _mean(group: ProcessGroup, call: Call, iterations: int) -> float:
     return (time.perf_counter() - start) / iterations
 
 
-def _told(group: ProcessGroup, mine: tuple[int, list[float]]) -> list[tuple[int, list[float]]]:
-    """Return what every rank found, by way of the store: collectives are what is on trial."""
+def _exchange(
+    group: ProcessGroup, result: tuple[int, list[float]]
+) -> list[tuple[int, list[float]]]:
+    """Return every rank's result by the store, since the collectives may be wrong."""
     store, rank = group.store, group.rank
     number = store.add(f"bench/rows/{rank}", 1)
-    store.set(f"bench/{number}/{rank}", json.dumps(mine).encode())
+    store.set(f"bench/{number}/{rank}", json.dumps(result).encode())
     keys = [f"bench/{number}/{other}" for other in range(group.size)]
     return [json.loads(text) for text in store.multi_get(keys)]

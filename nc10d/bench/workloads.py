@@ -1,17 +1,19 @@
-"""Each collective on arrays of one size, ready to be called again and again, and to be checked.
+"""Each collective on arrays of a given size, ready to be called repeatedly and to be checked.
 
 Sizes follow nccl-tests: `nbytes` is the larger buffer of a rank (the whole output of all_gather,
-the whole input of reduce_scatter). What must come out is the word of `nc10d.testing.reference`.
+the whole input of reduce_scatter). `nc10d.testing.reference` gives the expected results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+import nc10d as dist
 from nc10d.arrays.dtypes import DType
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
@@ -22,9 +24,9 @@ Call = Callable[[], object]
 
 @dataclass(slots=True)
 class Workload:
-    """A collective ready to run: the call, how to fill its arrays, how to count mistakes.
+    """A collective with its arrays: the call, a reset of the arrays, and a count of wrong elements.
 
-    `count` is the number of elements of the larger buffer; `op` what nccl-tests calls redop.
+    `count` is the number of elements of the larger buffer; `op` is nccl-tests' redop.
     """
 
     call: Call
@@ -35,13 +37,15 @@ class Workload:
 
 
 def pattern(rank: int, count: int, dtype: DType) -> Array:
-    """Return what a rank contributes: 1 to 6, exact in every type, other than its neighbour's."""
+    """Return a rank's contribution: 1 to 6, exact in every type, unlike its neighbour's."""
     values = 1 + (np.arange(count) + 3 * rank) % 6
     return (values % 2 if dtype is DType.BOOL else values).astype(dtype.numpy)
 
 
-def differ(x: Array, y: Array) -> int:
-    """Return how many elements differ."""
+def differ(x: Any, y: Array) -> int:
+    """Return the number of elements of `y` that differ in `x`; all, if `x` is no such array."""
+    if not isinstance(x, np.ndarray) or (x.shape, x.dtype) != (y.shape, y.dtype):
+        return y.size
     return int(np.count_nonzero(x != y))
 
 
@@ -50,14 +54,18 @@ def _in_place(
     nbytes: int,
     dtype: DType,
     run: Callable[[Array], object],
-    want: Callable[[list[Array]], list[Array]],
+    expect: Callable[[list[Array]], list[Array]],
     op: str = "none",
 ) -> Workload:
     count = max(1, nbytes // dtype.itemsize)
     arrays = [pattern(r, count, dtype) for r in range(group.size)]
-    x, mine, expected = np.zeros_like(arrays[0]), arrays[group.rank], want(arrays)[group.rank]
+    x, contribution, expected = np.zeros_like(arrays[0]), arrays[group.rank], expect(arrays)
     return Workload(
-        lambda: run(x), lambda: np.copyto(x, mine), lambda: differ(x, expected), count, op
+        lambda: run(x),
+        lambda: np.copyto(x, contribution),
+        lambda: differ(x, expected[group.rank]),
+        count,
+        op,
     )
 
 
@@ -68,20 +76,14 @@ def all_reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 
 def reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Sum in place on rank 0."""
-
-    def want(arrays: list[Array]) -> list[Array]:
-        return reference.reduce(arrays, 0)
-
-    return _in_place(group, nbytes, dtype, lambda x: group.reduce(x, 0), want, "sum")
+    expect = partial(reference.reduce, root=0)
+    return _in_place(group, nbytes, dtype, lambda x: group.reduce(x, 0), expect, "sum")
 
 
 def broadcast(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Rank 0's array to everyone."""
-
-    def want(arrays: list[Array]) -> list[Array]:
-        return reference.broadcast(arrays, 0)
-
-    return _in_place(group, nbytes, dtype, lambda x: group.broadcast(x, 0), want)
+    """Rank 0's array to every rank."""
+    expect = partial(reference.broadcast, root=0)
+    return _in_place(group, nbytes, dtype, lambda x: group.broadcast(x, 0), expect)
 
 
 def _chunks(group: ProcessGroup, nbytes: int, dtype: DType) -> list[list[Array]]:
@@ -91,65 +93,70 @@ def _chunks(group: ProcessGroup, nbytes: int, dtype: DType) -> list[list[Array]]
     return [np.split(x, group.size) for x in whole]
 
 
-def _into(out: Array, call: Call, want: Array, count: int, op: str = "none") -> Workload:
-    return Workload(call, lambda: out.fill(0), lambda: differ(out, want), count, op)
-
-
-def all_gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Everyone's chunk to everyone."""
-    first = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
-    want = np.concatenate(reference.all_gather(first)[group.rank])
-    out, mine = np.zeros_like(want), first[group.rank]
-    return _into(out, lambda: group.all_gather_into_tensor(out, mine), want, out.size)
-
-
-def reduce_scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Sum of everyone's chunks for me."""
-    chunks = _chunks(group, nbytes, dtype)
-    want = reference.reduce_scatter(chunks)[group.rank]
-    out, mine = np.zeros_like(want), np.concatenate(chunks[group.rank])
-    return _into(out, lambda: group.reduce_scatter_tensor(out, mine), want, mine.size, "sum")
-
-
-def all_to_all(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """A chunk from everyone to everyone."""
-    chunks = _chunks(group, nbytes, dtype)
-    want = np.concatenate(reference.all_to_all(chunks)[group.rank])
-    out, mine = np.zeros_like(want), np.concatenate(chunks[group.rank])
-    return _into(out, lambda: group.all_to_all_single(out, mine), want, out.size)
-
-
-def gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Everyone's chunk to rank 0."""
-    first = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
-    mine, want = first[group.rank], reference.gather(first, 0)[group.rank] or []
-    outs = [np.zeros_like(x) for x in want]
-
+def _into(
+    outs: Sequence[Array], call: Call, expected: Sequence[Array], count: int, op: str = "none"
+) -> Workload:
     def reset() -> None:
         for out in outs:
             out.fill(0)
 
-    def wrong() -> int:
-        return sum(map(differ, outs, want))
+    return Workload(call, reset, lambda: sum(map(differ, outs, expected)), count, op)
 
-    return Workload(
-        lambda: group.gather(mine, outs or None, 0), reset, wrong, mine.size * group.size
-    )
+
+def all_gather(group: ProcessGroup, nbytes: int, dtype: DType, *, listed: bool = False) -> Workload:
+    """Every rank's chunk to every rank."""
+    chunk = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
+    expected = reference.all_gather(chunk)[group.rank]
+    out = np.zeros_like(np.concatenate(expected))
+    outs, x = np.split(out, group.size), chunk[group.rank]
+    single = partial(group.all_gather_into_tensor, out, x)
+    return _into(outs, partial(group.all_gather, outs, x) if listed else single, expected, out.size)
+
+
+def reduce_scatter(
+    group: ProcessGroup, nbytes: int, dtype: DType, *, listed: bool = False
+) -> Workload:
+    """To each rank, the sum of all ranks' chunks for it."""
+    chunks = _chunks(group, nbytes, dtype)
+    expected = reference.reduce_scatter(chunks)[group.rank]
+    out, x = np.zeros_like(expected), np.concatenate(chunks[group.rank])
+    single = partial(group.reduce_scatter_tensor, out, x)
+    call = partial(group.reduce_scatter, out, np.split(x, group.size)) if listed else single
+    return _into([out], call, [expected], x.size, "sum")
+
+
+def all_to_all(group: ProcessGroup, nbytes: int, dtype: DType, *, listed: bool = False) -> Workload:
+    """A chunk from every rank to every rank."""
+    chunks = _chunks(group, nbytes, dtype)
+    expected = reference.all_to_all(chunks)[group.rank]
+    out, x = np.zeros_like(np.concatenate(expected)), np.concatenate(chunks[group.rank])
+    outs, inputs = np.split(out, group.size), np.split(x, group.size)
+    single = partial(group.all_to_all_single, out, x)
+    call = partial(group.all_to_all, outs, inputs) if listed else single
+    return _into(outs, call, expected, out.size)
+
+
+def gather(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Every rank's chunk to rank 0."""
+    chunk = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
+    x, expected = chunk[group.rank], reference.gather(chunk, 0)[group.rank] or []
+    outs = [np.zeros_like(y) for y in expected]
+    return _into(outs, lambda: group.gather(x, outs or None, 0), expected, x.size * group.size)
 
 
 def scatter(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """A chunk from rank 0 to everyone."""
+    """A chunk from rank 0 to every rank."""
     chunks = _chunks(group, nbytes, dtype)[0]
-    want = reference.scatter(chunks)[group.rank]
-    out, mine = np.zeros_like(want), chunks if group.rank == 0 else None
-    return _into(out, lambda: group.scatter(out, mine, 0), want, want.size * group.size)
+    expected = reference.scatter(chunks)[group.rank]
+    out, inputs = np.zeros_like(expected), chunks if group.rank == 0 else None
+    return _into([out], lambda: group.scatter(out, inputs, 0), [expected], out.size * group.size)
 
 
 def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """A message to the neighbour and one back; a last rank without a neighbour does nothing."""
+    """A message to the neighbour and back; a last rank without a neighbour does nothing."""
     count = max(1, nbytes // dtype.itemsize)
     peer = group.rank ^ 1
-    x, want = pattern(group.rank, count, dtype), pattern(peer, count, dtype)
+    x, expected = pattern(group.rank, count, dtype), pattern(peer, count, dtype)
     y = np.zeros_like(x)
 
     def first() -> None:
@@ -162,13 +169,47 @@ def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 
     if peer >= group.size:
         return Workload(lambda: None, lambda: None, lambda: 0, count)
-    return _into(y, first if group.rank < peer else second, want, count)
+    return _into([y], first if group.rank < peer else second, [expected], count)
 
 
 def barrier(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Nobody leaves before everybody has come."""
+    """No rank leaves before all have arrived."""
     del nbytes, dtype
     return Workload(group.barrier, lambda: None, lambda: 0, 0)
+
+
+def _objects(places: list[Any], call: Call, expected: Sequence[Array], count: int) -> Workload:
+    """Return the workload of a call that puts an array into each place of a list."""
+    before = list(places)
+
+    def reset() -> None:
+        places[:] = before
+
+    return Workload(call, reset, lambda: sum(map(differ, places, expected)), count)
+
+
+def broadcast_object_list(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """A list with rank 0's array, as an object, to every rank."""
+    x = pattern(0, max(1, nbytes // dtype.itemsize), dtype)
+    places: list[Any] = [x if group.rank == 0 else None]
+    call = partial(dist.broadcast_object_list, places, 0, group)
+    return _objects(places, call, [x], x.size)
+
+
+def all_gather_object(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Every rank's chunk, as an object, to every rank."""
+    chunk = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
+    places: list[Any] = [None] * group.size
+    call = partial(dist.all_gather_object, places, chunk[group.rank], group)
+    return _objects(places, call, chunk, chunk[0].size * group.size)
+
+
+def gather_object(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Every rank's chunk, as an object, to rank 0."""
+    chunk = [chunks[0] for chunks in _chunks(group, nbytes, dtype)]
+    places: list[Any] = [None] * group.size if group.rank == 0 else []
+    call = partial(dist.gather_object, chunk[group.rank], places or None, 0, group)
+    return _objects(places, call, chunk[: len(places)], chunk[0].size * group.size)
 
 
 COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
@@ -182,4 +223,11 @@ COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "scatter": scatter,
     "send_recv": send_recv,
     "barrier": barrier,
+    "all_gather_list": partial(all_gather, listed=True),
+    "reduce_scatter_list": partial(reduce_scatter, listed=True),
+    "all_to_all_list": partial(all_to_all, listed=True),
+    "broadcast_object_list": broadcast_object_list,
+    "all_gather_object": all_gather_object,
+    "gather_object": gather_object,
 }
+"""Workloads by name; `_list` is the form of c10d with lists of chunks."""

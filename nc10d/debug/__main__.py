@@ -1,4 +1,4 @@
-"""`python -m nc10d.debug DIR`: who is missing, different or late, by the dumps of all ranks."""
+"""`python -m nc10d.debug DIR`: find missing, different or late ranks in the dumps of all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import Dump
 
 _ABOUT = """\
-Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and
-say which ranks
-are missing, which called something else than the others, and which are late. The exit code is 0 if
+Read the dumps that ranks have left in DIR (NC10D_DUMP_DIR, see nc10d.observe) and list the ranks
+that are missing, that made another call than the others, or that are late. The exit code is 0 if
 all ranks are there and in step, 1 if not, 2 if there are no dumps."""
 
 
 def read(folder: Path) -> list[list[Dump]]:
-    """Return the dumps in a folder, group by group; ValueError names a file that is none."""
+    """Return the dumps in a folder, group by group; ValueError names a file that is no dump."""
     groups: dict[str, list[Dump]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -41,7 +40,7 @@ def _painted(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say what the dumps say; return the exit code."""
+    """Print the findings; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m nc10d.debug",
         description=_ABOUT,

@@ -26,6 +26,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nc10d.base import moved
+
 if TYPE_CHECKING:
     from nc10d.testing import conformance, layouts, networks, reference, strategies
     from nc10d.testing.conformance import check_backend
@@ -60,6 +62,9 @@ _HOME = {
 
 _MODULES = {"simulator": "race_simulator.simulator"}
 """Modules of the kit that lie deeper than their name says."""
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

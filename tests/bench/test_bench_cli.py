@@ -65,7 +65,7 @@ def test_sizes_have_units(text: str, nbytes: int) -> None:
         (["--min-bytes", "1M", "--max-bytes", "1K"], "is more than --max-bytes 1024"),
     ],
 )
-def test_wrong_options_are_told(
+def test_wrong_options_are_reported(
     words: Sequence[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -112,16 +112,19 @@ def test_the_command_measures_the_job_of_a_launcher() -> None:
     assert done.stdout.startswith("# 2 ranks on ")
 
 
-def test_compare_is_another_command_by_the_same_name() -> None:
-    words = [*BENCH, "--compare", "openmpi", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "--rounds" in done.stdout
+@pytest.mark.parametrize("words", [["--compare", "gloo", "--help"], ["--draw=all_reduce"]])
+def test_a_former_option_names_its_new_command(words: list[str]) -> None:
+    done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=100)
+    table = words[0].partition("=")[0][2:]
+    new = f"in a checkout, python -m benchmarks {table}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"python -m nc10d.bench --{table} has moved: {new}"
 
 
 def test_ctrl_c_ends_it_quietly() -> None:
     def attempt() -> float:
         with AtTerminal([*BENCH, "all_reduce", "--repeats", "1000000"]) as bench:
-            bench.read_until("wrong\r\n")  # a whole line: Ctrl-C throws away what is unread
+            bench.read_until("wrong\r\n")  # a whole line: Ctrl-C discards unread output
             code, seconds = bench.interrupt()
         assert code == 130
         assert bench.screen.rstrip().endswith(("wrong\r\n^C", "wrong"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare import compare, peers, plots, starters
-from benchmarks.compare.apart import run_apart, words_of
+from benchmarks import estimates
+from benchmarks.compare import call_times, compare
+from benchmarks.libraries import jobs
+from benchmarks.libraries.namespaces import run_on_hosts
 from nc10d.testing.networks import ip, network, why_not
 
 REASON = why_not()
@@ -24,13 +25,13 @@ SAMPLES: compare.Samples = {
 
 
 def test_options_name_the_peers_and_the_sizes() -> None:
-    options = compare.parse(["--compare", "gloo,openmpi", "--ranks", "3"])
+    options = compare.parse(["gloo,openmpi", "--ranks", "3"])
     assert options.libraries == ["nc10d", "gloo", "openmpi"]
     assert options.ranks == 3
     assert options.collectives == compare.COLLECTIVES
 
 
-def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_collective_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.parse(["--collectives", "all_redcue"])
     assert "unknown collective all_redcue; known: all_reduce, " in capsys.readouterr().err
@@ -47,15 +48,15 @@ def test_an_unknown_collective_is_told(capsys: pytest.CaptureFixture[str]) -> No
         (["gloo", "--hosts", "0"], "2 ranks can't be dealt to 0 hosts"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_what_cannot_be_compared_is_reported(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        compare.parse(["--compare", *words])
+        compare.parse(words)
     assert told in capsys.readouterr().err
 
 
-def test_a_barrier_has_one_cell_and_others_one_a_size() -> None:
+def test_a_barrier_has_a_single_cell_and_others_a_cell_for_each_size() -> None:
     assert compare.cells("barrier", 1 << 30) == [("barrier", 0)]
     assert [nbytes for _, nbytes in compare.cells("broadcast", 1 << 20)] == compare.SIZES[:4]
     assert compare.cells("broadcast", 1024, 9) == [("broadcast", 1024)]
@@ -63,7 +64,7 @@ def test_a_barrier_has_one_cell_and_others_one_a_size() -> None:
 
 def test_everyone_goes_at_every_time() -> None:
     four = ["a", "b", "c", "d"]
-    rounds = [compare.turns(four, number) for number in range(4)]
+    rounds = [estimates.turns(four, number) for number in range(4)]
     assert all(sorted(order) == four for order in rounds)
     assert all(sorted(order[place] for order in rounds) != [four[0]] * 4 for place in range(4))
     assert len({order[0] for order in rounds}) > 1
@@ -103,12 +104,13 @@ def test_ranks_are_dealt_to_hosts_evenly(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_a_plain_copy_moves_what_a_collective_needs() -> None:
-    # To warm up, to see how long one takes, and then as few as there may be.
-    calls = peers.WARM_UP + 3 + 3 * peers.ROUNDS
+def test_a_plain_copy_moves_the_bytes_of_a_collective() -> None:
+    # For warming up, for the first estimate of a call, and then the least number of calls.
+    calls = call_times.WARM_UP + 3 + 3 * call_times.ROUNDS
     with network(2) as net:
         jobs = [(name, 1 << 20) for name in ("all_reduce", "all_gather", "broadcast")]
-        rows = run_apart(net, 1, [*words_of(net, "tcp"), json.dumps(jobs), "0", "0"], 100.0)
+        module = "benchmarks.compare.call_times"
+        rows = run_on_hosts(net, 1, "tcp", module, [jobs, 0.0, False], 100.0)
         sent = [net.sent(host) / (calls << 20) for host in range(2)]
     assert [(name, nbytes) for name, nbytes, *_ in rows] == jobs
     assert sent[0] >= 1 + 0.5 + 1
@@ -137,53 +139,46 @@ def test_saved_samples_are_shown_and_drawn(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(8, "8 B"), (1024, "1 KiB"), (64 << 10, "64 KiB"), (3 << 19, "1.5 MiB")]
-)
-def test_sizes_are_told_as_people_say_them(nbytes: int, text: str) -> None:
-    assert plots.bytes_label(nbytes) == text
-
-
 def test_every_library_has_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_OPENMPI", "/opt/ompi")
-    found = {name: starters.starter(name, 4) for name in ("nc10d", "gloo", "mpich", "openmpi")}
+    found = {name: jobs.start_command(name, 4) for name in ("nc10d", "gloo", "mpich", "openmpi")}
     assert all("4" in one.words and sys.executable in one.words for one in found.values())
     assert found["openmpi"].words[0] == "/opt/ompi/bin/mpirun"
     assert found["openmpi"].environment["MPI4PY_LIBMPI"] == "/opt/ompi/lib/libmpi.so.40"
     with pytest.raises(ValueError, match="unknown library 'nccl'"):
-        starters.starter("nccl", 2)
+        jobs.start_command("nccl", 2)
 
 
 @pytest.mark.parametrize(("ranks", "yields"), [(1, "0"), (1000, "1")])
 def test_open_mpi_yields_where_ranks_outnumber_cores(ranks: int, yields: str) -> None:
-    environment = starters.starter("openmpi", ranks).environment
+    environment = jobs.start_command("openmpi", ranks).environment
     assert environment["OMPI_MCA_mpi_yield_when_idle"] == yields
 
 
-def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_OPENMPI", "/nowhere")
     with pytest.raises(SystemExit, match="openmpi: /nowhere/bin/mpirun is not installed"):
-        compare.main(["--compare", "openmpi"])
+        compare.main(["openmpi"])
 
 
-def test_a_job_that_fails_is_told_with_its_last_words() -> None:
-    arguments = [json.dumps([("no_such_thing", 8)]), "0", "0"]
+def test_a_job_that_fails_is_reported_with_its_last_words() -> None:
+    arguments = [[("no_such_thing", 8)], 0.0, False]
     with pytest.raises(RuntimeError, match=r"(?s)nc10d: .*KeyError.*'no_such_thing'"):
-        starters.run_job("nc10d", 1, "benchmarks.compare.peers", arguments, 100.0)
+        jobs.run_job("nc10d", 1, "benchmarks.compare.call_times", arguments, 100.0)
 
 
 def test_wrong_elements_end_a_comparison() -> None:
-    options = compare.parse(["--compare", "mpich", "--collectives", "all_reduce"])
+    options = compare.parse(["mpich", "--collectives", "all_reduce"])
     with pytest.raises(RuntimeError, match="nc10d: 3 wrong elements in all_reduce of 8 bytes"):
         compare.collect(options, lambda *_: [["all_reduce", 8, 1e-6, 3]])
 
 
 def test_what_was_measured_is_saved_round_by_round(tmp_path: Path) -> None:
     file = tmp_path / "samples.json"
-    words = ["--compare", "gloo", "--collectives", "barrier", "--json", str(file), "--rounds", "3"]
+    words = ["gloo", "--collectives", "barrier", "--json", str(file), "--rounds", "3"]
     rounds = []
 
-    def start(library: str, words: object) -> starters.Rows:
+    def start(library: str, words: object) -> jobs.Rows:
         if library == "nc10d":
             rounds.append(len(compare.load(file)[2]) if file.exists() else 0)
         return [["barrier", 0, 1e-6, 0]]
@@ -196,8 +191,8 @@ def test_what_was_measured_is_saved_round_by_round(tmp_path: Path) -> None:
 
 APART = """
 import signal
-from benchmarks.compare.apart import hosts_of_their_own
-with hosts_of_their_own(1) as net:
+from benchmarks.libraries.namespaces import separate_hosts
+with separate_hosts(1) as net:
     print(net.names[0], flush=True)
     signal.pause()
 """
@@ -207,7 +202,9 @@ with hosts_of_their_own(1) as net:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_hosts_are_taken_away_by_who_is_ended(number: signal.Signals, code: int) -> None:
+def test_hosts_are_removed_by_a_process_that_a_signal_ends(
+    number: signal.Signals, code: int
+) -> None:
     with subprocess.Popen([sys.executable, "-c", APART], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         name = process.stdout.readline().decode().strip()
@@ -222,7 +219,7 @@ def test_hosts_are_taken_away_by_who_is_ended(number: signal.Signals, code: int)
 def test_a_comparison_that_is_ended_leaves_nothing_but_its_rounds(tmp_path: Path) -> None:
     out = tmp_path / "samples.json"
     few = ["--rounds", "99", "--collectives", "barrier", "--budget", "0", "--json", str(out)]
-    command = [sys.executable, "-m", "nc10d.bench", "--compare", "gloo", "--hosts", "2", *few]
+    command = [sys.executable, "-m", "benchmarks", "compare", "gloo", "--hosts", "2", *few]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stderr is not None
@@ -243,8 +240,8 @@ def test_the_comparison_runs(tmp_path: Path, hosts: str, others: str) -> None:
         pytest.skip(REASON)
     out = tmp_path / "samples.json"
     few = ["--rounds", "1", "--max-bytes", "8", "--collectives", "exchange,barrier"]
-    words = ["--compare", others, "--hosts", hosts, *few, "--budget", "0", "--json", str(out)]
-    command = [sys.executable, "-m", "nc10d.bench", *words]
+    words = [others, "--hosts", hosts, *few, "--budget", "0", "--json", str(out)]
+    command = [sys.executable, "-m", "benchmarks", "compare", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "| exchange | 8 | " in done.stdout

@@ -1,4 +1,4 @@
-"""What `--flatten` and `--coalescing` time does what it says, and shows in their tables."""
+"""The calls that `flatten` and `coalescing` time are right, and appear in their tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.compare import batches, coalescing
-from benchmarks.compare.libraries import Nc10d
-from benchmarks.compare.verdicts import estimate
+from benchmarks.compare import coalescing, coalescing_ways
+from benchmarks.estimates import estimate
+from benchmarks.libraries.nc10d import Nc10d
 from benchmarks.micro import flatten
 from nc10d.testing import Ranks
 
@@ -21,7 +21,7 @@ def test_the_tensors_fill_the_bucket() -> None:
     assert min(sizes) > 0
 
 
-def test_every_call_copies_and_scales_as_it_says() -> None:
+def test_every_call_copies_and_scales_right() -> None:
     sizes = flatten.counts(8, 4000)
     found = flatten.calls(sizes, 4)
     packed = found["pack"].__self__._flat  # type: ignore[attr-defined]
@@ -48,21 +48,21 @@ def test_lines_tell_times_and_shares_of_memcpy() -> None:
     assert lines[2].split()[-2:] == ["1.00", "0.50"]
 
 
-def measured(group: object) -> dict[str, tuple[int, batches.Cost]]:
+def measured(group: object) -> dict[str, tuple[int, coalescing_ways.Cost]]:
     import nc10d as dist
 
-    library = Nc10d.__new__(Nc10d)
-    library.dist, library.rank, library.size = dist, dist.get_rank(), dist.get_world_size()
+    library, ways = Nc10d(), coalescing_ways
+    library.rank, library.size = dist.get_rank(), dist.get_world_size()
     return {
-        name: (batches.mistakes(library, way, 64), batches.cost(library, way, 64, 0.001))
-        for name, way in batches.WAYS["nc10d"].items()
+        name: (ways.mistakes(library, way, 64), ways.cost(library, way, 64, 0.001))
+        for name, way in ways.WAYS["nc10d"].items()
     }
 
 
 def test_our_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
     with Ranks(2) as ranks:
         for found in ranks.run(measured):
-            assert set(found) == set(batches.NAMES)
+            assert set(found) == set(coalescing_ways.NAMES)
             for wrong, (wall, cpu, issue) in found.values():
                 assert wrong == 0
                 assert wall >= issue > 0
@@ -74,12 +74,12 @@ def test_a_table_has_a_row_for_each_measure_and_tells_the_best_peer() -> None:
     found = {
         (library, way, 1024, measure): estimate([seconds])
         for library, seconds in costs.items()
-        for way in batches.NAMES
+        for way in coalescing_ways.NAMES
         for measure in coalescing.MEASURES
-        if (library, way) != ("mpich", batches.BLOCK)
+        if (library, way) != ("mpich", coalescing_ways.BLOCK)
     }
     rows = coalescing.table(found)
-    assert len(rows) == 2 + 3 * (len(batches.NAMES) + 1)
+    assert len(rows) == 2 + 3 * (len(coalescing_ways.NAMES) + 1)
     assert rows[2].split(" | ")[-2:] == ["–", "4.00 |"]
     assert rows[-1].endswith("| 3.00 |")
     assert [row.split(" | ")[1] for row in rows[-3:]] == [coalescing.QUICKEST] * 3

@@ -1,4 +1,4 @@
-"""What is measured is checked: a collective that is wrong anywhere, at any time, is counted."""
+"""Measured collectives are checked: a wrong element on any rank, at any time, is counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nc10d.bench.measure import FACTORS, BenchJob, Row, measure
 from nc10d.bench.workloads import COLLECTIVES, pattern
 from nc10d.testing import run_local, run_ranks
 
-# What each collective is called on a group, and where in the call its output stands.
+# Each collective's method of a group, and the place of the output among its arguments.
 OUTPUT = {
     "all_reduce": ("all_reduce", 0),
     "reduce": ("reduce", 0),
@@ -26,13 +26,16 @@ OUTPUT = {
     "gather": ("gather", 1),
     "scatter": ("scatter", 0),
     "send_recv": ("recv", 0),
+    "all_gather_list": ("all_gather", 0),
+    "reduce_scatter_list": ("reduce_scatter", 0),
+    "all_to_all_list": ("all_to_all", 0),
 }
 RECEIVES = {name: [0, 1] for name in OUTPUT} | {"gather": [0]}
 Spoil = Callable[[Any], None]
 
 
-class Crooked:
-    """A group one of whose calls goes wrong on this rank, from the `since`th on."""
+class Spoilt:
+    """A group with a method that gives wrong results on this rank, from call `since` on."""
 
     def __init__(self, group: Any, method: str, place: int, since: int, spoil: Spoil) -> None:
         self._group = group
@@ -56,7 +59,7 @@ class Crooked:
 
 
 def one_off(arrays: Any) -> None:
-    """Spoil one element."""
+    """Spoil a single element."""
     arrays[0].flat[-1] += 1
 
 
@@ -71,13 +74,13 @@ SPOILT = [(n, r, spoil) for n in OUTPUT for r in RECEIVES[n] for spoil in (one_o
 
 
 @pytest.mark.parametrize(("name", "rank", "spoil"), [s for s in SPOILT if s not in HARMLESS])
-def test_what_is_wrong_is_counted_on_every_rank(name: str, rank: int, spoil: Spoil) -> None:
+def test_wrong_elements_are_counted_on_every_rank(name: str, rank: int, spoil: Spoil) -> None:
     job = BenchJob(name, 64, DType.INT64, iterations=3, repeats=2)
     calls = 1 + job.iterations * job.repeats + 1
 
     def wrong(group: Any, since: int) -> int:
-        mine = Crooked(group, *OUTPUT[name], since, spoil) if group.rank == rank else group
-        return measure(mine, job).wrong
+        spoilt = Spoilt(group, *OUTPUT[name], since, spoil) if group.rank == rank else group
+        return measure(spoilt, job).wrong
 
     for since in (0, calls - 1):
         first, second = run_local(wrong, 2, [since] * 2)
@@ -108,7 +111,7 @@ def test_on_the_engine_too() -> None:
         assert rows[0].wrong == 0
 
 
-def test_a_row_says_what_was_moved_not_what_was_asked_for() -> None:
+def test_a_row_has_the_bytes_that_were_moved() -> None:
     def rows(group: Any) -> list[Row]:
         names = ("all_reduce", "all_gather", "barrier")
         return [measure(group, BenchJob(name, 10, DType.COMPLEX128, 1, 1)) for name in names]
@@ -118,7 +121,7 @@ def test_a_row_says_what_was_moved_not_what_was_asked_for() -> None:
 
 
 @given(st.sampled_from(sorted(FACTORS)), st.integers(1, 64), st.floats(1e-9, 10.0))
-def test_busbw_is_what_the_busiest_link_must_carry(name: str, ranks: int, seconds: float) -> None:
+def test_busbw_is_the_load_of_the_busiest_link(name: str, ranks: int, seconds: float) -> None:
     row = Row(BenchJob(name, 1000, DType.UINT8, 1, 1), 1000, "none", seconds, 0, ranks)
     assert row.algbw == pytest.approx(1e-6 / seconds)
     assert 0 <= row.busbw <= 2 * row.algbw

@@ -1,4 +1,4 @@
-"""The bench of objects: both ways give the same object, and each row says so much."""
+"""The benchmark of objects: both ways give the same object, and each row has its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_both_ways_give_the_object(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", objects.BY_BROADCAST.values())
-def test_both_broadcasts_give_everybody_the_object(way: objects.Way) -> None:
+def test_both_broadcasts_give_every_rank_the_object(way: objects.Way) -> None:
     values = [objects.settings(), None]
     assert run_local(lambda group, value: way(value), 2, values) == [objects.settings()] * 2
 

@@ -1,4 +1,4 @@
-"""Kernels, registered arrays, overlap and first use: what is measured comes out right."""
+"""The command's tables; and kernels, registered arrays, overlap and first use are right."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.__main__ import TABLES, main, usage
 from benchmarks.micro import first_use, kernels, overlap, registered, timeline
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.native.offsets import TRACE_BLOCKED, TRACE_DONE, TRACE_START
-from nc10d.bench import cli
-from nc10d.bench.__main__ import TABLES
 from nc10d.ops import RedOp
 from nc10d.testing import Ranks
 
@@ -26,16 +25,23 @@ Pss_Dirty:          7736 kB
 """
 
 
-@pytest.mark.parametrize("option", TABLES)
-def test_every_option_has_its_table(option: str) -> None:
-    command = [sys.executable, "-m", "nc10d.bench", "--help", option]
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_its_help(name: str) -> None:
+    command = [sys.executable, "-m", "benchmarks", name, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert option in done.stdout
+    assert done.stdout.startswith(f"usage: python -m benchmarks {name} ")
 
 
-def test_the_help_names_every_table() -> None:
-    assert not [option for option in TABLES if option not in cli.EPILOG]
+def test_the_help_lists_every_table() -> None:
+    rows = [line.split() for line in usage().splitlines() if line.startswith("  ")]
+    assert [row[0] for row in rows] == [*TABLES]
+    assert all(len(row) > 3 for row in rows)
+
+
+def test_an_unknown_table_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stroe"]) == 2
+    assert "unknown table stroe; known: compare, " in capsys.readouterr().err
 
 
 def test_the_kernel_that_is_timed_adds() -> None:
@@ -46,7 +52,7 @@ def test_the_kernel_that_is_timed_adds() -> None:
     assert np.array_equal(x, np.arange(1000) + 4)
 
 
-def test_speeds_are_told_by_float32s() -> None:
+def test_speeds_are_reported_by_float32s() -> None:
     found = {DType.FLOAT32: [4e9, 2e9, 3e9], DType.BFLOAT16: [6e9]}
     assert [line.split() for line in kernels.report(found)] == [
         ["float32", "3.00", "1.00"],
@@ -87,7 +93,7 @@ def test_overlap_is_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "timeline.png"
     words = ["--bytes", "65536", "--rounds", "1", "--plot", str(picture)]
-    command = [sys.executable, "-m", "benchmarks.micro.overlap", *words]
+    command = [sys.executable, "-m", "benchmarks", "overlap", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[1:]] == [*overlap.SCENARIOS]
@@ -124,7 +130,7 @@ def test_a_first_use_is_timed_from_its_start_and_weighed() -> None:
     assert 10 < found["pss"] <= found["rss"] < 10_000
 
 
-def test_a_rank_that_fails_is_told() -> None:
+def test_a_rank_that_fails_is_reported() -> None:
     with pytest.raises(RuntimeError, match="nccl: a rank ended with exit code 1"):
         first_use.once("nccl", 1, {})
 

@@ -1,4 +1,4 @@
-"""The smaller benchmarks run, and print what they say they print."""
+"""The smaller benchmarks run, and print their rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_each_floor_of_a_call_has_its_figure(capsys: pytest.CaptureFixture[str])
     assert more < figures["of a torch tensor"]
 
 
-def test_imports_are_told_beside_numpys(
+def test_imports_are_reported_beside_numpys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "ROUNDS", 1)
-    assert imports.main() == 0
+    assert imports.main([]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row[:40].rstrip() for row in rows] == list(imports.STATEMENTS)
     assert rows[0].endswith("1.00")

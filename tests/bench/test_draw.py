@@ -1,4 +1,4 @@
-"""Pictures of programs: what is drawn is what happens, and it fits."""
+"""Pictures of programs: every step of a walk is drawn, and fits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
 from benchmarks.model import draw, predict
-from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
+from benchmarks.model.collective_programs import MAKERS, Collective, layout_of, spread
 from nc10d.backend.cpu.program.program import StepKind
 
 pytest.importorskip("matplotlib")
@@ -57,19 +58,26 @@ def test_an_arrow_begins_at_a_signal_and_ends_when_its_wait_does() -> None:
         assert all(cause in given and cause[1] < event.end for cause in event.causes)
 
 
-def test_the_command_says_where_the_picture_is(
+def test_the_command_prints_the_path_of_the_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.png"
-    words = ["--draw", "broadcast", "--hosts", "2x2", "--bytes", "4096", "--out", str(path)]
-    assert predict.main(words) == 0
+    words = ["broadcast", "--hosts", "2x2", "--bytes", "4096", "--out", str(path)]
+    assert predict.main("draw", words) == 0
     assert capsys.readouterr().out.strip() == str(path)
     assert path.exists()
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (12, "12 B"), (1 << 10, "1 KiB"), (3 << 19, "1.5 MiB"), (1 << 30, "1 GiB")],
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (64 << 10, "64 KiB"),
+        (1 << 10, "1 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (1 << 30, "1 GiB"),
+    ],
 )
-def test_amounts_read_as_people_write_them(nbytes: int, text: str) -> None:
-    assert draw.amount(nbytes) == text
+def test_sizes_are_labelled_for_people(nbytes: int, text: str) -> None:
+    assert figures.bytes_label(nbytes) == text

@@ -17,12 +17,12 @@ from timed_simulator import simulated
 from benchmarks.model import machine as machines
 from benchmarks.model import predict
 from benchmarks.model.calibrate import by_reach
-from benchmarks.model.cases import MAKERS, Collective, layout_of, spread
-from benchmarks.model.clocks import Walk
+from benchmarks.model.collective_programs import MAKERS, Collective, layout_of, spread
 from benchmarks.model.machine import DEVELOPMENT, Machine, Uses, at_reach, changed
+from benchmarks.model.measurements import Round, TimedCall, constants, typical
+from benchmarks.model.memory_rates import Passes
 from benchmarks.model.model import algorithm, seconds, standing_for, switches
-from benchmarks.model.rates import Passes
-from benchmarks.model.samples import Cell, Round, constants, typical
+from benchmarks.model.timed_walk import Walk
 from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
 from nc10d.backend.cpu.algorithms.topology import Topology, grouped
 from nc10d.backend.cpu.algorithms.tuning import NEVER, Boards
@@ -39,7 +39,7 @@ SMALL_HALF = 4096
 
 
 def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int) -> float:
-    """Return when the last of all ranks has done one call."""
+    """Return when the last rank has completed its call."""
     collective = Collective(op, nbytes, layout_of(hosts, half))
     programs = {rank: collective.program(rank) for rank in range(hosts.size)}
     walk = Walk(machine, hosts, programs, collective.arrays)
@@ -82,7 +82,7 @@ def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> No
 
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("nbytes", [4096, 1 << 20])
-def test_they_agree_on_what_hosts_share(op: str, nbytes: int) -> None:
+def test_model_and_simulator_agree_on_a_shared_network(op: str, nbytes: int) -> None:
     hosts = spread(6, 2)
     narrow = changed(PLAIN, "shared=3e-10")
     collective = Collective(op, nbytes, layout_of(hosts))
@@ -208,7 +208,7 @@ def test_a_busy_core_does_not_send() -> None:
     assert walk.ends == {0: [pytest.approx(107)], 1: [pytest.approx(107)]}
 
 
-def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
+def test_bytes_in_a_single_direction_have_a_separate_rate() -> None:
     apart = changed(PLAIN, "one_way=0.1")
     times = {op: [seconds(m, op, 1 << 20, spread(4, 2)) for m in (PLAIN, apart)] for op in MAKERS}
     assert times["broadcast"][1] > 10 * times["broadcast"][0]
@@ -216,8 +216,8 @@ def test_what_goes_one_way_has_a_rate_of_its_own() -> None:
     assert changed(apart, "stream=3e-9").one_way == ()
 
 
-def test_what_goes_through_something_shared_goes_one_after_another() -> None:
-    """Two hosts send 100 bytes each, a second a byte; what they share takes 0.8 seconds a byte."""
+def test_transfers_through_a_shared_network_take_turns() -> None:
+    """Two hosts send 100 bytes each, a second a byte; their shared network takes 0.8 s a byte."""
     rates = [((1, rate),) for rate in (0, 0, 0, 0, 1)]
     flat = Machine({"": 0.0}, 0.0, 0.0, 0.0, 0.0, *rates, shared=((1, 0.8),))
     steps = {
@@ -230,7 +230,7 @@ def test_what_goes_through_something_shared_goes_one_after_another() -> None:
 
 
 def test_what_hosts_share_needs_all_ranks() -> None:
-    """In a chain of hosts every link is busy at once, though one path stands for the others."""
+    """In a chain of hosts all links are busy at once, though a single path represents all."""
     narrow = changed(PLAIN, "shared=1e-9")
     for op, links in (("broadcast", 7), ("reduce_scatter", 7)):
         shared = links * (1 << 20) * 1e-9
@@ -401,7 +401,7 @@ def test_a_setting_that_makes_no_sense_is_refused(setting: str) -> None:
         changed(DEVELOPMENT, setting)
 
 
-def test_the_algorithm_changes_where_a_switch_says() -> None:
+def test_the_algorithm_changes_at_each_switch() -> None:
     for hosts in (spread(8), spread(64)):
         found = list(switches(PLAIN, "all_reduce", hosts, (4, *predict.SIZES)))
         assert found
@@ -412,17 +412,17 @@ def test_the_algorithm_changes_where_a_switch_says() -> None:
 
 
 def test_verdicts_hold_each_round_against_itself() -> None:
-    cell = Cell("all_reduce", 4096)
+    cell = TimedCall("all_reduce", 4096)
     rounds = []
     for slower in (1.0, 5.0, 2.0):
         sample = sample_of(PLAIN, slower)
         told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, spread(2))
         rounds.append(Round(sample, {cell: told / 1.25}))
-    assert predict.verdicts(rounds, [cell])[0].error == pytest.approx(0.25)
+    assert predict.prediction_errors(rounds, [cell])[0].error == pytest.approx(0.25)
 
 
 def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
-    """Return what would be measured on a machine that is so many times slower than `machine`."""
+    """Return the sample of a machine that is `slower` times slower than `machine`."""
     flat = {(name, 0): getattr(machine, name) for name in ("step", "wait", "hop", "send")}
     ways = {(f"call {op}", 0): machine.call(op) for op in MAKERS}
     rates = {
@@ -432,13 +432,13 @@ def sample_of(machine: Machine, slower: float) -> dict[tuple[str, int], float]:
     return {key: slower * value for key, value in {**flat, **ways, **rates}.items()}
 
 
-def test_typical_is_what_a_share_stays_below() -> None:
+def test_typical_is_a_quantile() -> None:
     assert typical([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
     assert typical([7.0]) == 7.0
 
 
-def test_every_cell_is_measured_beside_one_reach() -> None:
-    cells = [Cell("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
+def test_every_call_is_measured_beside_a_single_reach() -> None:
+    cells = [TimedCall("all_reduce", nbytes) for nbytes in (0, 8, 9, 1024, 1025, 1 << 30)]
     assert [beside for _, beside in by_reach(cells, [8, 1024, 4096])] == [
         cells[:2],
         cells[2:4],
@@ -466,26 +466,26 @@ def test_passes_cover_an_array_and_stay_in_it(lines: int, room: int, most: int |
 
 
 def test_worlds_are_read_from_ranks_and_hosts() -> None:
-    options = predict.read(["--model", "--ranks", "8..600"])
+    options = predict.read("model", ["--ranks", "8..600"])
     assert [world.size for world in predict.worlds(options)] == [8, 64, 512, 600]
-    (world,) = predict.worlds(predict.read(["--draw", "broadcast", "--hosts", "2x3"]))
+    (world,) = predict.worlds(predict.read("draw", ["broadcast", "--hosts", "2x3"]))
     assert world.hosts == ((0, 1, 2), (3, 4, 5))
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        [],
-        ["--check-model", "--hosts", "2x2"],
-        ["--model", "--ranks", "0"],
-        ["--model", "--ranks", "9..8"],
-        ["--draw", "shout"],
+        ["draw"],
+        ["check-model", "--hosts", "2x2"],
+        ["model", "--ranks", "0"],
+        ["model", "--ranks", "9..8"],
+        ["draw", "shout"],
     ]
-    + [["--model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
+    + [["model", "--hosts", text] for text in ("2", "x2", "2x0", "2xa")],
 )
 def test_options_that_make_no_sense_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
-        predict.read(words)
+        predict.read(words[0], words[1:])
 
 
 def test_the_table_names_sizes_times_and_switches(
@@ -493,7 +493,7 @@ def test_the_table_names_sizes_times_and_switches(
 ) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "model.png"
-    assert predict.main(["--model", "--ranks", "8", "--out", str(picture)]) == 0
+    assert predict.main("model", ["--ranks", "8", "--out", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# by the constants of the machine nc10d is developed on")
     assert "# all_reduce, 8 ranks" in printed
@@ -503,28 +503,28 @@ def test_the_table_names_sizes_times_and_switches(
 
 
 def test_far_cells_are_held_against_the_world_they_were_measured_in() -> None:
-    cell, three = Cell("all_gather", 1 << 20, far=True), spread(3, 1)
+    cell, three = TimedCall("all_gather", 1 << 20, far=True), spread(3, 1)
     sample = sample_of(PLAIN, 1.0)
     told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)
     rounds = [Round(sample, {cell: told})]
-    assert predict.verdicts(rounds, [cell], three)[0].error == pytest.approx(0)
-    assert predict.verdicts(rounds, [cell])[0].error < -0.1
+    assert predict.prediction_errors(rounds, [cell], three)[0].error == pytest.approx(0)
+    assert predict.prediction_errors(rounds, [cell])[0].error < -0.1
 
 
 @pytest.mark.long
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--check-model", "--hosts", "3x1", "--rounds", "1", "--op", "broadcast"]
-    assert predict.main(words) == 0
+    words = ["--hosts", "3x1", "--rounds", "1", "--op", "broadcast"]
+    assert predict.main("check-model", words) == 0
     shown = capsys.readouterr().out
     assert shown.count("3 ranks on 3 hosts") == len(predict.SIZES)
     assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
-def test_measured_constants_predict_what_is_measured_beside_them() -> None:
-    cells = [Cell(op, 4096) for op in predict.CHECKED]
+def test_measured_constants_predict_the_calls_measured_beside_them() -> None:
+    cells = [TimedCall(op, 4096) for op in predict.CHECKED]
     from benchmarks.model.calibrate import survey_here
 
-    for one in predict.verdicts(survey_here(cells, 1, far=True), cells):
+    for one in predict.prediction_errors(survey_here(cells, 1, far=True), cells):
         assert one.predicted > 0
         assert np.isfinite(one.error)

@@ -1,6 +1,6 @@
-"""The simulator with clocks: each step has a price, each rank a time; the last rank's is the time.
+"""The simulator with a clock for each rank: each step has a price; the last rank's time counts.
 
-It runs real data through the simulator's own ranks, and knows nothing of benchmarks.model.clocks.
+It runs real data through the simulator's ranks, independently of benchmarks.model.timed_walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.model.cases import Collective
+from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
@@ -33,9 +33,9 @@ uses = functools.cache(Uses.of)
 
 
 class TimedRank(FarRank):
-    """A rank that knows what time it is; `times` has when each of its signals was given.
+    """A rank with a clock; `times` has the times of its signals.
 
-    `freed` are the ranks that may go on after its last step.
+    `freed` are the ranks that may continue after its last step.
     """
 
     world: TimedHost
@@ -84,7 +84,7 @@ class TimedRank(FarRank):
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
             moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD) else nbytes
-            if step.kind is StepKind.FETCH:  # what is lent comes without
+            if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
                 moved -= min(moved, max(0, self.lent - int(step.arg)))
             if step.kind is StepKind.FILL:
                 mates = (mate for mate in self.world.ranks if mate is not self)
@@ -92,7 +92,7 @@ class TimedRank(FarRank):
             size, arrays = self.world.size, self.world.arrays
             busy = self.machine.price(step, moved, self.rank, size, arrays, uses(steps))
             for peer, gone in self.pushed.items():
-                if gone > self.now:  # who folds does not send
+                if gone > self.now:  # a rank that folds does not send
                     flights = self.world.flights[self.number, peer]
                     flights[-1] = (*flights[-1][:2], gone + busy)
                     self.pushed[peer] += busy
@@ -147,7 +147,7 @@ class TimedRank(FarRank):
 
 
 class TimedHost(HostWorld):
-    """A host whose ranks have clocks, and one network; all hosts have `shared` in common."""
+    """A host whose ranks have clocks, and its network; all hosts share `shared`."""
 
     def __init__(
         self, ranks: Sequence[int], half: int, pipes: Pipes, machine: Machine, arrays: float
@@ -208,7 +208,7 @@ class TimedCluster(Cluster):
 
 
 def arrays_of(program: Program) -> list[Bytes]:
-    """Return arrays of ones, as large as a program needs them."""
+    """Return arrays of ones in the sizes that a program needs."""
     need = [4] * program.users
     for step in program.steps:
         for at in (step.dst, step.src, step.own, step.also):
@@ -219,7 +219,7 @@ def arrays_of(program: Program) -> list[Bytes]:
 
 
 def simulated(machine: Machine, collective: Collective) -> float:
-    """Return the seconds that the simulator takes for one call on all ranks."""
+    """Return the simulated seconds of a call on all ranks."""
     half = collective.layout.half
     cluster = TimedCluster(collective.hosts, half, machine, collective.arrays)
     for number, rank in enumerate(cluster.ranks):

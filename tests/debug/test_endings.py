@@ -1,4 +1,4 @@
-"""How groups end, as the table of faults tells it: what is a library's own, and nothing else's."""
+"""The ends of groups in the table of faults: a library is charged for its own resources only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import endings
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 
 
 class Still(Nc10d):
@@ -32,7 +32,7 @@ class Still(Nc10d):
 
 
 class Untidy(Still):
-    """One whose first rank leaves a file at a path; it does so before anybody can kill it."""
+    """A library whose first rank leaves a file at a path, before it can be killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Untidy(Still):
 
 
 class Temporary(Still):
-    """One whose first rank leaves a file where temporary files are made."""
+    """A library whose first rank leaves a temporary file."""
 
     def join(self, number: int, rank: int, size: int, timeout: float) -> None:
         """Leave the file."""
@@ -77,7 +77,7 @@ def test_what_other_programs_leave_elsewhere_is_not_counted(
 
 
 class Lingering(Still):
-    """One whose groups' threads end only when they are allowed to, or some time after the end."""
+    """A library whose groups leave a thread, which ends when permitted or after a while."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -97,26 +97,26 @@ def test_what_does_not_end_has_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hoarding(Still):
-    """One whose groups keep a MiB each when they are dropped."""
+    """A library whose dropped groups keep a MiB each."""
 
     def __init__(self) -> None:
         self._kept: list[mmap.mmap] = []
 
     def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
-        """Keep it, in pages of its own: the heap may have room that was in memory before."""
+        """Keep separate pages: the heap may have room that was in memory before."""
         kept = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         kept.write(os.urandom(1 << 20))
         self._kept.append(kept)
 
 
 class Dropping(Still):
-    """One that drops what there is nothing of."""
+    """A library without groups."""
 
     def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
         """Do nothing."""
 
 
-def test_memory_that_dropped_groups_keep_is_told() -> None:
+def test_memory_that_dropped_groups_keep_is_reported() -> None:
     words = endings.dropped(Hoarding(), 3).words
     assert words.startswith("3 groups: nothing stays, ")
     assert 2.5 < float(words.split()[-2]) < 4.0
@@ -125,24 +125,24 @@ def test_memory_that_dropped_groups_keep_is_told() -> None:
 
 
 class Loud(Still):
-    """One that leaves something to say at exit."""
+    """A library that prints at exit."""
 
     @property
     def dist(self) -> Any:
-        """A module whose groups are nothing."""
+        """A module without groups."""
         return SimpleNamespace(new_group=int, destroy_process_group=str)
 
     def begin(self, group: Any = None) -> Any:
-        """Say it in the end (pytest takes what is printed)."""
+        """Print at exit, to the descriptor: pytest captures print()."""
         atexit.register(os.write, 2, b"one thing more")
 
 
-def test_what_is_said_at_exit_is_told() -> None:
+def test_output_at_exit_is_reported() -> None:
     assert endings.left(Loud(), 3).words == "says something 3x"
 
 
 class Dying(Still):
-    """One that ends its process in a call."""
+    """A library that ends its process in a call."""
 
     def call(self, kind: int, count: int) -> None:
         """Die."""
@@ -150,20 +150,20 @@ class Dying(Still):
 
 
 class Mute(Still):
-    """One that never comes back from a call."""
+    """A library whose calls never return."""
 
     def call(self, kind: int, count: int) -> None:
         """Wait for ever."""
         threading.Event().wait()
 
 
-def test_a_forked_childs_end_is_told_and_nobody_is_left_to_kill_its_number() -> None:
+def test_a_forked_childs_end_is_reported_and_its_number_is_never_killed() -> None:
     before = {*threading.enumerate()}
     assert endings._in_child(Still()) == "nothing"
     assert endings._in_child(Dying()) == "signal 15"
     assert {*threading.enumerate()} <= before
 
 
-def test_a_forked_child_that_says_nothing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_without_a_report_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "_SILENT", 0.1)
     assert endings._in_child(Mute()) == "silence"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import interrupts
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 
 
 def deaf(group: Any) -> None:
-    """Go on, whatever is pressed."""
+    """Ignore Ctrl-C."""
     try:
         time.sleep(0.5)
     except KeyboardInterrupt:
@@ -27,7 +27,7 @@ def waits_for_nobody(group: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "told"), [(deaf, "RuntimeError 1x"), (waits_for_nobody, "nothing 1x")]
 )
-def test_a_call_that_no_interrupt_ends_is_told(
+def test_a_call_that_no_interrupt_ends_is_reported(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], object], told: str
 ) -> None:
     monkeypatch.setattr(interrupts, "waits", lambda library: {"one": call})

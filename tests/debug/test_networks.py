@@ -1,18 +1,18 @@
-"""The lost network in the table of faults: both sides are told who, or the row says why not."""
+"""The lost network in the table of faults: both ranks name the other, or the row has a reason."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.faults import networks
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.testing.networks import why_not
 
 REASON = why_not()
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_both_sides_of_a_cut_wire_are_told_who() -> None:
+def test_both_sides_of_a_cut_link_name_the_other() -> None:
     library = Nc10d()
     library.warm()
     cell = networks.cut_off(library, 1)
@@ -20,7 +20,7 @@ def test_both_sides_of_a_cut_wire_are_told_who() -> None:
     assert min(cell.late) > 0
 
 
-def test_where_there_are_no_namespaces_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_without_namespaces_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     words = networks.cut_off(Nc10d(), 1).words
     assert words == "not played: network namespaces need ip (iproute2)"

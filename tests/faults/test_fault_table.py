@@ -1,4 +1,4 @@
-"""The table of faults: what it says of nc10d is what the project promises."""
+"""The table of faults: nc10d's column keeps the project's promises."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults.__main__ import ROWS, Cell, _judged, interrupts
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.faults import interrupts
+from benchmarks.faults.results import Result
+from benchmarks.faults.table import ROWS, _word_for
+from benchmarks.libraries.nc10d import Nc10d
 
-# The most that anybody may be late, in ms, on a machine that others use too.
+# The longest allowed delay in ms, on a machine with other load.
 LATEST = 20_000
 
 
 def rows(*words: str) -> dict[str, str]:
-    command = [sys.executable, "-m", "benchmarks.faults", "--library", "nc10d", *words]
+    command = [sys.executable, "-m", "benchmarks", "faults", "--library", "nc10d", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -27,7 +29,7 @@ def rows(*words: str) -> dict[str, str]:
 
 
 def promised(name: str, n: int) -> str:
-    """What a row must say, beyond how late anybody was, of a scenario that is played `n` times."""
+    """Return a row's required words for a scenario that is played `n` times."""
     waits = len(interrupts.waits(Nc10d()))
     words = {
         "kills": f"{3 * n} of {3 * n} survivors are told who",
@@ -55,17 +57,17 @@ def keeps(name: str, count: int, said: str) -> None:
     assert not late or int(late[0]) < LATEST
 
 
-def test_what_is_promised_is_what_the_table_says() -> None:
+def test_the_table_keeps_the_promises() -> None:
     said = rows()
-    assert [*said] == [row.what for row in ROWS.values()]
+    assert [*said] == [row.title for row in ROWS.values()]
     for name, row in ROWS.items():
-        keeps(name, row.count, said[row.what])
+        keeps(name, row.count, said[row.title])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize("name", ROWS)
-def test_a_campaign_of_one_row_ends_as_the_table_says(name: str) -> None:
+def test_a_campaign_of_a_row_keeps_its_promise(name: str) -> None:
     (said,) = rows("--row", name, "--long").values()
     keeps(name, ROWS[name].long, said)
 
@@ -88,13 +90,13 @@ def report(kind: str, late: float = 0.0) -> dict[str, Any]:
 def test_two_ranks_that_disagree_are_judged_by_the_worse_one(
     codes: list[int], kinds: list[str], word: str
 ) -> None:
-    assert _judged(codes, [report(kind) for kind in kinds]) == word
+    assert _word_for(codes, [report(kind) for kind in kinds]) == word
 
 
-def test_who_was_told_when_the_time_was_up_was_told_late() -> None:
-    assert _judged([0, 0], [report("RuntimeError", 1.5), report("RuntimeError")]) == "timed out"
+def test_an_error_at_the_timeout_is_late() -> None:
+    assert _word_for([0, 0], [report("RuntimeError", 1.5), report("RuntimeError")]) == "timed out"
 
 
 def test_a_cell_shows_the_median_and_the_most() -> None:
-    assert str(Cell((0.001, 0.004, 0.2), "words")) == "4 / 200 ms, words"
-    assert str(Cell((), "words")) == "words"
+    assert str(Result((0.001, 0.004, 0.2), "words")) == "4 / 200 ms, words"
+    assert str(Result((), "words")) == "words"

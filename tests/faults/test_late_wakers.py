@@ -1,7 +1,7 @@
-"""A rank that stopped in the middle of something wakes up when the others have gone on without it.
+"""A rank that was stopped in a call wakes up after the others have gone on without it.
 
-It is told so, and what the others have made since stays as it is: their arrays are no more what it
-was about to write to. `docs/design.md` says why that takes no epoch.
+It gets an error, and the others' later results stay intact: the late rank no longer writes to their
+arrays. `docs/design.md` explains why that needs no epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from benchmarks.faults.libraries import Nc10d
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.errors import Aborted, DistError
 
 SIZE, LATE = 3, 2
@@ -30,7 +30,9 @@ PID, AWAKE = 0, 1
 RESTORED = 7.0
 LARGE = 1 << 21
 
-Traffic = tuple[Any, Callable[[], object]]  # what peers write into, and what writes there
+Traffic = tuple[
+    Any, Callable[[], object]
+]  # the array that peers write to, and the call that writes
 
 
 def reduced(group: Any) -> Traffic:
@@ -56,7 +58,7 @@ def sent_round(group: Any) -> Traffic:
 
 KINDS = {"reduced": reduced, "lent": lent, "sent round": sent_round}
 PLAYS = [(kind, hosts) for kind in KINDS for hosts in ("aaa", "aab")]
-"""What goes on when a rank stops, and on which host (a letter) each rank is."""
+"""The traffic when a rank stops, and the host (a letter) of each rank."""
 
 
 def main() -> None:
@@ -64,11 +66,11 @@ def main() -> None:
     library.warm()
     for number, (kind, hosts) in enumerate(PLAYS):
         part = partial(live, library, number, kind, hosts, 0.03 * chance.random())
-        print(json.dumps(Stage(SIZE).play(part, SIZE, 60.0).reports), flush=True)
+        print(json.dumps(ForkedRanks(SIZE).play(part, SIZE, 60.0).reports), flush=True)
 
 
 def live(
-    library: Nc10d, number: int, kind: str, hosts: str, delay: float, stage: Stage, rank: int
+    library: Nc10d, number: int, kind: str, hosts: str, delay: float, ranks: ForkedRanks, rank: int
 ) -> Report:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
     library.join(number, rank, SIZE, 60.0)
@@ -77,7 +79,7 @@ def live(
     step()
     group.timeout = 0.5
     if rank == LATE:
-        stage.note(PID, os.getpid())
+        ranks.note(PID, os.getpid())
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     try:
         while True:
@@ -88,21 +90,21 @@ def live(
     try:
         dist.shrink_group(timeout=0.5)
     except Aborted as error:
-        stage.note(AWAKE, 1)
+        ranks.note(AWAKE, 1)
         return {"told": told, "then": str(error)}
     if rank == 0:
-        os.kill(int(stage.noted(PID)), signal.SIGCONT)
-    return {"told": told, "right": goes_right(stage), "untouched": bool((x == RESTORED).all())}
+        os.kill(int(ranks.noted(PID)), signal.SIGCONT)
+    return {"told": told, "right": goes_right(ranks), "untouched": bool((x == RESTORED).all())}
 
 
-def goes_right(stage: Stage) -> bool:
-    """Communicate until the late rank has been told; say whether all came out right."""
+def goes_right(ranks: ForkedRanks) -> bool:
+    """Communicate until the late rank has its error; return whether all results were right."""
     right, over = True, np.zeros(1)
     while not over[0]:
         y = np.ones(1000)
         dist.all_reduce(y)
         right = right and bool((y == dist.get_world_size()).all())
-        over[0] = stage.noted(AWAKE)
+        over[0] = ranks.noted(AWAKE)
         dist.all_reduce(over, dist.ReduceOp.MAX)
     return right
 
@@ -116,7 +118,7 @@ def played() -> list[dict[int, Report]]:
 
 
 @pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
-def test_who_wakes_up_late_is_told_and_disturbs_nobody(
+def test_a_rank_that_wakes_up_late_gets_an_error_and_disturbs_no_other(
     played: list[dict[int, Report]], play: int
 ) -> None:
     reports = played[play]

@@ -1,4 +1,4 @@
-"""Calls that don't fit together: one error on every rank, at once, with both calls and lines."""
+"""Mismatching calls: the same error on every rank, at once, with both calls and lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nc10d.errors import CollectiveMismatch, DistError
 from nc10d.testing.ranks import Ranks
 
 Call = Callable[[Any], object]
-PATIENCE = 20.0  # of a busy machine; the table of faults says how soon ranks are told
+PATIENCE = 20.0  # of a busy machine; the table of faults measures how soon errors come
 LARGE = 1 << 18
 LINE = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"  # of this module
 
@@ -114,7 +114,7 @@ def told(group: Any, name: str, odd: int) -> tuple[DistError, float]:
 
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("name", KINDS)
-def test_calls_that_differ_are_told_at_once_with_both_lines(name: str, odd: int) -> None:
+def test_calls_that_differ_are_reported_at_once_with_both_lines(name: str, odd: int) -> None:
     with Ranks(2, timeout=2 * PATIENCE) as ranks:
         ranks.run(lambda group: group.barrier())
         errors = ranks.run(told, [name] * 2, [odd] * 2)

@@ -1,4 +1,4 @@
-"""A rank that makes one call fewer: the others are told at its next call, close or exit."""
+"""A rank skips a call: the others get an error at its next call, close or exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nc10d.errors import CollectiveMismatch, DistError, PeerLost
 
 LATEST = 40.0  # the timeout of the groups
 HOSTS = ["aa", "ab", "aab"]
-"""On which host (a letter) each rank is; the last one makes one call fewer."""
+"""The host (a letter) of each rank; the last rank skips a call."""
 
 
 def one_fewer(group: Any, then: str) -> DistError | None:
@@ -32,7 +32,7 @@ def one_fewer(group: Any, then: str) -> DistError | None:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_all_are_told_at_the_ranks_next_call(hosts: str) -> None:
+def test_all_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
         errors = ranks.run(one_fewer, ["call"] * len(hosts))
     assert all(isinstance(error, CollectiveMismatch) for error in errors)
@@ -42,7 +42,7 @@ def test_all_are_told_at_the_ranks_next_call(hosts: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_the_others_are_told_when_it_closes_its_groups(hosts: str) -> None:
+def test_the_others_get_an_error_when_it_closes_its_groups(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
         *errors, _ = ranks.run(one_fewer, ["close"] * len(hosts))
     assert len({str(error) for error in errors}) == 1
@@ -74,8 +74,8 @@ else:
     ("how", "code"),
     [("sys.exit(3)", 3), pytest.param("pass", 0, marks=pytest.mark.long)],
 )
-def test_the_others_are_told_when_its_program_ends(how: str, code: int) -> None:
-    """Those of its host and of another one; and it ends as it would have without a group."""
+def test_the_others_get_an_error_when_its_program_ends(how: str, code: int) -> None:
+    """Ranks of its host and of another host learn of it; it ends as without a group."""
     with Job(EXITS.replace("HOW", how), 3) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"

@@ -1,7 +1,7 @@
-"""A store that is absent, mute, frozen, dead, or answers half; and Ctrl-C: every call ends on time.
+"""A store that is absent, mute, frozen or dead, or sends half an answer: every call ends on time.
 
-What is promised is asked of one of a few tries: within `SOON` of the timeout, of the death or of
-the signal. Any single try must end within `LATE`: other tests may have the cores.
+So does a call at Ctrl-C. The best of a few tries must end within `SOON` of the timeout, the death
+or the signal; every try must end within `LATE`, because other tests may use the cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRIES, SOON, LATE = 3, 0.1, 20.0
 LIMIT = 0.1
 
 Call = Callable[[Store], object]
-# What waits for somebody else, whatever the server does; and what only needs an answer.
+# Calls that wait for another client, and calls that only need an answer.
 WAITS: dict[str, Call] = {
     "get": lambda store: store.get("absent"),
     "wait": lambda store: store.wait(["there", "absent"]),
@@ -53,7 +53,7 @@ KEYLESS = ("num_keys", "list_keys")
 
 
 class Took:
-    """How long past its due time each try of one thing took."""
+    """Seconds past its due time of each try of a call."""
 
     def __init__(self) -> None:
         self.late: list[float] = []
@@ -67,7 +67,7 @@ class Took:
 
 
 def times_out(call: Callable[[], object], told: str, limit: float = LIMIT) -> float:
-    """Return how long after its `limit` the call raised a timeout that tells `told`."""
+    """Return how long after its `limit` the call raised a timeout with the text `told`."""
     started = time.monotonic()
     with pytest.raises(StoreTimeout) as caught:
         call()
@@ -79,7 +79,7 @@ def times_out(call: Callable[[], object], told: str, limit: float = LIMIT) -> fl
 
 @contextlib.contextmanager
 def server_process() -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Give port and process of a server that can be stopped and killed."""
+    """Yield port and process of a server that can be stopped and killed."""
     command = [sys.executable, "-m", "nc10d.store", "--host", HOST, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -116,7 +116,7 @@ def test_an_absent_store_is_a_timeout_that_names_it() -> None:
     assert soon(SOON, lambda: times_out(making, f"{HOST}:{port}"))
 
 
-def test_a_master_whose_clients_are_absent_says_how_many_came() -> None:
+def test_a_master_without_its_clients_names_their_number() -> None:
     limit = 2.0  # its server has to start within it
     making = partial(TCPStore, HOST, 0, 3, is_master=True, timeout=limit)
     assert soon(SOON, lambda: times_out(making, "1 of 3 clients came", limit))
@@ -124,7 +124,7 @@ def test_a_master_whose_clients_are_absent_says_how_many_came() -> None:
 
 # ---- mute, and answers half ----------------------------------------------------------------------
 
-# What the calls are answered with; whoever answers half of it stops somewhere within.
+# The answers of calls; a server that sends half an answer stops somewhere within.
 ANSWERS = {
     "get": m.STOP_WAITING + m.string(b"value"),
     "multi_get": m.STOP_WAITING + m.string(b"value") * 2,
@@ -137,7 +137,7 @@ ANSWERS = {
 
 @contextlib.contextmanager
 def answering(part: bytes) -> Iterator[int]:
-    """Give the port of a server that answers the first call of each client with `part`."""
+    """Yield the port of a server that answers the first call of each client with `part`."""
     with socket.create_server((HOST, 0)) as listener, contextlib.ExitStack() as held:
 
         def serve() -> None:
@@ -157,7 +157,7 @@ def answering(part: bytes) -> Iterator[int]:
             thread.join(20)
 
 
-def test_a_listener_that_never_says_a_word_is_a_timeout_that_names_it() -> None:
+def test_a_mute_listener_is_a_timeout_that_names_it() -> None:
     with socket.create_server((HOST, 0)) as mute:
         port = mute.getsockname()[1]
         making = partial(TCPStore, HOST, port, timeout=LIMIT)
@@ -177,7 +177,7 @@ def test_half_an_answer_is_a_timeout_wherever_it_stops(name: str) -> None:
 
 
 def half_answered(name: str, part: bytes) -> float:
-    """Return how late the timeout of a call is that is answered with `part`, and no more."""
+    """Return how late a call's timeout is, if the server answers only `part`."""
     with answering(part) as port, client(port) as store:
         store.set_timeout(LIMIT)
         told = f"{HOST}:{port}" if name in KEYLESS else "'absent"
@@ -189,7 +189,7 @@ def half_answered(name: str, part: bytes) -> float:
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Stop a child process; it does nothing more until the block ends."""
+    """Stop a child process until the block ends."""
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
     try:
@@ -235,7 +235,7 @@ def test_a_frozen_server_is_no_more_to_be_joined(
 
 
 class Killed:
-    """What a call raised, and when, in a thread of its own."""
+    """A call in a separate thread: its error, and when it was raised."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.error: BaseException | None = None
@@ -260,13 +260,13 @@ def test_a_killed_server_ends_every_wait_at_once_with_the_key() -> None:
 
 
 def kill_a_server() -> float:
-    """Return how long after its server's death the last of many calls raised what it must."""
+    """Return how long after its server's death the last of many calls raised its error."""
     took = Took()
     with server_process() as (port, child), contextlib.ExitStack() as stack:
         stores = [stack.enter_context(client(port)) for _ in WAITS]
         for store in stores:
             store.set("there", "v")
-        # A frozen server answers nobody, so what only asks is under way too when it dies.
+        # A frozen server never answers, so that all calls are pending when it dies.
         asking = [stack.enter_context(client(port)) for _ in ASKS]
         under_way = [
             Killed(lambda s=s, c=c: c(s)) for s, c in zip(stores, WAITS.values(), strict=True)
@@ -334,7 +334,7 @@ def test_ctrl_c_ends_a_wait_and_the_store_goes_on(
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_ctrl_c_ends_what_a_frozen_server_does_not_answer(
+def test_ctrl_c_ends_a_call_that_a_frozen_server_does_not_answer(
     server: tuple[int, subprocess.Popen[str]], name: str
 ) -> None:
     port, child = server
@@ -349,7 +349,7 @@ def test_ctrl_c_ends_what_a_frozen_server_does_not_answer(
     took.must_be_soon()
 
 
-def test_ctrl_c_ends_what_finds_no_room(server: tuple[int, subprocess.Popen[str]]) -> None:
+def test_ctrl_c_ends_a_call_that_finds_no_room(server: tuple[int, subprocess.Popen[str]]) -> None:
     port, child = server
     with client(port) as store, frozen(child.pid):
         late = interrupted(lambda: store.set("big", bytes(8 << 20)))

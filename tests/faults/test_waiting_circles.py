@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in a circle: all of them are told who, and only they."""
+"""Ranks that wait for each other in a cycle: each of them gets an error, and no other rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from benchmarks.faults.libraries import Nc10d
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.libraries.nc10d import Nc10d
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
-Script = Callable[[list[Any]], object]  # what a rank does with its groups, the world first
+Script = Callable[[list[Any]], object]  # a rank's calls, given its groups, the world first
 
 
 def groups_of(group: Any, others: list[list[int]]) -> list[Any]:
@@ -73,14 +73,14 @@ def waits_of_asynchronous_calls(groups: list[Any]) -> None:
 
 
 def others_come_meanwhile(groups: list[Any]) -> None:
-    """Ranks 0 and 1 wait for each other; what 0 shows changes as its host mates come."""
+    """Ranks 0 and 1 wait for each other; rank 0's notice changes as its host's peers arrive."""
     world, pair = groups
     threading.Event().wait((0.0, 0.19, 0.2, 0.23)[world.rank])
     (pair if world.rank == 1 else world).all_reduce(x())
 
 
 def waited_in_a_group_that_is_closed(groups: list[Any]) -> None:
-    """Rank 1 waited long for rank 0, which knows that from its notice; now 0 waits for 1."""
+    """Rank 1 waited long for rank 0, which has read its notice; now 0 waits for 1."""
     world, pair = groups
     if world.rank == 1:
         pair.recv(x(), 0)
@@ -113,27 +113,27 @@ PLAYS = [
     *[(name, "ab") for name in CIRCLES if name not in ("three groups", "both send")],
     *[("three groups", hosts) for hosts in ("aab", "abb", "abc")],
 ]
-"""Circles, and on which host (a letter) each rank is."""
+"""Cycles, and the host (a letter) of each rank."""
 MEANWHILE, BEFORE = len(PLAYS), len(PLAYS) + 1
 """The numbers of two more plays."""
 
 
 def main() -> None:
-    """Play them all, in processes that are forked from this one; print what ranks report."""
+    """Play all scripts in processes forked from this; print the ranks' reports."""
     library = Nc10d()
     library.warm()
     for number, (name, hosts) in enumerate(
         [*PLAYS, ("others come", "abaa"), ("waited before", "ab")]
     ):
         part = partial(waits, library, number, name, hosts)
-        print(json.dumps(Stage(len(hosts)).play(part, len(hosts), 60.0).reports))
+        print(json.dumps(ForkedRanks(len(hosts)).play(part, len(hosts), 60.0).reports))
 
 
 def waits(
-    library: Nc10d, number: int, name: str, hosts: str, stage: Stage, rank: int
+    library: Nc10d, number: int, name: str, hosts: str, ranks: ForkedRanks, rank: int
 ) -> Report | None:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
-    library.join(number, rank, stage.size, 120.0)
+    library.join(number, rank, ranks.size, 120.0)
     others, script = (CIRCLES | OTHERS)[name]
     groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
@@ -152,7 +152,7 @@ def played() -> list[list[Report]]:
 
 
 @pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
-def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(
+def test_a_circle_is_reported_to_all_its_ranks_long_before_the_timeout(
     played: list[list[Report]], play: int
 ) -> None:
     reports, size = played[play], len(PLAYS[play][1])
@@ -169,7 +169,7 @@ def test_a_circle_is_told_to_all_its_ranks_long_before_the_timeout(
             assert (report["op"], report["seq"]) == ("recv", 1)
 
 
-def test_a_rank_that_shows_something_new_in_the_same_wait_is_told(
+def test_a_rank_that_shows_something_new_in_the_same_wait_is_reported(
     played: list[list[Report]],
 ) -> None:
     reports = played[MEANWHILE]
@@ -178,12 +178,12 @@ def test_a_rank_that_shows_something_new_in_the_same_wait_is_told(
     assert max(report["late"] for report in reports) < 30
 
 
-def test_nobody_is_accused_for_a_wait_that_has_ended(played: list[list[Report]]) -> None:
+def test_no_rank_is_accused_for_a_wait_that_has_ended(played: list[list[Report]]) -> None:
     assert [report["message"] for report in played[BEFORE]] == ["nothing"] * 2
 
 
 def comes_late(group: Any, by_thread: bool) -> bool:
-    """Rank 1 waits in one group; rank 0 comes there late, maybe by a thread while it waits too."""
+    """Rank 1 waits in a group; rank 0 arrives late, or in a thread while it waits, too."""
     world, pair = groups_of(group, [[0, 1]])
     y, never = x(), threading.Event()
 
@@ -206,7 +206,7 @@ def comes_late(group: Any, by_thread: bool) -> bool:
 
 
 @pytest.mark.parametrize("by_thread", [False, True])
-def test_nobody_is_accused_while_somebody_may_still_come(by_thread: bool) -> None:
+def test_no_rank_is_accused_while_a_peer_may_still_arrive(by_thread: bool) -> None:
     with Ranks(2, "processes", timeout=60.0) as ranks:
         assert ranks.run(comes_late, [by_thread] * 2) == [True, True]
 

@@ -1,4 +1,4 @@
-"""Medians with intervals, and the rules by which a cell is judged."""
+"""Medians with intervals, and the rules by which a cell is compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.compare.verdicts import Estimate, coverage, estimate, judge, slower, too_near
+from benchmarks.estimates import Estimate, compare, coverage, estimate, slower, too_near
 
 TIMES = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=40)
 
@@ -39,7 +39,7 @@ def test_an_interval_is_as_narrow_as_its_confidence_allows(count: int, low: int)
     assert (found.low, found.high) == (low, count - 1 - low)
 
 
-def test_an_interval_covers_the_median_as_often_as_it_says() -> None:
+def test_an_interval_covers_the_median_with_its_confidence() -> None:
     chance = random.Random(1)
     samples = [[chance.expovariate(1.0) for _ in range(9)] for _ in range(2000)]
     hits = sum(one.low <= 0.6931 <= one.high for one in map(estimate, samples))
@@ -63,16 +63,18 @@ def sharp(us: float) -> Estimate:
         (0, 12.6, 10.0, "behind"),
     ],
 )
-def test_a_cell_is_judged_by_its_size(nbytes: int, ours: float, peer: float, word: str) -> None:
-    assert judge(nbytes, sharp(ours), {"mpich": sharp(peer)}).word == word
+def test_the_rule_for_a_cell_depends_on_its_size(
+    nbytes: int, ours: float, peer: float, word: str
+) -> None:
+    assert compare(nbytes, sharp(ours), {"mpich": sharp(peer)}).word == word
 
 
 def test_intervals_that_overlap_are_a_tie() -> None:
     wide = Estimate(2e-6, 1e-6, 3e-6)
-    assert judge(1024, wide, {"gloo": sharp(1)}).word == "tied"
-    assert judge(1024, wide, {"gloo": sharp(3)}).word == "tied"
-    assert judge(1024, wide, {"gloo": sharp(0.9)}).word == "behind"
-    assert judge(1024, wide, {"gloo": sharp(3.1)}).word == "ahead"
+    assert compare(1024, wide, {"gloo": sharp(1)}).word == "tied"
+    assert compare(1024, wide, {"gloo": sharp(3)}).word == "tied"
+    assert compare(1024, wide, {"gloo": sharp(0.9)}).word == "behind"
+    assert compare(1024, wide, {"gloo": sharp(3.1)}).word == "ahead"
 
 
 @given(TIMES, TIMES)
@@ -83,7 +85,7 @@ def test_to_overlap_is_mutual_and_to_share_a_time(some: list[float], others: lis
 
 
 def test_the_best_peer_is_the_one_that_counts() -> None:
-    found = judge(1024, sharp(4), {"gloo": sharp(9), "mpich": sharp(2), "openmpi": sharp(3)})
+    found = compare(1024, sharp(4), {"gloo": sharp(9), "mpich": sharp(2), "openmpi": sharp(3)})
     assert (found.best, found.ratio, found.word) == ("mpich", 0.5, "behind")
 
 

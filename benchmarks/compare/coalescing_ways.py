@@ -1,28 +1,22 @@
-"""One library's side of `--coalescing`: its ways to reduce 64 arrays, on each rank of a job.
+"""Measures the ways of a library to reduce 64 arrays, on a rank of its job.
 
-`python -m benchmarks.compare.batches LIBRARY JOBS BUDGET OUT`: JOBS is a JSON list of bytes an
-array; rank
-0 writes a JSON list of [way, nbytes, wall, cpu, issue, wrong] to OUT, in seconds. `wall` is from
-the first call to the end of the wait, on the slowest rank; `cpu` what all threads of a process
-spent, on average over the ranks; `issue` until the last call has returned, before any wait. A way
-is bound to its arrays once, and what is timed is all of its Python: the block or the loop, and the
-copies into a flat array and back where it makes them.
+`wall` is from the first call to the end of the wait, on the slowest rank. `cpu` is the CPU time of
+all threads of a process, averaged over ranks. `issue` ends when the last call has returned, before
+any wait. A way is bound to its arrays once. The timed part includes all of its Python: the block or
+the loop, and the copies into a flat array and back where it makes them.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.libraries import LIBRARIES, Array, Library
-from benchmarks.compare.peers import barrier_of, pattern, slowest
+from benchmarks.compare.call_times import barrier_of, pattern, slowest
+from benchmarks.libraries.base import Array, Library
 
 Wait = Callable[[], object]
 Issue = Callable[[], Wait]
@@ -32,11 +26,11 @@ Cost = tuple[float, float, float]
 COUNT = 64
 MOST = 200
 PERIOD = 7
-"""After so many ranks `pattern` is the same again."""
+"""`pattern` repeats after so many ranks."""
 
 
-def one_by_one(library: Any, arrays: Sequence[Any]) -> Issue:
-    """Call after call, each asynchronous; then wait for each."""
+def separately(library: Any, arrays: Sequence[Any]) -> Issue:
+    """Make asynchronous calls; then wait for each."""
 
     def issue() -> Wait:
         works = [library.dist.all_reduce(x, async_op=True) for x in arrays]
@@ -46,8 +40,8 @@ def one_by_one(library: Any, arrays: Sequence[Any]) -> Issue:
 
 
 def blocking(library: Any, arrays: Sequence[Array]) -> Issue:
-    """Call after call, each of which waits."""
-    calls = [library.calls(x, x)["all_reduce"] for x in arrays]
+    """Make blocking calls."""
+    calls = [library.bind(x, x)["all_reduce"] for x in arrays]
 
     def issue() -> Wait:
         for call in calls:
@@ -58,7 +52,7 @@ def blocking(library: Any, arrays: Sequence[Array]) -> Issue:
 
 
 def plan(library: Any, arrays: Sequence[Array]) -> Issue:
-    """A block that was kept; its making reduces the arrays, too."""
+    """Launch a prepared block; preparing it reduces the arrays, too."""
     with library.dist.coalescing_manager() as batch:
         for x in arrays:
             library.dist.all_reduce(x)
@@ -72,11 +66,11 @@ def plan(library: Any, arrays: Sequence[Array]) -> Issue:
 
 
 def _nothing() -> None:
-    """Wait for what is over."""
+    """Wait for completed calls."""
 
 
 def block(library: Any, arrays: Sequence[Any]) -> Issue:
-    """One coalescing block: nc10d's, or torch's with tensors."""
+    """Use a coalescing block: nc10d's, or torch's with tensors."""
     dist = library.dist
     manager = getattr(dist, "coalescing_manager", None) or dist._coalescing_manager
 
@@ -91,7 +85,7 @@ def block(library: Any, arrays: Sequence[Any]) -> Issue:
 
 
 def flattened(library: Any, arrays: Sequence[Array]) -> Issue:
-    """One flat array, with the copies into it and back: by nc10d's packing."""
+    """Reduce a flat array, with the copies into it and back by nc10d's packing."""
     from nc10d.reducer.packing import Packer
 
     flat = np.empty(sum(x.size for x in arrays), np.float32)
@@ -111,7 +105,7 @@ def flattened(library: Any, arrays: Sequence[Array]) -> Issue:
 
 
 def torch_flattened(library: Any, tensors: Sequence[Any]) -> Issue:
-    """One flat tensor, with the copies into it and back: by torch's calls for lists."""
+    """Reduce a flat tensor, with the copies into it and back by torch's calls for lists."""
     torch, flat = library.torch, library.torch.empty(sum(x.numel() for x in tensors))
     parts = list(flat.split([x.numel() for x in tensors]))
 
@@ -123,8 +117,8 @@ def torch_flattened(library: Any, tensors: Sequence[Any]) -> Issue:
     return issue
 
 
-def mpi_one_by_one(library: Any, arrays: Sequence[Array]) -> Issue:
-    """Call after call, each nonblocking; then wait for all."""
+def mpi_separately(library: Any, arrays: Sequence[Array]) -> Issue:
+    """Make nonblocking calls; then wait for all."""
     mpi, comm = library.mpi, library.comm
 
     def issue() -> Wait:
@@ -135,7 +129,7 @@ def mpi_one_by_one(library: Any, arrays: Sequence[Array]) -> Issue:
 
 
 def mpi_flattened(library: Any, arrays: Sequence[Array]) -> Issue:
-    """One flat array, with the copies into it and back: by NumPy."""
+    """Reduce a flat array, with the copies into it and back by NumPy."""
     mpi, comm = library.mpi, library.comm
     flat = np.empty(sum(x.size for x in arrays), np.float32)
     parts = np.split(flat, len(arrays))
@@ -149,16 +143,16 @@ def mpi_flattened(library: Any, arrays: Sequence[Array]) -> Issue:
 
 
 def on_tensors(way: Way) -> Way:
-    """Return a way that is given tensors over the arrays' memory."""
-    return lambda library, arrays: way(library, library.tensors(arrays))
+    """Return a way that passes tensors over the arrays' memory."""
+    return lambda library, arrays: way(library, list(map(library.tensor, arrays)))
 
 
 BLOCK, FRESH, PLAN = "block", "block, new arrays", "plan"
 ONE_BY_ONE, BLOCKING, FLAT = "one by one", "one by one, blocking", "flattened"
 NAMES = [BLOCK, FRESH, PLAN, ONE_BY_ONE, BLOCKING, FLAT]
-"""The ways that a library may have. FRESH is BLOCK of arrays that were never seen before."""
+"""The ways that a library may have. FRESH is BLOCK with new arrays every time."""
 MPI_WAYS: dict[str, Way] = {
-    ONE_BY_ONE: mpi_one_by_one,
+    ONE_BY_ONE: mpi_separately,
     BLOCKING: blocking,
     FLAT: mpi_flattened,
 }
@@ -167,13 +161,13 @@ WAYS: dict[str, dict[str, Way]] = {
         BLOCK: block,
         FRESH: block,
         PLAN: plan,
-        ONE_BY_ONE: one_by_one,
+        ONE_BY_ONE: separately,
         BLOCKING: blocking,
         FLAT: flattened,
     },
     "gloo": {
         BLOCK: on_tensors(block),
-        ONE_BY_ONE: on_tensors(one_by_one),
+        ONE_BY_ONE: on_tensors(separately),
         BLOCKING: blocking,
         FLAT: on_tensors(torch_flattened),
     },
@@ -183,11 +177,11 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def mistakes(library: Library, way: Way, nbytes: int) -> int:
-    """Run a way once; return how many elements came out wrong."""
-    kinds = [pattern(kind, nbytes // 4) for kind in range(PERIOD)]  # all that there are
+    """Run a way once; return the number of wrong elements."""
+    kinds = [pattern(kind, nbytes // 4) for kind in range(PERIOD)]
     arrays = [kinds[(library.rank + i) % PERIOD].copy() for i in range(COUNT)]
     issue = way(library, arrays)
-    for i, x in enumerate(arrays):  # a plan's making has reduced them once
+    for i, x in enumerate(arrays):  # preparing a plan has reduced them once
         x[:] = kinds[(library.rank + i) % PERIOD]
     issue()()
     wrong = 0
@@ -199,9 +193,9 @@ def mistakes(library: Library, way: Way, nbytes: int) -> int:
 
 
 def cost(library: Library, way: Way, nbytes: int, budget: float, fresh: bool = False) -> Cost:
-    """Return what a way costs: the median over its repeats, and over ranks as the head says.
+    """Return a way's cost: the median over repeats; over ranks see the module.
 
-    `fresh` gives every repeat arrays of its own.
+    With `fresh` every repeat has new arrays. Blocks for all repeats.
     """
 
     def bound() -> Issue:
@@ -213,7 +207,7 @@ def cost(library: Library, way: Way, nbytes: int, budget: float, fresh: bool = F
     repeats = (once(library, bound() if fresh else same) for _ in range(calls))
     wall, cpu, issued = zip(*repeats, strict=True)
     total = np.array([statistics.fmean(cpu)], np.float32)
-    library.calls(total, total)["all_reduce"]()
+    library.bind(total, total)["all_reduce"]()
     mean = float(total[0]) / library.size
     return (
         slowest(library, statistics.median(wall)),
@@ -223,7 +217,7 @@ def cost(library: Library, way: Way, nbytes: int, budget: float, fresh: bool = F
 
 
 def once(library: Library, issue: Issue) -> Cost:
-    """Return what one repeat cost this rank."""
+    """Return the cost of a single repeat on this rank."""
     barrier_of(library)()
     start, spent = time.perf_counter(), time.process_time()
     wait = issue()
@@ -232,20 +226,15 @@ def once(library: Library, issue: Issue) -> Cost:
     return time.perf_counter() - start, time.process_time() - spent, issued - start
 
 
-def main() -> None:
-    """Measure every way on this rank; rank 0 writes what came out."""
-    name, jobs, budget, out = sys.argv[1:5]
-    library = LIBRARIES[name]()
-    rows = []
-    for nbytes in json.loads(jobs):
-        for title, way in WAYS[name].items():
+def rows(library: Library, sizes: Sequence[int], budget: float) -> list[list[object]]:
+    """Measure every way for each size; return [way, nbytes, wall, cpu, issue, wrong] of each.
+
+    Times are seconds; `budget` is the seconds for a way's repeats. Blocks for all of them.
+    """
+    found: list[list[object]] = []
+    for nbytes in sizes:
+        for title, way in WAYS[library.name].items():
             wrong = slowest(library, mistakes(library, way, nbytes))
-            costs = cost(library, way, nbytes, float(budget), title == FRESH)
-            rows.append([title, nbytes, *costs, int(wrong)])
-    if library.rank == 0:
-        Path(out).write_text(json.dumps(rows))
-    library.close()
-
-
-if __name__ == "__main__":
-    main()
+            costs = cost(library, way, nbytes, budget, title == FRESH)
+            found.append([title, nbytes, *costs, int(wrong)])
+    return found

@@ -1,10 +1,10 @@
-"""Walks programs with a clock for each rank: when each step would begin and end on a machine.
+"""Walks programs with a clock for each rank: the begin and end of each step on a machine.
 
-No data move. A rank's clock goes on by the price of each step; a wait goes on when the signal
-that frees it has come; between hosts, bytes leave through each host's network, flow after flow.
+No data move. A rank's clock advances by the price of each step; a wait ends when the signal that it
+needs arrives. Between hosts, bytes leave through each host's network, flow after flow.
 
-Not all ranks of a group need be walked. What comes from a rank that is left out comes as if that
-rank did at the same moments what the receiver does: a host can so stand for all that are alike.
+Not all ranks of a group need be walked. A rank that is left out counts as sending at the moments at
+which the receiver sends. So a single host can represent all hosts that behave alike.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nc10d.backend.cpu.program.program import Program, Step, StepKind
 class Event:
     """A step as it happened, in a rank's call number `turn`.
 
-    `causes` are (rank, when): of a wait, whose signals it waited for and when they were given; of
-    bytes that were taken, whose they were and when they began to leave.
+    `causes` are pairs (rank, time). For a wait they are the signalling ranks and the times of their
+    signals; for received bytes, the sender and the time at which the bytes began to leave.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Host:
-    """What ranks of a host share: rounds in which somebody's array can't be read, the network."""
+    """Shared by a host's ranks: rounds in which some array can't be read, and the network."""
 
     ranks: Sequence[int]
     flagged: set[int] = field(default_factory=set)
@@ -48,14 +48,14 @@ class _Host:
 
 
 class Stuck(Exception):
-    """Ranks wait for each other, or for one that was left out."""
+    """Ranks wait for each other, or for a rank that was left out."""
 
 
 class Walk:
     """The walk of some ranks' programs, each of which is called `turns` times in a row.
 
-    `events` are filled in if `trace` is set; `ends` has each rank's times at which its calls ended;
-    `shared` is until when what hosts share is busy.
+    `events` are recorded if `trace` is set; `ends` has the end times of each rank's calls; `shared`
+    is the time until which the network that all hosts share is busy.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Walk:
 
     @property
     def ends(self) -> dict[int, list[float]]:
-        """When each rank's calls ended."""
+        """End times of each rank's calls."""
         return {rank: walker.ends for rank, walker in self.walkers.items()}
 
     def run(self) -> None:
-        """Walk all programs to their ends; Stuck if they can't come there."""
+        """Walk all programs to their ends; Stuck if some never end."""
         self._ready = [(0.0, rank) for rank in self.walkers]
         while self._ready:
             # The earliest first, so that bytes go through a network in the order of their times.
@@ -104,13 +104,13 @@ class Walk:
             raise Stuck({at: [w.rank for w in waiting] for at, waiting in self._waiting.items()})
 
     def woken(self, rank: int) -> None:
-        """Something has happened that those who wait for a rank may wait for."""
+        """Continue the walkers that wait for `rank`: it has sent or signalled."""
         for walker in self._waiting.pop(rank, ()):
             heapq.heappush(self._ready, (walker.now, walker.rank))
 
 
 class Walker:
-    """One rank's clock and place in its program."""
+    """A rank's clock and place in its program."""
 
     def __init__(self, walk: Walk, rank: int, host: _Host, program: Program) -> None:
         self.walk = walk
@@ -120,21 +120,21 @@ class Walker:
         self.turn = 0
         self.ends: list[float] = []
         self._host = host
-        self._me = host.ranks.index(rank)
+        self._place = host.ranks.index(rank)
         self._uses = Uses.of(program.steps)
         self._signals: list[tuple[int, float]] = [(0, 0.0)]
         self._free_at = [0, 0]
         self._seq = self._round = self._pc = self._segment = 0
-        # Of a flow under way: when what is given has left, when what is taken has come.
+        # Of the current flow: when the sent bytes have left, and when received bytes have arrived.
         self._gone: float | None = None
-        self._came: list[float] = []
+        self._arrived: list[float] = []
         self._pushed: dict[int, float] = {}
         self._taken: dict[int, int] = {}
         self._called = False
         self._lent = 0
 
     def go(self) -> int | None:
-        """Do one step; return None, or the rank that has to come first."""
+        """Do a step; return None, or the rank that this step waits for."""
         if not self._called:
             self.now += self.walk.machine.call(self.program.call.op)
             self._called = True
@@ -149,7 +149,7 @@ class Walker:
         return awaited
 
     def since(self, target: int) -> float | None:
-        """Return when this rank's counter came to `target`; None if it has not."""
+        """Return when this rank's counter reached `target`; None if it has not."""
         if self._signals[-1][0] < target:
             return None
         return self._signals[bisect_left(self._signals, (target, -1.0))][1]
@@ -167,12 +167,12 @@ class Walker:
             self.walk.events.append(event)
 
     def _length(self, step: Step) -> int:
-        if step.kind is StepKind.FETCH:  # what I have lent the peer puts there
+        if step.kind is StepKind.FETCH:  # the peer puts bytes into the exposed array itself
             return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
         if step.kind is StepKind.FILL:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
             return sum(min(step.nbytes, mate._lent) for mate in mates)
-        if step.kind is StepKind.FOLD or not step.total:  # an offset, if it is a fold's
+        if step.kind is StepKind.FOLD or not step.total:  # of a fold it is an offset
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -180,12 +180,12 @@ class Walker:
         begin, nbytes = self.now, self._length(step)
         size, arrays = len(self._host.ranks), self.walk.arrays
         price = self.walk.machine.price
-        self.now += price(step, nbytes, self._me, size, arrays, self._uses)
+        self.now += price(step, nbytes, self._place, size, arrays, self._uses)
         self._hold_up(begin, self.now - begin)
         self._note(step, begin, self.now, nbytes)
 
     def _hold_up(self, since: float, busy: float) -> None:
-        """Delay what has not left yet: a core that is busy does not send."""
+        """Delay bytes that have not left yet: a busy core does not send."""
         for peer, gone in self._pushed.items():
             if gone > since:
                 flights = self.walk.flights[self.rank, peer]
@@ -276,13 +276,13 @@ class Walker:
         for row in takes:
             self._take(row, mutual=row.peer in given)
         more = max(0, len(takes) - 1) * self.walk.machine.send
-        self.now = max([self.now, self._gone, *self._came]) + more
-        self._gone, self._came = None, []
+        self.now = max([self.now, self._gone, *self._arrived]) + more
+        self._gone, self._arrived = None, []
         self._pc += step.repeat
         return None
 
     def _send(self, rows: Sequence[Step]) -> float:
-        """Send what a flow gives, through one network; return when what is not pushed has left."""
+        """Send a flow's bytes through the network; return when those not pushed have left."""
         gives = [row for row in rows if row.kind is not StepKind.TAKE]
         new = [row for row in gives if row.peer not in self._pushed]
         sizes = [self._length(row) for row in new]
@@ -302,33 +302,34 @@ class Walker:
         if new:
             self._host.network = through
             self.walk.woken(self.rank)
-        # What is pushed goes on by itself, until it is given.
+        # Pushed bytes leave without the rank, until a later GIVE waits for them.
         given = [self._pushed.pop(row.peer) for row in gives if row.kind is StepKind.GIVE]
         return max(given, default=self.now)
 
     def _through(self, sizes: Sequence[int], *, both_ways: bool) -> float:
-        """Return the seconds that bytes to some ranks take through a host's network."""
+        """Return the seconds of bytes to some ranks in a host's network."""
         return self.walk.machine.sent(sum(sizes), self._far(sizes), both_ways=both_ways)
 
     def _far(self, sizes: Sequence[int]) -> float:
-        """Return the reach of what is sent to some ranks."""
-        # As wire_rates.py has measured it: what is sent to all, and to one once more.
+        """Return the reach of bytes that are sent to some ranks."""
+        # As measured by wire_rates.py: the bytes to all ranks, and those to a rank once more.
         return max(self.walk.arrays, sum(sizes) + max(sizes, default=0))
 
     def _take(self, row: Step, *, mutual: bool) -> None:
-        begin, known = self.now, self._arrival(row, row.peer, self.rank)
-        if known is None and mutual:  # from a rank that is left out: as I send to it, or to others
-            known = self._arrival(row, self.rank, row.peer)
-        if known is None:
+        begin, arrival = self.now, self._arrival(row, row.peer, self.rank)
+        if arrival is None and mutual:  # a rank that is left out sends as this rank does
+            arrival = self._arrival(row, self.rank, row.peer)
+        if arrival is None:
             gone = self._gone or begin
             slow = begin + self._through([self._length(row)], both_ways=True)
-            known = begin, max(gone, slow) + self.walk.machine.hop
+            arrival = begin, max(gone, slow) + self.walk.machine.hop
         self._taken[row.peer] = self._taken.get(row.peer, 0) + self._length(row)
-        self._came.append(known[1])
-        self._note(row, begin, max(begin, known[1]), self._length(row), [(row.peer, known[0])])
+        self._arrived.append(arrival[1])
+        causes = [(row.peer, arrival[0])]
+        self._note(row, begin, max(begin, arrival[1]), self._length(row), causes)
 
     def _arrival(self, row: Step, src: int, dst: int) -> tuple[float, float] | None:
-        """Return when bytes from `src` to `dst` begin to leave, and when a row's have come."""
+        """Return when bytes from `src` to `dst` begin to leave, and when a row's have arrived."""
         left = self._taken.get(row.peer, 0) + self._length(row)
         for nbytes, begin, gone in self.walk.flights.get((src, dst), ()):
             if left <= nbytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import stores
-from benchmarks.faults.libraries import Nc10d
+from benchmarks.libraries.nc10d import Nc10d
 
 
 class Slow(Nc10d):

@@ -1,4 +1,4 @@
-"""Scenarios of faults: strangers at the doors of stores and ranks, and frames that nobody sends."""
+"""Fault scenarios: floods of unauthenticated connections and of invalid frames."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.cells import HOST, LIMIT, Cell, Mailbox, numbers
-from benchmarks.faults.libraries import Library
-from benchmarks.faults.stage import Report, Stage
+from benchmarks.faults.forked_ranks import ForkedRanks, Report
+from benchmarks.faults.results import HOST, LIMIT, Mailbox, Result, numbers
+from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.errors import DistError
 
 _OVER = 0
@@ -27,21 +27,21 @@ _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
 
-def flooded(library: Library, count: int) -> Cell:
-    """Let strangers come to a store, a hundred at a time, while an honest client asks on and on."""
+def flooded(library: C10dLibrary, count: int) -> Result:
+    """Flood a store with strangers, a hundred at a time, while an honest client makes calls."""
     with Mailbox() as mailbox:
         part = partial(_flood, library, count, mailbox)
-        played = Stage(3).play(part, 2, 60.0 + 0.1 * count)
+        played = ForkedRanks(3).play(part, 2, 60.0 + 0.1 * count)
     took = [number for report in played.reports for number in report.get("took", ())]
     if len(played.reports) < 2 or not took:
-        return Cell((), f"{count} strangers: the honest client is not served")
+        return Result((), f"{count} strangers: the honest client is not served")
     calls = statistics.quantiles(took, n=100)
     words = f"{1e3 * calls[98]:.1f} ms in 99 of 100, {len(took)} calls of an honest client"
-    return Cell((), f"{count} strangers: {words}")
+    return Result((), f"{count} strangers: {words}")
 
 
 def _flood(
-    library: Library, count: int, mailbox: Mailbox, stage: Stage, rank: int
+    library: C10dLibrary, count: int, mailbox: Mailbox, ranks: ForkedRanks, rank: int
 ) -> Report | None:
     if rank == 0:
         server, port = library.serve(guarded=True)
@@ -56,15 +56,16 @@ def _flood(
         for _ in range(0, count, _AT_ONCE):
             with ExitStack() as stack:
                 _turned_away(_visit([port], _AT_ONCE, chance, stack), _STAY)
-        stage.note(_OVER, 1.0)
+        ranks.note(_OVER, 1.0)
         return {}
-    return {"took": _honest(library, port, stage)}
+    return {"took": _honest(library, port, ranks)}
 
 
-def _honest(library: Library, port: int, stage: Stage) -> list[float]:
+def _honest(library: C10dLibrary, port: int, ranks: ForkedRanks) -> list[float]:
+    library.silence()
     store, took = library.reach(port, LIMIT, guarded=True), []
     store.add("n", 1)
-    while not stage.noted(_OVER):
+    while not ranks.noted(_OVER):
         begun = time.monotonic()
         store.add("n", 1)
         took.append(time.monotonic() - begun)
@@ -74,19 +75,19 @@ def _honest(library: Library, port: int, stage: Stage) -> list[float]:
 def _visit(
     ports: Sequence[int], count: int, chance: random.Random, stack: ExitStack
 ) -> list[socket.socket]:
-    """Come with garbage, huge lengths, half words and silence; return who was let in so far."""
-    said = (b"", b"\x00" * 7, b"\xff" * 64, chance.randbytes(300), b"GET / HTTP/1.1\r\n\r\n")
+    """Connect and send garbage, huge lengths, partial words or nothing; return the sockets."""
+    greetings = (b"", b"\x00" * 7, b"\xff" * 64, chance.randbytes(300), b"GET / HTTP/1.1\r\n\r\n")
     wires = []
     for _ in range(count):
         with suppress(OSError):
             wire = socket.create_connection((HOST, chance.choice(ports)), 5.0)
             wires.append(stack.enter_context(wire))
-            wire.sendall(chance.choice(said))
+            wire.sendall(chance.choice(greetings))
     return wires
 
 
 def _turned_away(wires: Sequence[socket.socket], patience: float) -> int:
-    """Stay until all are turned away, so long at most; return how many were."""
+    """Return how many connections the peer has closed; blocks for all, at most `patience`."""
     until, gone = time.monotonic() + patience, 0
     for wire in wires:
         wire.settimeout(max(0.001, until - time.monotonic()))
@@ -99,23 +100,23 @@ def _turned_away(wires: Sequence[socket.socket], patience: float) -> int:
     return gone
 
 
-def at_ports(library: Library, count: int) -> Cell:
-    """Connect to the ports of a rank while it waits for the other, and when their group exists."""
+def at_ports(library: C10dLibrary, count: int) -> Result:
+    """Connect to a rank's ports while it waits for its peer, and after the group is formed."""
     with Mailbox() as here, Mailbox() as go, Mailbox() as formed:
         part = partial(_near_port, library, next(numbers), count, (here, go, formed))
-        reports = Stage(3).play(part, 3, 60.0 + 0.01 * count).reports
-    said = {report["rank"]: report["words"] for report in reports}
-    if {*said} != {0, 1, 2} or said[0] != said[1]:
-        return Cell((), f"{count} connections: the ranks don't meet")
-    return Cell((), f"{count} connections: {said[2]}; {said[0]}")
+        reports = ForkedRanks(3).play(part, 3, 60.0 + 0.01 * count).reports
+    words = {report["rank"]: report["words"] for report in reports}
+    if {*words} != {0, 1, 2} or words[0] != words[1]:
+        return Result((), f"{count} connections: the ranks don't meet")
+    return Result((), f"{count} connections: {words[2]}; {words[0]}")
 
 
 def _near_port(
-    library: Library,
+    library: C10dLibrary,
     number: int,
     count: int,
     boxes: tuple[Mailbox, Mailbox, Mailbox],
-    stage: Stage,
+    ranks: ForkedRanks,
     rank: int,
 ) -> Report:
     here, go, formed = boxes
@@ -137,17 +138,17 @@ def _near_port(
     return {"words": "the sum is right" if float(x.sum()) == 2000 else "the sum is wrong"}
 
 
-def _come_late(told: list[Mailbox], event: str, what: tuple[Any, ...]) -> None:
-    """Let this rank open its first port only when it is told to."""
-    if told and event == "socket.bind" and isinstance(what[1], tuple):
-        told.pop().take()
+def _come_late(permits: list[Mailbox], event: str, details: tuple[Any, ...]) -> None:
+    """Delay this rank's first port until the mailbox permits it: an audit hook."""
+    if permits and event == "socket.bind" and isinstance(details[1], tuple):
+        permits.pop().take()
 
 
 def _pester(count: int, here: Mailbox, go: Mailbox, formed: Mailbox) -> str:
-    """Come again and again, let the other rank come, and look who of the last is still there."""
+    """Connect again and again, admit the other rank, and count the connections that remain."""
     pid, chance = here.take(), random.Random(count)
     while not (ports := _ports(pid)):
-        time.sleep(0.01)  # nothing tells that a process listens
+        time.sleep(0.01)  # no event announces that a process listens
     for _ in range(0, count - _AT_ONCE, _AT_ONCE):
         with ExitStack() as stack:
             _visit(ports, _AT_ONCE, chance, stack)
@@ -162,30 +163,30 @@ def _pester(count: int, here: Mailbox, go: Mailbox, formed: Mailbox) -> str:
 
 
 def _ports(pid: int) -> list[int]:
-    """Return the ports on which a process listens for all who reach it by TCP."""
+    """Return the TCP ports on which a process listens."""
     sockets = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             sockets.add(os.readlink(path))
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    mine = (row for row in rows if row[3] == _LISTENS and f"socket:[{row[9]}]" in sockets)
-    return [int(row[1].rpartition(":")[2], 16) for row in mine]
+    own = (row for row in rows if row[3] == _LISTENS and f"socket:[{row[9]}]" in sockets)
+    return [int(row[1].rpartition(":")[2], 16) for row in own]
 
 
-def mutated(library: Library, count: int) -> Cell:
-    """Feed random and changed frames to what reads a store's requests, handshakes and lines."""
+def mutated(library: C10dLibrary, count: int) -> Result:
+    """Feed random and changed frames to the parsers of requests, handshakes and messages."""
     if library.name != "nc10d":
-        return Cell((), "its parser can't be called by itself")
+        return Result((), "its parser can't be called by itself")
     chance, each = random.Random(count), count // 4
     taken = _requests(each, chance) + _handshakes(each, chance) + _lines(each, chance)
     taken += _sealed(each, chance)
     if taken:
         raise DistError(f"{taken} messages that are none were taken in")
-    return Cell((), f"{count} frames: no crash, nothing accepted")
+    return Result((), f"{count} frames: no crash, nothing accepted")
 
 
 def _requests(count: int, chance: random.Random) -> int:
-    """Feed a store's parser; return 0: what it takes is a request, of somebody who may ask."""
+    """Feed a store's parser; return 0, since any request that it accepts is legitimate."""
     from nc10d.store import wire as m
 
     good = m.with_u32(m.VALIDATE, m.MAGIC) + m.with_value(m.SET, b"/k", b"value")
@@ -197,7 +198,7 @@ def _requests(count: int, chance: random.Random) -> int:
 
 
 def _handshakes(count: int, chance: random.Random) -> int:
-    """Feed who answers a call; return how many callers proved what they don't know."""
+    """Feed the answering side of handshakes; return how many it accepted without a proof."""
     from nc10d.auth.handshake import (
         BadHandshake,
         HandshakeAnswerer,
@@ -206,40 +207,38 @@ def _handshakes(count: int, chance: random.Random) -> int:
         group_digest,
     )
 
-    key, who = chance.randbytes(32), Introduction(1, 0, 0, group_digest("world"))
-    hello, taken = HandshakeCaller(chance.randbytes(32), who).hello, 0
+    key, caller = chance.randbytes(32), Introduction(1, 0, 0, group_digest("world"))
+    hello, taken = HandshakeCaller(chance.randbytes(32), caller).hello, 0
     for _ in range(count):
-        answerer, said = (
-            HandshakeAnswerer(key, who.__eq__),
-            _changed(hello, chance) + chance.randbytes(32),
-        )
+        answerer = HandshakeAnswerer(key, caller.__eq__)
+        sent = _changed(hello, chance) + chance.randbytes(32)
         with suppress(BadHandshake):
-            while answerer.wants and said:
+            while answerer.wants and sent:
                 wants = answerer.wants
-                answerer.feed(said[:wants])
-                said = said[wants:]
+                answerer.feed(sent[:wants])
+                sent = sent[wants:]
         taken += answerer.keys is not None
     return taken
 
 
 def _lines(count: int, chance: random.Random) -> int:
-    """Feed a control line; return how many messages it gave out that are none."""
+    """Feed a control connection; return the number of invalid messages that it accepted."""
     from nc10d.backend.cpu.control.connections import ControlConnection, framed
 
     kinds, good, taken = ("left", "part", "say"), framed({"kind": "left", "group": "w"}), 0
-    one, other = socket.socketpair()
-    with one, other:
-        one.setblocking(False)
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
         for _ in range(count):
-            other.sendall(_changed(good, chance))
+            far.sendall(_changed(good, chance))
             taken += sum(
-                message["kind"] not in kinds for message in ControlConnection(1, one).receive()
+                message["kind"] not in kinds for message in ControlConnection(1, near).receive()
             )
     return taken
 
 
 def _sealed(count: int, chance: random.Random) -> int:
-    """Feed who opens frames; return how often it gave out something that was not sealed."""
+    """Feed the opener of sealed frames; return how often it accepted a forged frame."""
     from nc10d.auth.handshake import BadSeal, Opener, Sealer
 
     key, taken = chance.randbytes(32), 0

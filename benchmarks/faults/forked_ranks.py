@@ -1,9 +1,9 @@
-"""Ranks that are forked from one process that has loaded everything, play a part, and report.
+"""Forks ranks from a process that has loaded everything, and collects their reports.
 
-A part is a function of the stage and a rank; what it returns is its report, a dictionary. It may
-die, be stopped, or never come back: the stage waits for the reports that are expected, no longer
-than it is told, and then ends whoever is left. Times are those of the system's monotonic clock,
-which all processes share.
+A part is a function of a ForkedRanks and a rank number. It returns its report, a dictionary. A part
+may die, be stopped, or never return: `play` waits for the expected reports up to a limit, and then
+kills the remaining ranks. Times are those of the system's monotonic clock, which all processes
+share.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from functools import partial
 from typing import Any
 
 Report = dict[str, Any]
-Part = Callable[["Stage", int], "Report | None"]
+Part = Callable[["ForkedRanks", int], "Report | None"]
 _NUMBER = struct.Struct("d")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """By rank: processes, their exit codes, when they ended; and the reports as they came."""
+    """Processes, their exit codes and ends, by rank; and the reports in order of arrival."""
 
     pids: list[int]
     codes: list[int]
@@ -37,8 +37,8 @@ class Played:
     reports: list[Report]
 
 
-class Stage:
-    """One performance of `size` ranks; a slot of shared memory survives whoever wrote to it."""
+class ForkedRanks:
+    """`size` ranks of a single run; a slot of shared memory survives its writer."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -46,19 +46,19 @@ class Stage:
         self._read = self._write = -1
 
     def note(self, slot: int, value: float) -> None:
-        """Write a number into a slot, 0 to `size`; the others are the stage's own."""
+        """Write a number into a slot, 0 to `size`; further slots are internal."""
         _NUMBER.pack_into(self._slots, _NUMBER.size * slot, value)
 
     def noted(self, slot: int) -> float:
-        """Return what was noted; 0 for nothing."""
+        """Return a slot's number; 0 before the first note."""
         return float(_NUMBER.unpack_from(self._slots, _NUMBER.size * slot)[0])
 
     def fork(self, rank: int, body: Callable[[], object]) -> None:
-        """In a rank: start a child of its own, with all its descriptors; ended with the rest."""
+        """Start a child of this rank, with all its descriptors; it is killed with the others."""
         self.note(1 + self.size + rank, _fork(body))
 
     def play(self, part: Part, expected: int, limit: float) -> Played:
-        """Have every rank play `part`; blocks until so many reports are there, or `limit` s."""
+        """Let every rank play `part`; blocks for `expected` reports, at most `limit` seconds."""
         self._read, self._write = os.pipe()
         pids = [_fork(partial(self._perform, part, rank)) for rank in range(self.size)]
         os.close(self._write)
@@ -72,7 +72,7 @@ class Stage:
         return Played(pids, codes, ends, [json.loads(line) for line in lines])
 
     def report(self, rank: int, report: Report) -> None:
-        """In a rank: send its report, if that can't be what its part returns."""
+        """Send a report from a rank whose part can't return it."""
         os.write(self._write, json.dumps({"rank": rank, **report}).encode() + b"\n")
 
     def _perform(self, part: Part, rank: int) -> None:
@@ -81,7 +81,7 @@ class Stage:
             self.report(rank, report)
 
     def _end(self, pids: list[int], reported: set[int]) -> list[tuple[int, float]]:
-        """Let those who have reported end by themselves, if they do so soon; how, and when."""
+        """Return exit codes and times; ranks that have reported get a while to exit."""
         now = time.monotonic()
         limits = (now + (5.0 if rank in reported else 0.1) for rank in range(self.size))
         ended = [
@@ -96,7 +96,7 @@ class Stage:
 
 
 def exit_code(pid: int, until: float) -> int:
-    """Return a child's exit code, or less a signal; it is killed if it goes on beyond `until`."""
+    """Return a child's exit code, or minus its signal; kill it if it still runs at `until`."""
     poller = select.poll()
     pidfd = os.pidfd_open(pid)
     try:
@@ -114,14 +114,14 @@ def _fork(body: Callable[[], object]) -> int:
         return pid
     try:
         body()
-    except BaseException as error:  # noqa: BLE001  (this process ends here, whatever happens)
+    except BaseException as error:  # noqa: BLE001  (this process ends here in any case)
         print(f"a rank ended by {error!r}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)
 
 
 def _lines(descriptor: int, expected: int, until: float) -> list[str]:
-    """Read until so many lines are there, nobody can write any more, or the time is up."""
+    """Read until `expected` lines are there, all writers are gone, or the time is up."""
     text = b""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)

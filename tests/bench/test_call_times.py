@@ -1,4 +1,4 @@
-"""What each library is asked for, and that its mistakes are counted."""
+"""Each library is asked for the same collectives, and its mistakes are counted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.compare import batches, peers
+from benchmarks.compare import call_times, coalescing_ways
 from benchmarks.compare.compare import COLLECTIVES
-from benchmarks.compare.libraries import LIBRARIES, both_ways, c10d_calls, there_and_back
-from benchmarks.compare.plain import GIVES, cut
+from benchmarks.libraries import NAMES, make
+from benchmarks.libraries.base import both_ways, there_and_back
+from benchmarks.libraries.c10d import c10d_calls
+from benchmarks.libraries.tcp import SHARES, cut
 from nc10d.testing import run_local
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,13 +26,13 @@ PARTS = [name for name in COLLECTIVES if name != "barrier"]
 
 
 class OnGroup:
-    """A library made of a group, one call of which can be spoilt."""
+    """A library made of a group; it can spoil a collective."""
 
     def __init__(self, group: Any, spoilt: str = "") -> None:
         self.rank, self.size, self.dist = group.rank, group.size, group
         self._spoilt = spoilt
 
-    def calls(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
+    def bind(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
         calls = c10d_calls(self.dist, self.rank, out, x)
         if self._spoilt and out.size > 1:  # not the sum of the counts of mistakes
             calls[self._spoilt] = self._spoil(calls[self._spoilt], out)
@@ -47,23 +49,23 @@ class OnGroup:
         """Nothing to do."""
 
 
-@given(st.sampled_from(sorted(GIVES)), st.integers(2, 5), st.integers(0, 1 << 27), st.data())
-def test_what_a_plain_copy_gives_lies_in_its_array(
+@given(st.sampled_from(sorted(SHARES)), st.integers(2, 5), st.integers(0, 1 << 27), st.data())
+def test_the_bytes_of_a_plain_copy_lie_in_its_array(
     name: str, hosts: int, nbytes: int, data: st.DataObject
 ) -> None:
     host, peer = data.draw(st.permutations(range(hosts)))[:2]
-    one = cut(name, hosts, host, peer, nbytes)
-    assert 0 <= one.low <= one.low + one.given <= one.whole <= nbytes
-    assert one.given == min(one.whole, int(GIVES[name](hosts, host, peer) * nbytes))
+    part = cut(name, hosts, host, peer, nbytes)
+    assert 0 <= part.low <= part.low + part.nbytes <= part.whole <= nbytes
+    assert part.nbytes == min(part.whole, int(SHARES[name](hosts, host, peer) * nbytes))
     if name in ("reduce_scatter", "all_to_all") and nbytes % hosts == 0:
-        assert (one.low, one.given) == (peer * nbytes // hosts, nbytes // hosts)
+        assert (part.low, part.nbytes) == (peer * nbytes // hosts, nbytes // hosts)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_librarys_mistakes_are_counted(name: str, size: int) -> None:
     def wrong(group: Any, spoilt: str) -> int:
-        _, _, check = peers.prepare(OnGroup(group, spoilt), name, 96)
+        _, _, check = call_times.prepare(OnGroup(group, spoilt), name, 96)
         return check()
 
     assert run_local(wrong, size, [""] * size) == [0] * size
@@ -72,7 +74,7 @@ def test_a_librarys_mistakes_are_counted(name: str, size: int) -> None:
 
 def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> None:
     def measured(group: Any) -> tuple[float, int]:
-        return peers.measure(OnGroup(group, "broadcast"), "broadcast", 64, 0.0)
+        return call_times.measure(OnGroup(group, "broadcast"), "broadcast", 64, 0.0)
 
     (seconds, wrong), other = run_local(measured, 2)
     assert seconds > 0
@@ -83,14 +85,14 @@ def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> N
 @pytest.mark.parametrize("name", PARTS)
 def test_arrays_can_be_written_before_each_call(name: str) -> None:
     def wrong(group: Any) -> int:
-        return peers.measure(OnGroup(group), name, 96, 0.0, untouched=False)[1]
+        return call_times.measure(OnGroup(group), name, 96, 0.0, untouched=False)[1]
 
     assert run_local(wrong, 2) == [0, 0]
 
 
-def test_what_is_done_before_each_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_before_each_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(peers.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(call_times.time, "perf_counter", lambda: now[0])
 
     def measured(group: Any) -> float:
         def call() -> None:
@@ -99,18 +101,18 @@ def test_what_is_done_before_each_call_is_not_counted(monkeypatch: pytest.Monkey
         def before() -> None:
             now[0] += 5
 
-        return peers.timed(OnGroup(group), "all_reduce", call, 0.0, before)
+        return call_times.timed(OnGroup(group), "all_reduce", call, 0.0, before)
 
     assert run_local(measured, 1) == [1]
 
 
-def test_nor_is_what_another_rank_does_and_this_one_waits_for(
+def test_time_of_another_rank_before_its_call_is_not_counted_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 0 writes for 5 seconds and calls for 1, which rank 1 sees as a call of 6."""
     clocks = threading.local()
     clock = SimpleNamespace(perf_counter=lambda: clocks.now)
-    monkeypatch.setattr(peers, "time", clock)
+    monkeypatch.setattr(call_times, "time", clock)
 
     def measured(group: Any) -> float:
         clocks.now = 0.0
@@ -120,14 +122,14 @@ def test_nor_is_what_another_rank_does_and_this_one_waits_for(
 
         before, call = ((5, 1), (0, 6))[group.rank]
         calls = partial(passes, call), 0.0, partial(passes, before)
-        return peers.timed(OnGroup(group), "broadcast", *calls)
+        return call_times.timed(OnGroup(group), "broadcast", *calls)
 
     assert run_local(measured, 2) == [1, 1]
 
 
 def test_the_slowest_rank_is_known_to_all() -> None:
     def known(group: Any) -> float:
-        return peers.slowest(OnGroup(group), [0.5, 2.0, 1.0][group.rank])
+        return call_times.slowest(OnGroup(group), [0.5, 2.0, 1.0][group.rank])
 
     assert run_local(known, 3) == [2.0] * 3
 
@@ -135,28 +137,29 @@ def test_the_slowest_rank_is_known_to_all() -> None:
 def test_every_library_has_every_collective_and_no_other() -> None:
     import nc10d
 
-    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES) == set(GIVES)
-    assert set(LIBRARIES) == set(batches.WAYS)
+    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES) == set(SHARES)
+    assert set(NAMES) == set(coalescing_ways.WAYS)
+    assert [make(name).name for name in NAMES] == list(NAMES)
 
 
-def said(log: list[str], word: str) -> Callable[[], Any]:
-    def say() -> Any:
+def logged(log: list[str], word: str) -> Callable[[], Any]:
+    def record() -> Any:
         log.append(word)
-        return SimpleNamespace(wait=said(log, "wait"))
+        return SimpleNamespace(wait=logged(log, "wait"))
 
-    return say
+    return record
 
 
-def test_one_sends_and_the_other_answers_or_both_send_first() -> None:
+def test_the_first_rank_sends_and_its_peer_answers_or_both_send_first() -> None:
     log: list[str] = []
-    send, recv = said(log, "send"), said(log, "recv")
+    send, recv = logged(log, "send"), logged(log, "recv")
     for call in (there_and_back(send, recv, True), there_and_back(send, recv, False)):
         call()
     both_ways(send, recv)()
     assert log == ["send", "recv", "recv", "send", "send", "recv", "wait"]
 
 
-LOCAL_WAYS = {"blocking": batches.blocking, "block": batches.block}
+LOCAL_WAYS = {"blocking": coalescing_ways.blocking, "block": coalescing_ways.block}
 
 
 @pytest.mark.parametrize("way", LOCAL_WAYS)
@@ -167,18 +170,18 @@ def test_a_way_to_reduce_many_is_checked(way: str, spoilt: str) -> None:
     def wrong(group: Any) -> int:
         library: Any = OnGroup(group, spoilt)
         library.dist = nc10d
-        return batches.mistakes(library, LOCAL_WAYS[way], 32)
+        return coalescing_ways.mistakes(library, LOCAL_WAYS[way], 32)
 
-    spoils = bool(spoilt) and way != "block"  # a block's calls are not the library's bound ones
+    spoils = bool(spoilt) and way != "block"  # a block's calls are not bound by the library
     found = run_local(wrong, 2)
     assert all(bool(count) == spoils for count in found), found
 
 
 def test_asynchronous_calls_are_all_started_before_any_is_waited_for() -> None:
     log: list[str] = []
-    dist = SimpleNamespace(all_reduce=lambda x, async_op: said(log, f"start {x}")())
+    dist = SimpleNamespace(all_reduce=lambda x, async_op: logged(log, f"start {x}")())
     arrays: Sequence[Any] = ["a", "b"]
-    wait = batches.one_by_one(SimpleNamespace(dist=dist), arrays)()
+    wait = coalescing_ways.separately(SimpleNamespace(dist=dist), arrays)()
     assert log == ["start a", "start b"]
     wait()
     assert log[2:] == ["wait", "wait"]

@@ -1,4 +1,4 @@
-"""What was measured, and what follows: times become a machine's constants. All of it is pure."""
+"""Turns measured times into a machine's constants. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.model.cases import MAKERS
+from benchmarks.model.collective_programs import MAKERS
 from benchmarks.model.machine import DEVELOPMENT, Curve, Machine
 from nc10d.backend.cpu.algorithms.tuning import Boards
 
 SHARE = 0.25
-"""Of repeated times the quartile is taken: other programs only ever add to them."""
+"""The quantile of repeated times that is used: other programs only ever add time."""
 Sample = dict[tuple[str, int], float]
-"""Seconds, by figure and array size (0 where there is none)."""
+"""Seconds, by name and array size (0 where there is none)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A collective to be measured beside the constants; `far` if its two ranks share no host."""
+class TimedCall:
+    """A collective to measure beside the constants; `far` if its two ranks share no host."""
 
     op: str
     nbytes: int
@@ -27,32 +27,32 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was measured one after another: figures for the constants, and cells, in seconds.
+    """Seconds of a round of measurements: samples for the constants, and times of calls.
 
-    `boards` says how quick boards are on the machine (see cpu_policy.py).
+    `boards` is the machine's speed class of staging buffers (see cpu_policy.py).
     """
 
     sample: Sample
-    times: dict[Cell, float]
+    times: dict[TimedCall, float]
     boards: Boards = Boards.NORMAL
 
 
 def typical(times: Iterable[float], share: float = SHARE) -> float:
-    """Return the time that a share of all stay below: the median, or less of others' load."""
+    """Return the quantile `share` of times: below the median, less load of others is in it."""
     found = sorted(times)
     return found[int(share * (len(found) - 1))]
 
 
 def medians(samples: Sequence[Sample]) -> Sample:
-    """Return the median of each figure."""
-    return {key: statistics.median(found[key] for found in samples) for key in samples[0]}
+    """Return the median of each sample."""
+    return {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
 
 
 def machine_of(sample: Sample) -> Machine:
-    """Turn measured times into constants; what was not measured costs what it does elsewhere."""
+    """Turn measured times into constants; unmeasured constants are those of DEVELOPMENT."""
 
     def curve(name: str) -> Curve:
-        found = {reach: seconds for (what, reach), seconds in sample.items() if what == name}
+        found = {reach: seconds for (key, reach), seconds in sample.items() if key == name}
         return tuple((reach, max(0.0, found[reach])) for reach in sorted(found))
 
     ways = {op: sample[f"call {op}", 0] for op in MAKERS}
@@ -82,5 +82,5 @@ def machine_of(sample: Sample) -> Machine:
 
 def constants(rounds: Sequence[Round]) -> Machine:
     """Return a machine's constants: medians over rounds."""
-    machine = machine_of(medians([one.sample for one in rounds]))
-    return replace(machine, boards=min(one.boards for one in rounds))
+    machine = machine_of(medians([round_.sample for round_ in rounds]))
+    return replace(machine, boards=min(round_.boards for round_ in rounds))

@@ -1,4 +1,4 @@
-"""The programs of a collective at one size, as every rank of a topology would run them.
+"""The programs of a collective of a given size, on every rank of a topology.
 
 Sizes are those of `nc10d.bench.workloads`: `nbytes` is the larger buffer of a rank.
 """
@@ -18,16 +18,16 @@ from nc10d.ops import SUM
 
 ITEM, DTYPE = 4, "float32"
 HALF = 256 * 1024
-"""Bytes of half a board of the default group."""
+"""Bytes of a slot, half a staging buffer, of the default group."""
 MATES = 8
-"""Ranks of a host, where nobody says how many."""
+"""Default number of ranks of a host."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of one size in a group: `program(rank)` is what a rank runs.
+    """A collective of a given size in a group: `program(rank)` is a rank's program.
 
-    `arrays` is how many bytes of its own arrays a rank goes through.
+    `arrays` is the number of bytes of a rank's arrays.
     """
 
     op: str
@@ -36,7 +36,7 @@ class Collective:
 
     @property
     def hosts(self) -> Topology:
-        """Who shares a host."""
+        """The ranks of each host."""
         return self.layout.hosts or Topology((tuple(range(self.layout.size)),))
 
     @property
@@ -54,7 +54,7 @@ class Collective:
 def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> GroupShape:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
-    Every rank has a core of its own. `boards` says how quick boards are (see cpu_policy.py).
+    Every rank has a separate core. `boards` is the speed class of staging buffers (cpu_policy.py).
     """
     size = hosts.size
     several = hosts if len(hosts.hosts) > 1 else None
@@ -64,7 +64,7 @@ def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORM
 
 
 def spread(ranks: int, mates: int = MATES) -> Topology:
-    """Return ranks on as few hosts as hold them, `mates` to a host and the rest on the last."""
+    """Return ranks on as few hosts as possible, `mates` to a host and the rest on the last."""
     return grouped([rank // mates for rank in range(ranks)])
 
 
@@ -98,9 +98,9 @@ def _all_gather(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
 
 def _reduce_scatter(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:
     size = layout.size
-    part, how = chunk(nbytes, size), Reduction(SUM, DTYPE, size)
+    part, reduction = chunk(nbytes, size), Reduction(SUM, DTYPE, size)
     inps = [user(1, part * rank) for rank in range(size)]
-    return choose.reduce_scatter(layout, [part] * size, user(0), inps, how), 2
+    return choose.reduce_scatter(layout, [part] * size, user(0), inps, reduction), 2
 
 
 def _all_to_all(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:

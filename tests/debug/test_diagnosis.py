@@ -1,4 +1,4 @@
-"""What dumps say together: the one who is missing, different or late is named, and nobody else."""
+"""Diagnosis of dumps: exactly the missing, different or late ranks are named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL = "all_reduce(dtype=float64, count=4, op=SUM)"
 
 
 def dump(rank: int, size: int = 3, last: int = 7, call: str = CALL, why: str = "asked for") -> Dump:
-    """A rank's dump: in call number `last`, with the ones before it behind."""
+    """Return a rank's dump: in call number `last`, with the earlier calls completed."""
     entries = [Entry(seq, CALL, COMPLETED) for seq in range(max(1, last - 3), last)]
     entries.append(Entry(last, call, STARTED))
     return Dump("world", rank, size, [*range(size)], "host", 100 + rank, 1.0, why, entries=entries)
@@ -72,7 +72,7 @@ def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> No
 
 
 @pytest.mark.parametrize(("waits_for", "completed"), [(0, 6), (None, 7)])
-def test_torch_is_told_so_too(waits_for: int | None, completed: int) -> None:
+def test_torchs_analyser_gets_the_same(waits_for: int | None, completed: int) -> None:
     status = torch_trace.record([flooded(2, waits_for)])["pg_status"]["world"]
     assert status["last_enqueued_collective"] == 7
     assert status["last_completed_collective"] == completed
@@ -107,7 +107,7 @@ def test_a_thousand_ranks_fit_on_a_screen_with_those_that_stand_out() -> None:
     assert re.search(r"rank 777 .*#6", text)
 
 
-def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 2):
         (tmp_path / f"world-rank{rank}.json").write_text(dump(rank, why="<PeerLost>").to_json())
     page, image, folder = tmp_path / "page.html", tmp_path / "page.png", tmp_path / "torch"
@@ -123,7 +123,7 @@ def test_the_command_says_so_and_draws(tmp_path: Path, capsys: pytest.CaptureFix
     assert timeline.page(read(tmp_path)) == html
 
 
-def test_a_picture_without_matplotlib_is_an_error_that_says_so(
+def test_a_picture_without_matplotlib_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "one.json").write_text(dump(0).to_json())

@@ -1,7 +1,7 @@
-"""What other processes did to the machine while something was measured.
+"""The load of other processes during a measurement.
 
-CPU time of the whole machine, less this process's and that of the children it has waited for: what
-is left is foreign. On a virtual machine the time that the host took away is foreign, too.
+It is the CPU time of the whole machine, less that of this process and of the children that it has
+waited for. On a virtual machine, time that the host took away counts as load, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RESTING = {"idle", "iowait"}
 
 
 def busy(text: str, hertz: int) -> float:
-    """Return the seconds that all cores worked since boot, of the contents of /proc/stat."""
+    """Return the seconds that all cores worked since boot, from the text of /proc/stat."""
     words = text.split("\n", 1)[0].split()
     if words[:1] != ["cpu"]:
         raise ValueError(f"/proc/stat begins with {words[:1]}, not with cpu")
@@ -28,17 +28,19 @@ def busy(text: str, hertz: int) -> float:
 
 def own() -> float:
     """Return the CPU seconds of this process and of the children that it has waited for."""
-    spent = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in spent)
+    spent = [
+        resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
 
 
-class Foreign:
-    """Measures a with-block; afterwards `cores` is how many cores others kept busy, on average."""
+class BackgroundLoad:
+    """Measures a with-block; afterwards `cores` is the mean number of cores that others used."""
 
     def __init__(self) -> None:
         self.cores = 0.0
 
-    def __enter__(self) -> Foreign:
+    def __enter__(self) -> BackgroundLoad:
         self._busy, self._own, self._start = _whole(), own(), time.monotonic()
         return self
 
@@ -48,9 +50,9 @@ class Foreign:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        mine, whole = own() - self._own, _whole() - self._busy
-        # The kernel counts the two by different clocks: an idle machine may seem below nothing.
-        self.cores = max(0.0, whole - mine) / (time.monotonic() - self._start)
+        spent, whole = own() - self._own, _whole() - self._busy
+        # The kernel counts the two by different clocks, so the difference may be negative.
+        self.cores = max(0.0, whole - spent) / (time.monotonic() - self._start)
 
 
 def _whole() -> float:

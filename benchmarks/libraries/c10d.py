@@ -1,0 +1,141 @@
+"""What nc10d and torch.distributed share: both spell c10d's calls alike.
+
+The shared calls are written once, in terms of a module and its arrays. `benchmarks.compare` uses
+`start`, `bind` and `close`; `benchmarks.faults` forks ranks, which `join` a group of their own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.libraries.base import Array, Call, Library, both_ways, there_and_back
+
+COLLECTIVES = 4
+"""Kinds of collectives that `C10dLibrary.call` knows."""
+HOST = "127.0.0.1"
+Move = Callable[[], None]
+
+
+def stay() -> None:
+    """Keep this rank on its host."""
+
+
+class C10dLibrary(Library):
+    """A library with c10d's interface; each group of a scenario has a number of its own."""
+
+    @property
+    @abstractmethod
+    def dist(self) -> Any:
+        """The module with c10d's names."""
+
+    @abstractmethod
+    def tensor(self, array: Array) -> Any:
+        """Return the library's array over the memory of an ndarray."""
+
+    @abstractmethod
+    def ones(self, count: int, dtype: str = "float32") -> Any:
+        """Return an array of ones."""
+
+    @abstractmethod
+    def warm(self) -> None:
+        """Load everything, in the process that forks the ranks."""
+
+    @abstractmethod
+    def join(self, number: int, rank: int, size: int, timeout: float, move: Move = stay) -> None:
+        """Make a default group in a forked rank.
+
+        `move` takes this rank to another host, after which it can't reach the rendezvous any more.
+        """
+
+    @abstractmethod
+    def drop(self, number: int, rank: int, size: int, timeout: float) -> None:
+        """Make a group, use it, and drop it without destroying it."""
+
+    @abstractmethod
+    def shorten(self, timeout: float) -> None:
+        """Set the default group's timeout to the scenario's; joining may take longer."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Destroy the group, unless that may block for ever."""
+
+    @abstractmethod
+    def serve(self, *, guarded: bool = False) -> tuple[object, int]:
+        """Serve a store in this process; return its owner, and its port.
+
+        `guarded` asks for the library's best protection against unauthenticated clients.
+        """
+
+    @abstractmethod
+    def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
+        """Return a client of a store on this host."""
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        """Return an error's type, message and attributes; `failed` is the rank that it names."""
+        return {"kind": type(error).__name__, "message": str(error), "failed": None}
+
+    def silence(self) -> None:
+        """Stop this process from writing on the terminal, where the library does so."""
+
+    def bind(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind the public calls to these arrays."""
+        return c10d_calls(self.dist, self.rank, self.tensor(out), self.tensor(x))
+
+    def call(self, kind: int, count: int) -> None:
+        """Make one of `COLLECTIVES` collectives on `count` elements."""
+        dist, x = self.dist, self.ones(count)
+        if kind == 0:
+            dist.all_reduce(x)
+        elif kind == 1:
+            dist.broadcast(x, src=0)
+        elif kind == 2:
+            dist.all_gather_into_tensor(self.ones(count * dist.get_world_size()), x)
+        else:
+            dist.all_reduce(x, async_op=True).wait()
+
+    def mismatching_calls(self) -> dict[str, Call]:
+        """Return calls of which no two match when different ranks make them."""
+        dist, ones = self.dist, self.ones
+        size = dist.get_world_size()
+        return {
+            "all_reduce": lambda: dist.all_reduce(ones(4)),
+            "all_reduce of another count": lambda: dist.all_reduce(ones(5)),
+            "all_reduce of another dtype": lambda: dist.all_reduce(ones(4, "float64")),
+            "all_reduce by another op": lambda: dist.all_reduce(ones(4), dist.ReduceOp.MAX),
+            "all_reduce of far more": lambda: dist.all_reduce(ones(1 << 18)),
+            "barrier": dist.barrier,
+            "broadcast from 0": lambda: dist.broadcast(ones(4), 0),
+            "broadcast from 1": lambda: dist.broadcast(ones(4), 1),
+            "reduce to 0": lambda: dist.reduce(ones(4), 0),
+            "reduce to 1": lambda: dist.reduce(ones(4), 1),
+            "all_gather": lambda: dist.all_gather([ones(4) for _ in range(size)], ones(4)),
+            "reduce_scatter": lambda: dist.reduce_scatter(ones(4), [ones(4) for _ in range(size)]),
+            "all_to_all": lambda: dist.all_to_all_single(ones(4), ones(4)),
+        }
+
+    def begin(self, group: Any = None) -> Any:
+        """Begin an operation that needs all ranks; return its Work."""
+        return self.dist.all_reduce(self.ones(1000), group=group, async_op=True)
+
+    def end(self) -> None:
+        """Destroy the group in any case."""
+        self.dist.destroy_process_group()
+
+
+def c10d_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the calls that torch.distributed and nc10d spell alike."""
+    peer = rank ^ 1
+    send, recv = partial(dist.send, x, peer), partial(dist.recv, out, peer)
+    return {
+        "all_reduce": partial(dist.all_reduce, out),
+        "all_gather": partial(dist.all_gather_into_tensor, out, x),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, out, x),
+        "broadcast": partial(dist.broadcast, out, 0),
+        "all_to_all": partial(dist.all_to_all_single, out, x),
+        "ping_pong": there_and_back(send, recv, rank < peer),
+        "exchange": both_ways(partial(dist.isend, x, peer), recv),
+        "barrier": dist.barrier,
+    }

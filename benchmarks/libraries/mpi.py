@@ -1,0 +1,37 @@
+"""MPICH and Open MPI, by mpi4py's fast calls on COMM_WORLD."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.libraries.base import Array, Call, Library, there_and_back
+
+
+class Mpi(Library):
+    """MPI; each buffer is described once, so that mpi4py need not inspect it on every call."""
+
+    def start(self) -> None:
+        """Join the job that mpiexec has started: importing MPI initializes it."""
+        from mpi4py import MPI
+
+        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+
+    def bind(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind the calls of COMM_WORLD to described buffers."""
+        comm, peer = self.comm, self.rank ^ 1
+        into, source = [out, self.mpi.FLOAT], [x, self.mpi.FLOAT]
+        send, recv = partial(comm.Send, source, peer), partial(comm.Recv, into, peer)
+        return {
+            "all_reduce": partial(comm.Allreduce, self.mpi.IN_PLACE, into),
+            "all_gather": partial(comm.Allgather, source, into),
+            "reduce_scatter": partial(comm.Reduce_scatter_block, source, into),
+            "broadcast": partial(comm.Bcast, into, 0),
+            "all_to_all": partial(comm.Alltoall, source, into),
+            "ping_pong": there_and_back(send, recv, self.rank < peer),
+            "exchange": partial(comm.Sendrecv, source, peer, 0, into, peer, 0),
+            "barrier": comm.Barrier,
+        }
+
+    def close(self) -> None:
+        """Do nothing: MPI finalizes at exit."""
