@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nc10d as dist
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.native import offsets
@@ -268,3 +270,36 @@ def messages_that_end_at_once(group: Any) -> None:
 
 def test_a_message_that_ends_at_once_has_a_work_like_any_other() -> None:
     run_ranks(messages_that_end_at_once, 2)
+
+
+def python_frames(call: Callable[[], object]) -> int:
+    """Count the Python functions that a call enters, itself included."""
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+def frames_of_prepared_calls(group: Any) -> tuple[int, int]:
+    x, peer = np.ones(8), 1 - group.rank
+    message = (lambda: dist.send(x, peer)) if group.rank else (lambda: dist.recv(x, peer))
+    for _ in range(5):
+        dist.all_reduce(x)
+        message()
+    # A call whose peer comes late takes more frames: the fewest of several are its own.
+    reduced = [python_frames(lambda: dist.all_reduce(x)) for _ in range(20)]
+    moved = [python_frames(message) for _ in range(20)]
+    return min(reduced), min(moved)
+
+
+def test_a_prepared_all_reduce_takes_three_python_frames_and_a_message_two() -> None:
+    # A lambda around the call is a frame of its own.
+    assert run_ranks(frames_of_prepared_calls, 2, "processes") == [(3 + 1, 2 + 1)] * 2
