@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
 
-from nc10d.backend.cpu.native.offsets import FOLD_BLOCK
+from nc10d.backend.cpu.native import offsets as at
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
@@ -180,7 +180,7 @@ def block_on_stack(typingctx: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
-            slot = builder.alloca(ir.ArrayType(I8, FOLD_BLOCK))
+            slot = builder.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
         slot.align = 64
         return builder.ptrtoint(slot, I64)
 

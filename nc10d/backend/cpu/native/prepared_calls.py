@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
 from nc10d.backend.cpu.native.cpython import (
     DATA_OFFSET,
@@ -17,26 +18,6 @@ from nc10d.backend.cpu.native.cpython import (
     LIST_ITEMS_OFFSET,
     PLAIN_FLAGS,
     TYPE_OFFSET,
-)
-from nc10d.backend.cpu.native.offsets import (
-    BUSY,
-    C_ARRAY_TYPE,
-    C_BROKEN,
-    D_DEADLINE,
-    D_PROGRAM,
-    D_USERS,
-    DESCRIPTOR_WORDS,
-    K_CHANNEL,
-    K_DTYPE,
-    K_ONE,
-    K_PROGRAM,
-    K_SHORT,
-    K_X_BYTES,
-    K_X_COUNT,
-    K_X_LENGTH,
-    K_Y_BYTES,
-    K_Y_COUNT,
-    K_Y_LENGTH,
 )
 from nc10d.backend.cpu.native.progress import (
     LOOKS,
@@ -85,42 +66,42 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 @njit(nogil=True)
 def nc10d_fits(known: int, x: int, y: int) -> bool:
     """Say whether two objects (or one twice) are arrays that a known operation is for."""
-    kind, dtype = load(load(known + K_CHANNEL) + C_ARRAY_TYPE), load(known + K_DTYPE)
-    if not nc10d_is(x, kind, dtype, load(known + K_X_COUNT), load(known + K_X_LENGTH)):
+    kind, dtype = load(load(known + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(known + at.K_DTYPE)
+    if not nc10d_is(x, kind, dtype, load(known + at.K_X_COUNT), load(known + at.K_X_LENGTH)):
         return False
-    if x == y or load(known + K_ONE) != 0:
-        return x == y and load(known + K_ONE) != 0
-    if not nc10d_is(y, kind, dtype, load(known + K_Y_COUNT), load(known + K_Y_LENGTH)):
+    if x == y or load(known + at.K_ONE) != 0:
+        return x == y and load(known + at.K_ONE) != 0
+    if not nc10d_is(y, kind, dtype, load(known + at.K_Y_COUNT), load(known + at.K_Y_LENGTH)):
         return False
     a, b = load(x + DATA_OFFSET), load(y + DATA_OFFSET)
-    return a + load(known + K_X_BYTES) <= b or b + load(known + K_Y_BYTES) <= a
+    return a + load(known + at.K_X_BYTES) <= b or b + load(known + at.K_Y_BYTES) <= a
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
 def _run_known(words: object, x: object, y: object) -> int:
     known = load(as_int(words) + DATA_OFFSET)
     if not nc10d_fits(known, as_int(x), as_int(y)):
-        return BUSY
+        return at.BUSY
     a, b = load(as_int(x) + DATA_OFFSET), load(as_int(y) + DATA_OFFSET)
-    return nc10d_run(load(known + K_CHANNEL), load(known + K_PROGRAM), a, b, SLICE_NS)
+    return nc10d_run(load(known + at.K_CHANNEL), load(known + at.K_PROGRAM), a, b, SLICE_NS)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
 def _submit_known(words: object, known: int, deadline: int, x: object, y: object) -> int:
     if not nc10d_fits(known, as_int(x), as_int(y)):
-        return BUSY
-    channel = load(known + K_CHANNEL)
+        return at.BUSY
+    channel = load(known + at.K_CHANNEL)
     descriptor = load(as_int(words) + DATA_OFFSET)
-    users = descriptor + 8 * DESCRIPTOR_WORDS
-    store(descriptor + D_PROGRAM, load(known + K_PROGRAM))
-    store(descriptor + D_USERS, users)
-    store(descriptor + D_DEADLINE, deadline)
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    store(descriptor + at.D_PROGRAM, load(known + at.K_PROGRAM))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
     store(users, load(as_int(x) + DATA_OFFSET))
     store(users + 8, load(as_int(y) + DATA_OFFSET))
-    if load(known + K_SHORT) != 0:
+    if load(known + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
-    if load_acquire(channel + C_BROKEN) != 0:
-        return BUSY
+    if load_acquire(channel + at.C_BROKEN) != 0:
+        return at.BUSY
     return nc10d_submit(channel, descriptor)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     any_object,
     as_int,
@@ -22,43 +23,6 @@ from nc10d.backend.cpu.native.atomics import (
 )
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.log import nc10d_end_message
-from nc10d.backend.cpu.native.offsets import (
-    BLOCKED,
-    BUSY,
-    C_ADVANCE,
-    C_ARRAY_TYPE,
-    C_BEGUN,
-    C_BROKEN,
-    C_FLAGS,
-    C_GUARD,
-    C_HEAD,
-    C_KIND,
-    C_MESSAGE,
-    C_RECEIVING,
-    C_ROUND,
-    C_SEQ,
-    C_SITE,
-    C_STREAMS,
-    C_TAIL,
-    C_UNMATCHED,
-    D_ARRAY_COUNT,
-    D_ARRAY_DTYPE,
-    D_BYTES,
-    D_CHANNEL,
-    D_DEADLINE,
-    D_DTYPE,
-    D_PROGRAM,
-    D_TAG,
-    D_USERS,
-    DESCRIPTOR_WORDS,
-    DONE,
-    LINK_HEADER_BYTES,
-    LINK_TAG,
-    LINK_TICKS,
-    NEW_SITE,
-    RECEIVER,
-    S_PULL,
-)
 from nc10d.backend.cpu.native.prepared_calls import nc10d_is
 from nc10d.backend.cpu.native.progress import (
     nc10d_aborted,
@@ -89,8 +53,8 @@ AT_ONCE, SOON, WAITS = 0, 1, 2
 @njit(nogil=True)
 def nc10d_carries(channel: int, model: int, array: int) -> bool:
     """Say whether an object is an array that a known message is for."""
-    dtype, count = load(model + D_ARRAY_DTYPE), load(model + D_ARRAY_COUNT)
-    return nc10d_is(array, load(channel + C_ARRAY_TYPE), dtype, count, -1)
+    dtype, count = load(model + at.D_ARRAY_DTYPE), load(model + at.D_ARRAY_COUNT)
+    return nc10d_is(array, load(channel + at.C_ARRAY_TYPE), dtype, count, -1)
 
 
 @njit(nogil=True)
@@ -99,11 +63,11 @@ def nc10d_pulled(channel: int) -> bool:
 
     What fails here fails once more for who then waits in the ring, and is told there.
     """
-    pull = load(load(channel + C_STREAMS) + S_PULL)
+    pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = call_engine(pull, channel)
-    while answer == BLOCKED and nc10d_linger(channel):
+    while answer == at.BLOCKED and nc10d_linger(channel):
         answer = call_engine(pull, channel)
-    return answer == DONE
+    return answer == at.DONE
 
 
 @njit(nogil=True)
@@ -115,7 +79,7 @@ def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
         return False
     if how_soon == SOON:
         return nc10d_spin(channel, flag, target)
-    if load(channel + C_STREAMS) != 0:
+    if load(channel + at.C_STREAMS) != 0:
         return nc10d_pulled(channel)
     return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
 
@@ -126,12 +90,12 @@ def nc10d_admitted(channel: int) -> bool:
 
     The exchange is a full fence: either I see that the inbox is held, or its holder sees me.
     """
-    if load_acquire(channel + C_RECEIVING) != 0:
+    if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
-    exchange(channel + C_RECEIVING, 1)
-    if load_acquire(channel + C_GUARD) == 0:
+    exchange(channel + at.C_RECEIVING, 1)
+    if load_acquire(channel + at.C_GUARD) == 0:
         return True
-    store_release(channel + C_RECEIVING, 0)
+    store_release(channel + at.C_RECEIVING, 0)
     return False
 
 
@@ -141,15 +105,15 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
 
     All of it must be there if I may not wait in the middle.
     """
-    sent = load(load(channel + C_FLAGS))
-    wanted = 1 if how_soon == WAITS else LINK_TICKS
-    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, how_soon):
+    sent = load(load(channel + at.C_FLAGS))
+    wanted = 1 if how_soon == WAITS else at.LINK_TICKS
+    if not nc10d_soon(channel, sent, load(channel + at.C_SEQ) + wanted, how_soon):
         return False
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
     return (
         load(header) == tag
-        and load(header + 8) == load(descriptor + D_BYTES)
-        and load(header + 16) == load(descriptor + D_DTYPE)
+        and load(header + 8) == load(descriptor + at.D_BYTES)
+        and load(header + 16) == load(descriptor + at.D_DTYPE)
     )
 
 
@@ -158,55 +122,55 @@ def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
     """Run a message on a channel whose lock is held; BUSY if something is in the way."""
-    if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
-        return BUSY
-    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
-        return BUSY
-    if load(channel + C_KIND) == RECEIVER:
+    if load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+        return at.BUSY
+    if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        return at.BUSY
+    if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_awaited(channel, descriptor, tag, how_soon):
-            return BUSY
+            return at.BUSY
         # Somebody asks for it now: it is no stray that could be taken aside.
-        store_release(channel + C_UNMATCHED, 0)
-    store(descriptor + D_TAG, tag)
-    store(load(descriptor + D_USERS), x)
-    store(channel + C_MESSAGE, descriptor)
-    store(channel + C_SITE, site)
+        store_release(channel + at.C_UNMATCHED, 0)
+    store(descriptor + at.D_TAG, tag)
+    store(load(descriptor + at.D_USERS), x)
+    store(channel + at.C_MESSAGE, descriptor)
+    store(channel + at.C_SITE, site)
     # A look at the clock costs a little message much: if it never waits, one has to do.
-    little = load(descriptor + D_BYTES) <= A_LITTLE and load(channel + C_STREAMS) == 0
-    store(channel + C_BEGUN, 0 if little else nc10d_now())
-    nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
+    little = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
+    store(channel + at.C_BEGUN, 0 if little else nc10d_now())
+    nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
     if how_soon == WAITS and not little:
         return nc10d_drive(channel, SLICE_NS)
-    answer = call_engine(load(channel + C_ADVANCE), channel)
+    answer = call_engine(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
         # A short message can block at its first step only: nothing has happened then.
-        return BUSY if answer == BLOCKED else DONE
-    if answer != BLOCKED:
+        return at.BUSY if answer == at.BLOCKED else at.DONE
+    if answer != at.BLOCKED:
         return answer
-    store(channel + C_BEGUN, nc10d_now())
+    store(channel + at.C_BEGUN, nc10d_now())
     return nc10d_drive(channel, SLICE_NS)
 
 
 @njit(nogil=True)
 def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     """Send or receive here and now; see `run_message`."""
-    channel = load(descriptor + D_CHANNEL)
+    channel = load(descriptor + at.D_CHANNEL)
     if not nc10d_carries(channel, descriptor, array):
-        return BUSY
+        return at.BUSY
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
     if not nc10d_try_lock(channel):
-        return BUSY
-    if load(channel + C_KIND) == RECEIVER and not nc10d_admitted(channel):
+        return at.BUSY
+    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
         nc10d_unlock(channel)
-        return BUSY
+        return at.BUSY
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
-    if answer == DONE:
+    if answer == at.DONE:
         nc10d_end_message(channel, nc10d_now())
-    if answer in (DONE, BUSY):
-        store_release(channel + C_RECEIVING, 0)
+    if answer in (at.DONE, at.BUSY):
+        store_release(channel + at.C_RECEIVING, 0)
         nc10d_unlock(channel)
     return answer
 
@@ -226,16 +190,16 @@ def _submit_message(
     channel: int, words: object, model: int, deadline: int, x: object, tag: int, spins: int
 ) -> int:
     array = as_int(x)
-    if not nc10d_carries(channel, model, array) or load_acquire(channel + C_BROKEN) != 0:
-        return BUSY
+    if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
+        return at.BUSY
     descriptor = load(as_int(words) + DATA_OFFSET)
-    users = descriptor + 8 * DESCRIPTOR_WORDS
-    store(descriptor + D_PROGRAM, load(model + D_PROGRAM))
-    store(descriptor + D_USERS, users)
-    store(descriptor + D_DEADLINE, deadline)
-    store(descriptor + D_TAG, tag)
-    store(descriptor + D_BYTES, load(model + D_BYTES))
-    store(descriptor + D_DTYPE, load(model + D_DTYPE))
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_TAG, tag)
+    store(descriptor + at.D_BYTES, load(model + at.D_BYTES))
+    store(descriptor + at.D_DTYPE, load(model + at.D_DTYPE))
     store(users, load(array + DATA_OFFSET))
     if spins >= 0:
         return nc10d_submit_here(channel, descriptor, spins)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     add,
     call_engine,
@@ -25,65 +26,6 @@ from nc10d.backend.cpu.native.atomics import (
 from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.matching import nc10d_match
-from nc10d.backend.cpu.native.offsets import (
-    ABORTED,
-    AREA_ABORT,
-    BLOCKED,
-    BUSY,
-    C_ADVANCE,
-    C_AREA,
-    C_BEGUN,
-    C_BELL_BIT,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BLOCKED_ON,
-    C_BROKEN,
-    C_DESCRIPTOR,
-    C_HEAD,
-    C_KIND,
-    C_LOCK,
-    C_MESSAGE,
-    C_OWN_USERS,
-    C_PC,
-    C_PEER,
-    C_PROCESS,
-    C_RANK,
-    C_SEGMENT,
-    C_SITE,
-    C_TAIL,
-    C_TRACE_ID,
-    C_UNMATCHED,
-    C_USERS,
-    COLLECTIVE,
-    D_DEADLINE,
-    D_ENDED,
-    D_GATE,
-    D_PROGRAM,
-    D_SITE,
-    D_STARTED,
-    D_STATUS,
-    D_USERS,
-    DONE,
-    FAILING,
-    FINISHED,
-    IDLE,
-    LATE,
-    LINE_SLEEPERS,
-    NEW_SITE,
-    P_EVENT_FD,
-    P_LINK_WAITERS,
-    P_TRACE,
-    P_TRACE_NEXT,
-    P_TRACE_SIZE,
-    P_WAITING,
-    RECEIVER,
-    TRACE_BLOCKED,
-    TRACE_BYTES,
-    TRACE_DONE,
-    TRACE_START,
-    UNMATCHED,
-    WATCHED,
-)
 from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_slot
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
@@ -106,31 +48,31 @@ LOOKS = 4
 @njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
     """Note an event of a channel, if a trace is wanted."""
-    process = load(channel + C_PROCESS)
-    buffer = load(process + P_TRACE)
+    process = load(channel + at.C_PROCESS)
+    buffer = load(process + at.P_TRACE)
     if buffer != 0:
-        place = add(process + P_TRACE_NEXT, 1)
-        if place < load(process + P_TRACE_SIZE):
-            at = buffer + TRACE_BYTES * place
-            store(at, nc10d_now())
-            store(at + 8, load(channel + C_TRACE_ID))
-            store(at + 16, event)
-            store(at + 24, load(channel + C_DESCRIPTOR))
+        place = add(process + at.P_TRACE_NEXT, 1)
+        if place < load(process + at.P_TRACE_SIZE):
+            entry = buffer + at.TRACE_BYTES * place
+            store(entry, nc10d_now())
+            store(entry + 8, load(channel + at.C_TRACE_ID))
+            store(entry + 16, event)
+            store(entry + 24, load(channel + at.C_DESCRIPTOR))
 
 
 @njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
-    store(channel + C_PC, program)
-    store(channel + C_SEGMENT, 0)
-    store(channel + C_PEER, 0)
-    store(channel + C_USERS, users)
+    store(channel + at.C_PC, program)
+    store(channel + at.C_SEGMENT, 0)
+    store(channel + at.C_PEER, 0)
+    store(channel + at.C_USERS, users)
 
 
 @njit(nogil=True)
 def nc10d_aborted(channel: int) -> bool:
     """Say whether the group has failed: what its peers have shown for a call counts no more."""
-    return load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0
+    return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 
 @njit(nogil=True)
@@ -140,23 +82,23 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     Its arrays are x and y or, if x is 0, lie in a table at y.
     """
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
     if not nc10d_try_lock(channel):
-        return BUSY
-    failed = load(channel + C_BROKEN) != 0 or nc10d_aborted(channel)
-    if failed or load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
+        return at.BUSY
+    failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
+    if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         nc10d_unlock(channel)
-        return BUSY
-    store(channel + C_SITE, site)
+        return at.BUSY
+    store(channel + at.C_SITE, site)
     if x == 0:
         nc10d_begin(channel, program, y)
     else:
-        store(channel + C_OWN_USERS, x)
-        store(channel + C_OWN_USERS + 8, y)
-        nc10d_begin(channel, program, channel + C_OWN_USERS)
+        store(channel + at.C_OWN_USERS, x)
+        store(channel + at.C_OWN_USERS + 8, y)
+        nc10d_begin(channel, program, channel + at.C_OWN_USERS)
     answer = nc10d_drive(channel, slice_ns)
-    if answer == DONE:
+    if answer == at.DONE:
         nc10d_log_end(channel, nc10d_now())
         nc10d_unlock(channel)
     return answer
@@ -166,32 +108,32 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 def nc10d_submit(channel: int, descriptor: int) -> int:
     """Append a descriptor to the ring, and have the worker look at it."""
     answer = nc10d_append(channel, descriptor)
-    if answer != NEW_SITE:
-        nc10d_wake_own(load(channel + C_PROCESS))
+    if answer != at.NEW_SITE:
+        nc10d_wake_own(load(channel + at.C_PROCESS))
     return answer
 
 
 @njit(nogil=True)
 def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and tell those who wait for it."""
-    process = load(channel + C_PROCESS)
+    process = load(channel + at.C_PROCESS)
     now = nc10d_now()
-    store(descriptor + D_ENDED, now)
-    if load(descriptor + D_GATE) != 0:
-        nc10d_post(channel, load(descriptor + D_GATE), 1)
-    if load(channel + C_KIND) == COLLECTIVE:
+    store(descriptor + at.D_ENDED, now)
+    if load(descriptor + at.D_GATE) != 0:
+        nc10d_post(channel, load(descriptor + at.D_GATE), 1)
+    if load(channel + at.C_KIND) == at.COLLECTIVE:
         nc10d_log_end(channel, now)
     else:
         nc10d_end_message(channel, now)
-    store(channel + C_DESCRIPTOR, 0)
-    store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
+    store(channel + at.C_DESCRIPTOR, 0)
+    store_release(channel + at.C_HEAD, load(channel + at.C_HEAD) + 1)
     # From here on the descriptor belongs to whoever waits for it.
-    watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
+    watched = exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
     # The worker need not look: what else it has to do, it is told by who submits or signals.
-    if load_acquire(process + P_WAITING) != 0:
+    if load_acquire(process + at.P_WAITING) != 0:
         nc10d_wake_own(process)
     if watched != 0:
-        nc10d_write_event(load(process + P_EVENT_FD))
+        nc10d_write_event(load(process + at.P_EVENT_FD))
 
 
 @njit(nogil=True)
@@ -202,33 +144,33 @@ def nc10d_progress(channel: int) -> int:
     matching a message said.
     """
     while True:
-        if load(channel + C_BROKEN) != 0:
-            return ABORTED
-        descriptor = load(channel + C_DESCRIPTOR)
+        if load(channel + at.C_BROKEN) != 0:
+            return at.ABORTED
+        descriptor = load(channel + at.C_DESCRIPTOR)
         if descriptor == 0:
-            if load(channel + C_KIND) == RECEIVER:
+            if load(channel + at.C_KIND) == at.RECEIVER:
                 answer = nc10d_match(channel)
-                if answer != DONE:
+                if answer != at.DONE:
                     return answer
-            elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
-                return IDLE
-            descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
-            store(channel + C_DESCRIPTOR, descriptor)
-            store(channel + C_MESSAGE, descriptor)
-            store(channel + C_SITE, load(descriptor + D_SITE))
-            store(channel + C_BEGUN, nc10d_now())
-            store(descriptor + D_STARTED, load(channel + C_BEGUN))
-            nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-            nc10d_trace(channel, TRACE_START)
-        step = load(channel + C_PC)
-        answer = call_engine(load(channel + C_ADVANCE), channel)
-        if answer != DONE:
-            if load(channel + C_PC) != step:
-                nc10d_trace(channel, TRACE_BLOCKED)
+            elif load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL):
+                return at.IDLE
+            descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+            store(channel + at.C_DESCRIPTOR, descriptor)
+            store(channel + at.C_MESSAGE, descriptor)
+            store(channel + at.C_SITE, load(descriptor + at.D_SITE))
+            store(channel + at.C_BEGUN, nc10d_now())
+            store(descriptor + at.D_STARTED, load(channel + at.C_BEGUN))
+            nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+            nc10d_trace(channel, at.TRACE_START)
+        step = load(channel + at.C_PC)
+        answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        if answer != at.DONE:
+            if load(channel + at.C_PC) != step:
+                nc10d_trace(channel, at.TRACE_BLOCKED)
             if answer < 0:  # nobody begins it once more before the channel is stopped
-                store(channel + C_BROKEN, FAILING)
+                store(channel + at.C_BROKEN, at.FAILING)
             return answer
-        nc10d_trace(channel, TRACE_DONE)
+        nc10d_trace(channel, at.TRACE_DONE)
         nc10d_finish(channel, descriptor)
 
 
@@ -239,15 +181,15 @@ def nc10d_awake(channel: int) -> None:
     A link's may have other waiters too: one that comes meanwhile gets the bit back, and looks anew.
     A gate may be waited for by several channels, so there the bit stays.
     """
-    if load(channel + C_BLOCKED_ON) == load(channel + C_RANK):
+    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):
         return
-    sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
-    bit, others = load(channel + C_BELL_BIT), load(channel + C_PROCESS) + P_LINK_WAITERS
+    sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
+    bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_PROCESS) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
         keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
             set_bits(sleepers, bit)
-            nc10d_wake_own(load(channel + C_PROCESS))
+            nc10d_wake_own(load(channel + at.C_PROCESS))
 
 
 @njit(nogil=True)
@@ -255,29 +197,29 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
     """Advance the channel, whose lock is held, until a submission of it has ended."""
     while True:
         answer = nc10d_progress(channel)
-        if load_acquire(descriptor + D_STATUS) & FINISHED:
-            return FINISHED
-        if answer != BLOCKED:
+        if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
+            return at.FINISHED
+        if answer != at.BLOCKED:
             return answer
         nc10d_awake(channel)
         if nc10d_streaming(channel):
             if nc10d_linger(channel) and nc10d_now() < until:
                 continue
-        elif nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+        elif nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)):
             continue
         answer = nc10d_await_flag(channel, until)
-        if answer == BLOCKED:
+        if answer == at.BLOCKED:
             return 0
-        if answer != DONE:
+        if answer != at.DONE:
             return answer
 
 
 @njit(nogil=True)
 def nc10d_waiting(channel: int) -> bool:
     """Say whether a channel has submissions that the worker may advance."""
-    if load_acquire(channel + C_BROKEN) != 0:
+    if load_acquire(channel + at.C_BROKEN) != 0:
         return False
-    return load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL)
+    return load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL)
 
 
 @njit(nogil=True)
@@ -285,7 +227,7 @@ def nc10d_soon_there(channel: int) -> bool:
     """Say whether the counter that a channel is blocked on comes while this thread spins."""
     if nc10d_streaming(channel):
         return False
-    return nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR))
+    return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
 
 
 @njit(nogil=True)
@@ -297,42 +239,42 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     `spins` times, and then leaves the rest to whom the peer will wake.
     """
     if not nc10d_waiting(channel):
-        return BLOCKED
+        return at.BLOCKED
     if nc10d_aborted(channel):
-        return ABORTED
+        return at.ABORTED
     if not nc10d_try_lock(channel):
-        return BUSY
-    head = load(channel + C_HEAD)
-    step = load(channel + C_PC)
-    known = load(channel + C_UNMATCHED)
+        return at.BUSY
+    head = load(channel + at.C_HEAD)
+    step = load(channel + at.C_PC)
+    known = load(channel + at.C_UNMATCHED)
     transfers = nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == BLOCKED and spins > 0 and nc10d_soon_there(channel):
+    while answer == at.BLOCKED and spins > 0 and nc10d_soon_there(channel):
         answer = nc10d_progress(channel)
         spins -= 1
-    moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
+    moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
     moved = moved or nc10d_moved(channel) != transfers
-    stray = answer == UNMATCHED and (moved or known == 0)
-    if answer == BLOCKED:
-        flag = load(channel + C_BLOCKED_AT)
-        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+    stray = answer == at.UNMATCHED and (moved or known == 0)
+    if answer == at.BLOCKED:
+        flag = load(channel + at.C_BLOCKED_AT)
+        set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if sleepy:
             nc10d_arm(channel)
-        moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
-        descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
-        deadline = load(descriptor + D_DEADLINE)
+        moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
+        descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+        deadline = load(descriptor + at.D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:
-            answer = LATE
-    exchange(channel + C_LOCK, 0)
+            answer = at.LATE
+    exchange(channel + at.C_LOCK, 0)
     # Whoever appended meanwhile found the channel taken, and left it to the one who had it.
-    moved = moved or (answer == IDLE and nc10d_waiting(channel))
+    moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
     if stray:
         # Only Python can take a message aside that nobody asked for: call who waits or watches.
-        nc10d_wake_own(load(channel + C_PROCESS))
-        nc10d_write_event(load(load(channel + C_PROCESS) + P_EVENT_FD))
+        nc10d_wake_own(load(channel + at.C_PROCESS))
+        nc10d_write_event(load(load(channel + at.C_PROCESS) + at.P_EVENT_FD))
     if answer < 0:
         return answer
-    return DONE if moved else BLOCKED
+    return at.DONE if moved else at.BLOCKED
 
 
 @njit(nogil=True)
@@ -343,16 +285,16 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which so
     need not wake up only to find that there is nothing to do yet.
     """
-    if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
-        return BUSY
+    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+        return at.BUSY
     answer = nc10d_append(channel, descriptor)
-    if answer != DONE:
+    if answer != at.DONE:
         return answer
     answer = nc10d_attend(channel, True, spins)
     tries = 1
-    while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
+    while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)
         tries += 1
-    if answer in (DONE, BUSY) and nc10d_waiting(channel):
-        nc10d_wake_own(load(channel + C_PROCESS))
-    return min(answer, DONE)
+    if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
+        nc10d_wake_own(load(channel + at.C_PROCESS))
+    return min(answer, at.DONE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire,
@@ -18,16 +19,6 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.offsets import (
-    BUSY,
-    C_HEAD,
-    C_RING,
-    C_SUBMITTING,
-    C_TAIL,
-    D_SITE,
-    DONE,
-    NEW_SITE,
-)
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
@@ -35,21 +26,21 @@ from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 @njit(nogil=True)
 def nc10d_slot(channel: int, place: int) -> int:
     """Return where the descriptor number `place` of all that were ever appended is kept."""
-    ring = load_acquire(channel + C_RING)
+    ring = load_acquire(channel + at.C_RING)
     return ring + 8 + 8 * (place & load(ring))
 
 
 @njit(nogil=True)
 def nc10d_begin_to_change(channel: int) -> None:
     """Be the only one who changes the ring, for a few instructions."""
-    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
+    while swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
         yield_core()
 
 
 @njit(nogil=True)
 def nc10d_end_change(channel: int) -> None:
     """Let others change the ring."""
-    swap_if(channel + C_SUBMITTING, 1, 0)
+    swap_if(channel + at.C_SUBMITTING, 1, 0)
 
 
 @njit(nogil=True)
@@ -59,29 +50,29 @@ def nc10d_append(channel: int, descriptor: int) -> int:
     NEW_SITE, and nothing has happened, if it is the first call of its line of the program.
     """
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
-    store(descriptor + D_SITE, site)
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
+    store(descriptor + at.D_SITE, site)
     nc10d_begin_to_change(channel)
-    tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) > load(load(channel + C_RING))
+    tail = load(channel + at.C_TAIL)
+    full = tail - load_acquire(channel + at.C_HEAD) > load(load(channel + at.C_RING))
     if not full:
         store(nc10d_slot(channel, tail), descriptor)
-        store_release(channel + C_TAIL, tail + 1)
+        store_release(channel + at.C_TAIL, tail + 1)
     nc10d_end_change(channel)
-    return BUSY if full else DONE
+    return at.BUSY if full else at.DONE
 
 
 @on_demand("int64(int64, int64)")
 def _lengthen(channel: int, ring: int) -> int:
     nc10d_begin_to_change(channel)
-    longer = load(ring) > load(load(channel + C_RING))
+    longer = load(ring) > load(load(channel + at.C_RING))
     if longer:
-        for place in range(load_acquire(channel + C_HEAD), load(channel + C_TAIL)):
+        for place in range(load_acquire(channel + at.C_HEAD), load(channel + at.C_TAIL)):
             store(ring + 8 + 8 * (place & load(ring)), load(nc10d_slot(channel, place)))
-        store_release(channel + C_RING, ring)
+        store_release(channel + at.C_RING, ring)
     nc10d_end_change(channel)
-    return DONE if longer else BUSY
+    return at.DONE if longer else at.BUSY
 
 
 lengthen: EntryPoint

@@ -16,6 +16,7 @@ import socket
 import numpy as np
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire_32,
@@ -24,25 +25,6 @@ from nc10d.backend.cpu.native.atomics import (
     store_release,
     swap_if,
     yield_core,
-)
-from nc10d.backend.cpu.native.offsets import (
-    C_STREAMS,
-    L_ARMED,
-    L_FD,
-    L_LINE_IN,
-    L_LINE_OUT,
-    L_LOCK,
-    L_SENT,
-    L_TAKEN,
-    S_COPY,
-    S_COUNT,
-    S_EPOLL,
-    S_LINE,
-    S_POLL,
-    S_SPARE,
-    S_WAITING,
-    SPARE_BYTES,
-    WANT_IN,
 )
 from nc10d.backend.cpu.native.step_format import nc10d_copy
 
@@ -83,13 +65,13 @@ def nc10d_transfer(link: int, progress: int, address: int, nbytes: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_move(link: int, progress: int, at: int, count: int) -> int:
+def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
     """Send from an address or receive there, once; see nc10d_transfer."""
-    fd = np.int32(load(link + L_FD))
-    if progress == L_SENT:
-        moved = _send(fd, at, count, np.int32(QUIET))
+    fd = np.int32(load(link + at.L_FD))
+    if progress == at.L_SENT:
+        moved = _send(fd, address, count, np.int32(QUIET))
     else:
-        moved = _recv(fd, at, count, np.int32(QUIET))
+        moved = _recv(fd, address, count, np.int32(QUIET))
     if moved > 0:
         store(link + progress, load(link + progress) + moved)
         return moved
@@ -108,25 +90,25 @@ def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
     into an idle socket begins a page; a large NumPy array begins 16 bytes into one. Where the
     sender is, nobody asks: from another machine the second copy is in vain.
     """
-    spare, inside = load(streams + S_SPARE), address & (PAGE - 1)
+    spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
-        return nc10d_transfer(link, L_TAKEN, address, nbytes)
-    done = load(link + L_TAKEN)
+        return nc10d_transfer(link, at.L_TAKEN, address, nbytes)
+    done = load(link + at.L_TAKEN)
     place = spare + (done & (PAGE - 1))
-    moved = nc10d_move(link, L_TAKEN, place, min(nbytes - done, SPARE_BYTES))
+    moved = nc10d_move(link, at.L_TAKEN, place, min(nbytes - done, at.SPARE_BYTES))
     if moved > 0:
-        nc10d_copy(load(streams + S_COPY), address + done, place, moved)
+        nc10d_copy(load(streams + at.S_COPY), address + done, place, moved)
     return moved
 
 
 @njit(nogil=True)
 def nc10d_await_link(streams: int, link: int, want: int) -> None:
     """Note that the channel waits for a link; `nc10d_arm` arms all that were noted."""
-    count = load(streams + S_COUNT)
-    place = load(streams + S_WAITING) + 16 * count
+    count = load(streams + at.S_COUNT)
+    place = load(streams + at.S_WAITING) + 16 * count
     store(place, link)
     store(place + 8, want)
-    store(streams + S_COUNT, count + 1)
+    store(streams + at.S_COUNT, count + 1)
 
 
 @njit(nogil=True)
@@ -145,7 +127,7 @@ def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -
 @njit(nogil=True)
 def nc10d_lock_link(link: int) -> None:
     """Guard a link's arming; held for a few instructions and one system call."""
-    while swap_if(link + L_LOCK, 0, 1) != 0:
+    while swap_if(link + at.L_LOCK, 0, 1) != 0:
         yield_core()
 
 
@@ -153,13 +135,13 @@ def nc10d_lock_link(link: int) -> None:
 def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
     """Have the net thread count `line` up once, as soon as a link is ready."""
     nc10d_lock_link(link)
-    store(link + (L_LINE_IN if want == WANT_IN else L_LINE_OUT), line)
-    armed = load(link + L_ARMED)
+    store(link + (at.L_LINE_IN if want == at.WANT_IN else at.L_LINE_OUT), line)
+    armed = load(link + at.L_ARMED)
     if armed & want == 0:
         armed |= want
-        store(link + L_ARMED, armed)
-        nc10d_control(epoll, CTL_MOD, load(link + L_FD), armed | ONESHOT, link)
-    store_release(link + L_LOCK, 0)
+        store(link + at.L_ARMED, armed)
+        nc10d_control(epoll, CTL_MOD, load(link + at.L_FD), armed | ONESHOT, link)
+    store_release(link + at.L_LOCK, 0)
 
 
 @njit(nogil=True)
@@ -168,21 +150,23 @@ def nc10d_poll(channel: int, timeout_ms: int) -> bool:
 
     For a thread that has nothing else to wait for: it is woken at once, and by nobody else.
     """
-    streams = load(channel + C_STREAMS)
-    waiting, table = load(streams + S_WAITING), load(streams + S_POLL)
-    count = load(streams + S_COUNT)
+    streams = load(channel + at.C_STREAMS)
+    waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
+    count = load(streams + at.S_COUNT)
     for i in range(count):
         # struct pollfd: int fd, short events, short revents
         link, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
-        store(table + 8 * i, load(link + L_FD) | (want << 32))
+        store(table + 8 * i, load(link + at.L_FD) | (want << 32))
     return _poll(table, count, np.int32(timeout_ms)) > 0
 
 
 @njit(nogil=True)
 def nc10d_watch_all(channel: int) -> None:
     """Have the net thread watch every link that a channel blocked on sockets waits for."""
-    streams = load(channel + C_STREAMS)
-    table = load(streams + S_WAITING)
-    for i in range(load(streams + S_COUNT)):
+    streams = load(channel + at.C_STREAMS)
+    table = load(streams + at.S_WAITING)
+    for i in range(load(streams + at.S_COUNT)):
         place = table + 16 * i
-        nc10d_watch(load(streams + S_EPOLL), load(place), load(place + 8), load(streams + S_LINE))
+        nc10d_watch(
+            load(streams + at.S_EPOLL), load(place), load(place + 8), load(streams + at.S_LINE)
+        )
