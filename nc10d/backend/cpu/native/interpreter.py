@@ -26,16 +26,9 @@ from nc10d.backend.cpu.native.atomics import (
     store,
 )
 from nc10d.backend.cpu.native.log import nc10d_log_call
-from nc10d.backend.cpu.native.root_ahead import (
-    nc10d_follow,
-    nc10d_lead,
-    nc10d_listen,
-    nc10d_settle,
-)
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_length, nc10d_place
 from nc10d.kernels.cache import compiled_callback, made_once
 
-ENDLESS = (1 << 63) - 1
 _made: dict[str, Any] = {}
 
 
@@ -66,29 +59,22 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
 
 @njit(nogil=True)
 def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
-    """Return DONE when every peer's counter has come to `target`, else note whose has not.
-
-    Who has led looks back once all have come: MISMATCH if a peer led in one of these rounds, too.
-    """
+    """Return DONE when every peer's counter has come to `target`, else note whose has not."""
     if load(channel + at.C_MET) >= target:
         return at.DONE
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
     flags = load(channel + at.C_FLAGS)
     first = load(channel + at.C_PEER)
-    lowest = ENDLESS
     for peer in range(first, size):
         if peer != me:
             flag = load(flags + 8 * peer)
-            ticks = load_acquire(flag)
-            if ticks < target:
+            if load_acquire(flag) < target:
                 store(channel + at.C_PEER, peer)
                 return nc10d_block(channel, step, segment, flag, target, peer)
-            lowest = min(lowest, ticks)
     store(channel + at.C_PEER, 0)
-    # All have come further, maybe: who leads need not look again so soon.
-    store(channel + at.C_MET, lowest if first == 0 else target)
-    return nc10d_settle(channel) if load(channel + at.C_LED) != 0 else at.DONE
+    store(channel + at.C_MET, target)
+    return at.DONE
 
 
 @njit(nogil=True)
@@ -183,8 +169,7 @@ def nc10d_end_round(channel: int, step: int) -> None:
     """Spend the round's ticks and turn to the other half."""
     number = load(channel + at.C_ROUND)
     seq = load(channel + at.C_SEQ)
-    if load(step + packed.LAST) != 0:  # else the half was not used
-        store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
+    store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
     store(channel + at.C_SEQ, seq + load(step + packed.TICK))
     store(channel + at.C_ROUND, number + 1)
     odd = (number + 1) & 1
@@ -237,22 +222,9 @@ def _advance(channel: int) -> int:
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
             call_kernel(load(step + packed.KERNEL), dst, src, load(step + packed.ARG), nbytes)
-        elif kind in (packed.ENTER, packed.BEGIN):
-            if kind == packed.ENTER:
-                nc10d_show_call(channel, step)
-            store(channel + at.C_LEADING, 1 if kind == packed.BEGIN else 0)
+        elif kind == packed.ENTER:
+            nc10d_show_call(channel, step)
             nc10d_begin_call(channel, step)
-        elif kind == packed.LEAD:
-            src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-            nc10d_lead(channel, src, load(step + packed.NBYTES), load(step + packed.LAST))
-        elif kind == packed.LISTEN:
-            if nc10d_listen(channel, load(step + packed.EXTRA)) != at.DONE:
-                return at.MISMATCH
-        elif kind == packed.FOLLOW:
-            dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
-            nbytes, call = load(step + packed.NBYTES), load(step + packed.LAST)
-            if nc10d_follow(channel, dst, load(step + packed.EXTRA), nbytes, call) != at.DONE:
-                return at.MISMATCH
         elif kind == packed.HEADER:
             half = load(channel + at.C_ROUND) & 1
             header = load(channel + at.C_SELF) + at.LINK_TAG + at.LINK_HEADER_BYTES * half

@@ -24,19 +24,14 @@ AREA_LOAN = 96
 AREA_LOAN_BYTES = 104
 AREA_WRITER = 112
 AREA_RECORDS = 128
-RECORD_RING = 40  # more than 2 * MOST_AHEAD: what a rank has called is known to all that it led
+RECORD_RING = 16
 TEXT_BYTES, SITE_BYTES = 112, 64
 RECORD_TEXT = 16
 RECORD_SITE = RECORD_TEXT + TEXT_BYTES
 RECORD_BYTES = RECORD_SITE + SITE_BYTES  # sequence number, start time in ns, text, call site
 AREA_CAUSE = AREA_RECORDS + RECORD_RING * RECORD_BYTES
 CAUSE_BYTES = 1920
-AREA_AHEAD = AREA_CAUSE + CAUSE_BYTES  # the latest rounds that I led or followed in, a line each
-# The tick that ends it (negative: I follow), my call's fingerprint, the payload, the call's number.
-AHEAD_CALL, AHEAD_PAYLOAD, AHEAD_OPS, AHEAD_BYTES = 8, 16, 32, 64
-MOST_AHEAD = 16  # ticks that a rank which leads may be ahead of others
-AHEAD_RING = 2 * MOST_AHEAD
-AREA_LINKS = AREA_AHEAD + AHEAD_RING * AHEAD_BYTES  # one int64 a peer: where my link to it lies
+AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # one int64 a peer: where my link to it lies
 
 OPEN, CLOSED = 1, 2
 READS, WRITES = 1, 2  # access to private memory by the kernel; 0: none
@@ -118,11 +113,8 @@ LINK_TICKS = 8
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # how many hold the inbox, and how many messages it keeps: nobody may do that then
     C_RING,  # address of the ring: descriptors of what was submitted, C_HEAD's to C_TAIL's
-    C_LED,  # 1 + the first round that I led in and have not looked back at, 0 for none
-    C_DISAGREED,  # the call of mine in which a peer led as well, 0 for none
-    C_LEADING,  # 1 if the running call is one that its root leads
-) = range(0, 59 * 8, 8)
-C_OWN_USERS = 59 * 8  # four addresses of a program run in the caller
+) = range(0, 56 * 8, 8)
+C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
 C_TABLES = C_OWN_USERS + 4 * 8
 # Rows of as many words as the group has ranks: boards, inline slots (of even rounds); the same (of

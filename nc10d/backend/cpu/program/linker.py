@@ -254,9 +254,7 @@ def _pack(
     last = kernel_address(step.last) if step.last is not None else 0
     # What a step needs besides operands shares fields: no kind needs both meanings.
     extra = step.peer
-    if step.kind in (StepKind.LEAD, StepKind.FOLLOW):
-        last = program.call.fingerprint()
-    elif step.kind in (StepKind.ENTER, StepKind.BEGIN):
+    if step.kind is StepKind.ENTER:
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
     elif step.kind in (StepKind.DIVERT, StepKind.JUMP, StepKind.PICK):
         extra = step.skip

@@ -10,8 +10,8 @@ freely and need no protocol of their own. `signal(t)` sets my counter to (ticks 
 `wait(peer, t)` waits until the peer's counter has come there. Boards and inline slots exist twice
 and alternate from round to round; a round's `free` is the first tick (counted from its start) at
 which a peer has surely left it, and `free()` waits for that before the same half is used again.
-A `free` of 0 says that the round has not used its half. Who reads what the round before has shown
-(`earlier`) has left that one when this one's reads are done.
+A rank that reads from the round before (`earlier`) has left that round when the reads of this round
+are done.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class StepKind(enum.IntEnum):
     PICK = 24
     RECALL = 25
     FILL = 26
-    BEGIN = 27
-    LEAD = 28
-    LISTEN = 29
-    FOLLOW = 30
     PAIR = 38
     LOOP = 39
     FLOW = 40

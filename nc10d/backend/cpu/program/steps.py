@@ -5,7 +5,6 @@ What a round, a tick and a half are is said at the head of `program`.
 
 from __future__ import annotations
 
-from nc10d.backend.cpu.native.offsets import MOST_AHEAD
 from nc10d.backend.cpu.program.program import (
     GATE_BYTES,
     NOWHERE,
@@ -17,9 +16,6 @@ from nc10d.backend.cpu.program.program import (
     board,
     user,
 )
-
-BEHIND = 1 - MOST_AHEAD
-"""The tick that all have come to before anybody leads, or follows, in a round."""
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
@@ -78,30 +74,6 @@ def free() -> Step:
 def enter(flag: bool = False) -> Step:
     """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
     return Step(StepKind.ENTER, tick=int(flag))
-
-
-def begin() -> Step:
-    """Begin an operation that shows nothing in its round's half: see `lead`."""
-    return Step(StepKind.BEGIN)
-
-
-def lead(src: At, nbytes: int) -> Step:
-    """Show `nbytes`, INLINE_BYTES at most, and my call: for who comes when I have gone on.
-
-    Goes between wait_all(BEHIND) and signal(1). If another rank has led in the same round, that
-    is noticed by a later wait for all.
-    """
-    return Step(StepKind.LEAD, nbytes, src=src)
-
-
-def listen(peer: int) -> Step:
-    """Show that I follow a peer, after wait_all(BEHIND); a mismatch if it shows that it follows."""
-    return Step(StepKind.LISTEN, peer=peer)
-
-
-def follow(dst: At, peer: int, nbytes: int) -> Step:
-    """dst := what a peer has led with, after wait(peer, 1); compares its call with mine."""
-    return Step(StepKind.FOLLOW, nbytes, dst=dst, peer=peer)
 
 
 def meet(peer: int) -> Step:
@@ -209,10 +181,7 @@ def agree(send: int, expect: int, slot: int) -> Step:
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
-    """End a round; run the last `body` steps `repeat` times in all, one segment further each.
-
-    `free_at` 0: nothing in this round's half was used.
-    """
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
     return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 
