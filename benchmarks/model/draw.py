@@ -34,7 +34,7 @@ WAITS = (
     StepKind.WAITALL,
     StepKind.MEET,
     StepKind.MEETALL,
-    StepKind.DIVERT,
+    StepKind.BRANCH_IF_FLAGGED,
     StepKind.FREE,
 )
 

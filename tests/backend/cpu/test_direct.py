@@ -36,7 +36,7 @@ from nc10d.testing import Ranks, run_ranks
 from nc10d.testing.race_simulator.simulator import SimulatedWorld
 
 HALF, SMALL, PAGE = 2048, 256, 128
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.DIVERT}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
 
 
 def even_reduce_scatter(world: list[GroupShape], count: int, seed: int, lists: int = -1) -> Case:
@@ -111,7 +111,7 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
 def test_large_arrays_have_a_direct_way() -> None:
     for name in NAMES:
         for one in MADE[name](direct(3), 300, 0).programs:
-            assert StepKind.DIVERT in {step.kind for step in one.steps}, name
+            assert StepKind.BRANCH_IF_FLAGGED in {step.kind for step in one.steps}, name
 
 
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])

@@ -8,8 +8,8 @@ from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.native import step_format
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import step_format
 from nc10d.backend.cpu.program import linker
 from nc10d.backend.cpu.program.linker import link
 from nc10d.backend.cpu.program.program import (

@@ -1,8 +1,8 @@
 """The engine's entry points, each compiled when it is first used or by `prepare`.
 
-A channel (layout.py) is a queue of programs with a lock. `run` goes straight in if the channel is
-free and its ring empty; `submit` and `wait` are for what has to take its turn; `work` is the
-worker. No entry blocks for longer than the slice it was given.
+A channel (offsets.py) is a queue of programs with a lock. `run` executes a program in the calling
+thread if the channel is free and its ring empty; `submit` and `wait` queue it; `work` is the body
+of the worker thread. No entry blocks for longer than its slice.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return answer
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
-        # Somebody else advances the channel; it rings when a submission ends or it leaves.
+        # Another thread advances the channel. It rings when a submission ends and when it leaves.
         tries += 1
         if tries < load(channel + at.C_SPIN):
             pause()
@@ -97,7 +97,8 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
         else:
             add(process + at.P_SLEEPING, 1)
             add(process + at.P_WAITING, 1)
-            # Looked at once more: who frees the channel rings only for those counted as asleep.
+            # Counted as asleep first, then looked at again: the thread that frees the channel
+            # rings only for threads that are counted.
             ended = load_acquire(descriptor + at.D_STATUS) & at.FINISHED
             held = load_acquire(channel + at.C_LOCK) != 0
             if not ended and held and load_acquire(channel + at.C_BROKEN) == 0:
@@ -112,7 +113,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
 def _work(process: int, spin: int, yields: int, slice_ns: int) -> int:
     idle = 0
     while load_acquire(process + at.P_STOP) == 0:
-        # Counted as asleep before the last look: who submits rings only for sleepers.
+        # Counted as asleep before the last look: a submitter rings only for counted sleepers.
         sleepy = idle >= spin + yields
         if sleepy:
             add(process + at.P_SLEEPING, 1)
@@ -196,7 +197,7 @@ def _load_word(address: int) -> int:
 
 @njit(nogil=True)
 def nc10d_first_come(table: int, count: int, bit: int) -> int:
-    """Return the first of some counters that has come to its value; -1: none. All get my bit."""
+    """Return the index of the first counter that has come to its value, or -1; set `bit` on all."""
     for i in range(count):
         flag = load(table + 16 * i)
         if bit != 0:
@@ -213,7 +214,8 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
     tries = 0
     add(process + at.P_LINK_WAITERS, 1)
     while True:
-        # Counted as asleep before the look: who changes a counter, or a bit, rings only for those.
+        # Counted as asleep before the look: a thread that changes a counter or a bit rings only
+        # for counted sleepers.
         sleepy = tries > 200 or nc10d_now() >= began + LONG_NS
         if sleepy:
             add(process + at.P_SLEEPING, 1)
@@ -234,51 +236,53 @@ def _wait_any(process: int, bit: int, table: int, count: int, slice_ns: int) -> 
 
 
 run: EntryPoint
-"""run(channel, program, table): run a program, with its arrays' addresses in a table, here and now.
+"""run(channel, program, table): run a program in this thread; `table` holds its arrays' addresses.
 
-DONE; BUSY if the channel has other work (submit instead); NEW_SITE, and nothing has happened, if it
-is the first call of its line of the program (sites.learn(), and again); BLOCKED after a slice (go
-on with `drive`) or a failure: then the caller still holds the channel.
+Returns DONE; BUSY if the channel has other work (submit instead); NEW_SITE, with nothing done, for
+the first call from a line of the user's program (learn the site, then call again); BLOCKED after a
+slice (go on with `drive`) or a failure. After the last two the caller still holds the channel.
 """
 drive: EntryPoint
-"""drive(channel, slice_ns): go on with what `run` began."""
+"""drive(channel, slice_ns): go on with a program that `run` began; answers as `run`."""
 submit: EntryPoint
-"""submit(channel, descriptor): append to the ring; BUSY if it is full, NEW_SITE as `run`."""
+"""submit(channel, descriptor): append to the ring; DONE, BUSY if it is full, NEW_SITE as `run`."""
 wait: EntryPoint
-"""wait(channel, descriptor, slice_ns): help until it has ended.
+"""wait(channel, descriptor, slice_ns): advance the channel until a submission has ended.
 
-FINISHED; 0 after a slice; UNMATCHED if a link's next message is nobody's; or a failure.
+Returns FINISHED; 0 after a slice; UNMATCHED if no receive is posted for a link's next message; or
+a failure.
 """
 work: EntryPoint
-"""work(process, spin, yields, slice_ns): the worker; ends on P_STOP or with a failure."""
+"""work(process, spin, yields, slice_ns): the worker's loop; DONE on P_STOP, or a failure."""
 break_channel: EntryPoint
-"""break_channel(channel): stop it for good and take its lock; BUSY: call again."""
+"""break_channel(channel): stop a channel for good and take its lock; BUSY: call again."""
 unlock: EntryPoint
 ring: EntryPoint
-"""ring(process, ranks): ring the doorbells of ranks (a bit mask) and my own."""
+"""ring(process, ranks): ring the doorbells of ranks (a bit mask) and of this rank."""
 open_gate: EntryPoint
-"""open_gate(channel, word): open a gate and wake who sleeps on it."""
+"""open_gate(channel, word): open a gate and wake the threads that sleep on it."""
 compare_and_swap: EntryPoint
 read_process: EntryPoint
 """read_process(pid, dst, src, nbytes): copy from a process's memory; 0, or -1 if refused."""
 write_process: EntryPoint
-"""write_process(pid, src, nbytes, there, writer): copy into a process's memory; bytes that went."""
+"""write_process(pid, src, nbytes, there, writer): copy to a process's memory; returns the bytes."""
 load_word: EntryPoint
 wait_any: EntryPoint
-"""wait_any(process, bit, table, count, slice_ns): which counter has come first, or -1."""
+"""wait_any(process, bit, table, count, slice_ns): index of the first counter to come, or -1."""
 
 __getattr__ = entry_points(__name__)
 
 
-# What a first collective runs, among it what a host is looked at with; what failures and ends need.
+# A first collective runs FIRST (read and write probe the peers' memory). Failures and closing need
+# ESSENTIAL.
 FIRST = ("run", "drive", "read_process", "write_process")
 ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 
 
 def prepare() -> None:
-    """Compile what a first collective needs, sharing the work with others that start just now.
+    """Compile the entries of a first collective, sharing the work with processes that start now.
 
-    And what failures and ends need: they must not wait for a compiler.
+    The entries for failures and closing are compiled too: those must not wait for a compiler.
     """
     named = (partial(__getattr__, name) for name in (*FIRST, *ESSENTIAL))
     make_all([interpreter.advance_address, *named])

@@ -1,7 +1,24 @@
-"""The interpreter: carries out a channel's program until it has to wait, and never blocks.
+"""The interpreter: run a channel's program until it ends, fails or has to wait for a peer.
 
-`_advance` is compiled once and called by address, so that each entry point stays small. A packed
-step is FIELDS integers (see program.py); operands are selector, offset, stride.
+`_advance` is the switch over the kinds of steps. It keeps its place in the channel, so any thread
+that holds the channel's lock may go on where another thread stopped.
+
+    shown by a rank                     valid for its peers
+    counter (C_SELF)                    only grows; release: all that the rank wrote before is there
+    fingerprint, inline payload         from tick 1 of their round until the slot's FREE target
+    staging buffer, by slot             as its step says, until the slot's FREE target
+    record of a call (AREA_RECORDS)     from tick 1 of the call until RECORD_RING calls later
+
+    answer of `_advance`    C_PC                                 goes on by
+    DONE                    behind the last step                 the next program
+    BLOCKED                 the step that waits, to be redone    a thread, when C_BLOCKED_AT has
+                                                                 come to C_BLOCKED_FOR
+    negative (a failure)    undefined                            nothing: the channel is broken
+
+Invariants. A rank writes to a slot only after a FREE step, and reads a peer's only after a wait for
+that peer's counter. A step that answers BLOCKED is repeated from its start: it has changed nothing,
+or keeps its own progress (FLOW, in its links). Every rank spends the same ticks for a round, so
+targets need no negotiation.
 """
 
 from __future__ import annotations
@@ -42,24 +59,28 @@ def nc10d_ring(process: int, sleepers: int) -> None:
             bell = load(bells + 8 * rank)
             add_32(bell, 1)
             nc10d_futex_wake(bell)
+        # Rank 63's bit is the sign: an arithmetic shift would keep it for ever.
         sleepers = (sleepers >> 1) & 0x7FFFFFFFFFFFFFFF
         rank += 1
 
 
 @njit(nogil=True)
 def nc10d_post(channel: int, flag: int, value: int) -> None:
-    """Show a new counter value, and wake those who sleep on it.
-
-    The exchange is a full fence: either I see a sleeper's bit, or it sees my value.
-    """
+    """Publish a new counter value and wake the ranks that sleep on it."""
+    # A full fence, not only a release: a sleeper sets its bit and then looks at the counter again,
+    # this thread sets the counter and then looks at the bits. At least one sees the other's
+    # store. With a release store both could miss it, and the sleeper would wait for its slice.
     exchange(flag, value)
     if load_acquire(flag + at.LINE_SLEEPERS) != 0:
+        # Taken by an exchange: two posts at the same time ring each bell once.
         nc10d_ring(load(channel + at.C_PROCESS), exchange(flag + at.LINE_SLEEPERS, 0))
 
 
 @njit(nogil=True)
 def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
-    """Return DONE when every peer's counter has come to `target`, else note whose has not."""
+    """Return DONE once every peer's counter has come to `target`, else BLOCKED on a late peer."""
+    # Counters only grow, so a target that all have reached once needs no second look (C_MET), and
+    # a wait that blocked at a peer goes on with that peer: earlier peers have come (C_PEER).
     if load(channel + at.C_MET) >= target:
         return at.DONE
     size = load(channel + at.C_SIZE)
@@ -79,7 +100,10 @@ def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
 
 @njit(nogil=True)
 def nc10d_compare(channel: int, first: int, last: int) -> int:
-    """Return DONE if peers first..last-1 show my fingerprint, else MISMATCH and name one."""
+    """Return DONE if peers first..last-1 show my fingerprint, else MISMATCH with C_BLOCKED_ON.
+
+    The caller has waited for tick 1 of these peers, which makes their fingerprints visible.
+    """
     slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
     mine = load(load(channel + at.C_SELF) + slot)
     flags = load(channel + at.C_FLAGS)
@@ -92,7 +116,7 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
 
 @njit(nogil=True)
 def nc10d_show_site(channel: int, place: int) -> None:
-    """Write where the running call was made; nothing (a text of length 0) if that is not known."""
+    """Write the text of the running call's site to `place`; an empty text if it is unknown."""
     site = load(channel + at.C_SITE)
     if site != 0:
         move(place, site, at.SITE_BYTES)
@@ -102,14 +126,17 @@ def nc10d_show_site(channel: int, place: int) -> None:
 
 @njit(nogil=True)
 def nc10d_show_call(channel: int, step: int) -> None:
-    """Show the fingerprint of the operation: with the tick, so that an old one never passes."""
+    """Write the operation's fingerprint into this round's slot; the next signal publishes it."""
+    # Mixed with the tick: a fingerprint that is left from an earlier use of the slot never passes
+    # for this round's, not even a fingerprint of the same call.
     slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
     store(load(channel + at.C_SELF) + slot, load(step + packed.EXTRA) ^ load(channel + at.C_SEQ))
 
 
 @njit(nogil=True)
 def nc10d_begin_call(channel: int, step: int) -> None:
-    """Count an operation, and write its record for whoever asks later."""
+    """Count an operation and write its record, which peers read for their error messages."""
+    # Plain stores: peers read a record only for an error, after tick 1 or when all has failed.
     ops = load(channel + at.C_OPS) + 1
     store(channel + at.C_OPS, ops)
     record = load(channel + at.C_AREA) + at.AREA_RECORDS + at.RECORD_BYTES * (ops % at.RECORD_RING)
@@ -125,8 +152,8 @@ def nc10d_begin_call(channel: int, step: int) -> None:
 def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -> None:
     """dst = contributions of all ranks folded in rank order, a block at a time.
 
-    What goes on a board is folded in the first cache and copied there: a kernel writes a vector at
-    a time, and would wait for each line that a mate on a core far away has read last.
+    A result for the staging buffer is folded in the first cache and copied: a kernel writes vector
+    by vector, and would wait for each cache line that a peer on a distant core has read last.
     """
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
@@ -141,9 +168,10 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
     copy = load(step + packed.BOTH)
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
-    table = channel - selector + parity  # selector of rank 0; the others follow
+    table = channel - selector + parity  # the selector is rank 0's; the other ranks' rows follow
     shown = load(step + packed.EXTRA) != 0
     room = block_on_stack()
+    # Blocks keep the partial result in the first cache. Two ranks have none: one pass suffices.
     block = nbytes if size == 2 and not twice and not shown and last == 0 else at.FOLD_BLOCK
     done = 0
     while done < nbytes:
@@ -152,6 +180,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
         a = own if me == 0 else load(table) + within
         b = own if me == 1 else load(table + 8) + within
         call_kernel(kernel, into, a + done, b + done, count)
+        # In rank order on every rank: all get the same bits, whichever rank folds.
         for rank in range(2, size):
             part = own if me == rank else load(table + 8 * rank) + within
             call_kernel(kernel, into, into, part + done, count)
@@ -166,9 +195,10 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
 
 @njit(nogil=True)
 def nc10d_end_round(channel: int, step: int) -> None:
-    """Spend the round's ticks and turn to the other half."""
+    """Spend the round's ticks and turn to the other slot."""
     number = load(channel + at.C_ROUND)
     seq = load(channel + at.C_SEQ)
+    # The next round that uses this slot waits (FREE) until all peers have left this one.
     store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
     store(channel + at.C_SEQ, seq + load(step + packed.TICK))
     store(channel + at.C_ROUND, number + 1)
@@ -177,7 +207,11 @@ def nc10d_end_round(channel: int, step: int) -> None:
 
 
 def _advance(channel: int) -> int:
-    """Run the channel's program as far as it goes: DONE, BLOCKED, MISMATCH or SIZES."""
+    """Run the channel's program as far as it goes; the caller holds the channel's lock.
+
+    Returns DONE, BLOCKED or a failure (MISMATCH, SIZES, LOST, UNREADABLE).
+    """
+    # Kept in registers; nc10d_block and the calls below write them back where others need them.
     step = load(channel + at.C_PC)
     segment = load(channel + at.C_SEGMENT)
     users = load(channel + at.C_USERS)
@@ -188,7 +222,7 @@ def _advance(channel: int) -> int:
         if kind == packed.COPY:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-            if dst != src:
+            if dst != src:  # in place: a call whose input is its output
                 nc10d_copy(load(step + packed.KERNEL), dst, src, nc10d_length(step, segment))
         elif kind == packed.SIGNAL:
             nc10d_post(channel, load(channel + at.C_SELF), seq + load(step + packed.TICK))
@@ -196,6 +230,7 @@ def _advance(channel: int) -> int:
             peer = load(step + packed.EXTRA)
             flag = load(load(channel + at.C_FLAGS) + 8 * peer)
             target = seq + load(step + packed.TICK)
+            # Acquire: what the peer wrote before its signal is visible from here on.
             if load_acquire(flag) < target:
                 return nc10d_block(channel, step, segment, flag, target, peer)
             if kind == packed.MEET and nc10d_compare(channel, peer, peer + 1) != at.DONE:
@@ -210,8 +245,9 @@ def _advance(channel: int) -> int:
             ):
                 return at.MISMATCH
         elif kind == packed.FREE:
-            half = load(channel + at.C_ROUND) & 1
-            target = load(channel + at.C_FREE + 8 * half)
+            # The slot's last round may still be read: writing before that would tear a peer's copy.
+            slot = load(channel + at.C_ROUND) & 1
+            target = load(channel + at.C_FREE + 8 * slot)
             answer = nc10d_everyone(channel, step, segment, target)
             if answer != at.DONE:
                 return answer
@@ -226,19 +262,21 @@ def _advance(channel: int) -> int:
             nc10d_show_call(channel, step)
             nc10d_begin_call(channel, step)
         elif kind == packed.HEADER:
-            half = load(channel + at.C_ROUND) & 1
-            header = load(channel + at.C_SELF) + at.LINK_TAG + at.LINK_HEADER_BYTES * half
+            slot = load(channel + at.C_ROUND) & 1
+            header = load(channel + at.C_SELF) + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
             move(header, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_show_site(
-                channel, load(channel + at.C_SELF) + at.LINK_SITES + at.SITE_BYTES * half
+                channel, load(channel + at.C_SELF) + at.LINK_SITES + at.SITE_BYTES * slot
             )
         elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL:
+            # By address, through a word that stays 0 until a program needs it: a first collective
+            # does not wait for this code to be compiled.
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
-            answer = call_engine(load(load(channel + at.C_RARE)), channel)
+            answer = call_engine(load(load(channel + at.C_SLOW_STEPS)), channel)
             if answer != at.DONE:
                 return answer
-            step = load(channel + at.C_PC)
+            step = load(channel + at.C_PC)  # a branch has moved it
         elif kind in (packed.ROUND, packed.LOOP_AGREED):
             nc10d_end_round(channel, step)
             seq = load(channel + at.C_SEQ)
@@ -269,13 +307,14 @@ def _advance(channel: int) -> int:
             if answer != at.DONE:
                 return answer
             if kind == packed.FLOW:
-                step += packed.STEP * load(step + packed.EXTRA)
+                step += packed.STEP * load(step + packed.EXTRA)  # past its rows
         else:
             return at.DONE
         step += packed.STEP
 
 
 def advance_address() -> int:
-    """Return the address of `_advance`, which C_ADVANCE holds; may block to compile it."""
+    """Return the address of `_advance`, for C_ADVANCE; may block to compile it."""
+    # Called by address: each entry point would otherwise contain, and compile, its own copy.
     made = made_once(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))
     return int(made.address)

@@ -1,4 +1,9 @@
-"""Matching: which posted receive the message at the head of a link is for."""
+"""Matching: find the posted receive for the message at the head of a link.
+
+Messages of one tag arrive in order, as MPI's do: the first posted receive with the message's tag
+gets it. The caller holds the channel's lock; reordering the ring takes C_SUBMITTING as well, since
+an appending thread may replace the ring by a longer one at the same time.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ from nc10d.backend.cpu.native.ring import (
 def nc10d_match(channel: int) -> int:
     """Find the posted receive for the message at the head of a link; make it first in the ring.
 
-    Returns DONE with the ring's head set, IDLE if nothing is posted, BLOCKED before a message
-    is there, UNMATCHED if nobody has asked for it yet, SIZES if the sizes differ.
+    Returns DONE with the receive at the ring's head, IDLE if nothing is posted, BLOCKED if no
+    message has come yet, UNMATCHED if no receive with its tag is posted, SIZES if the sizes differ.
     """
     head = load(channel + at.C_HEAD)
     tail = load_acquire(channel + at.C_TAIL)
@@ -33,6 +38,7 @@ def nc10d_match(channel: int) -> int:
         store(channel + at.C_BLOCKED_FOR, target)
         store(channel + at.C_BLOCKED_ON, 0)
         return at.IDLE if head == tail else at.BLOCKED
+    # The acquire of the counter makes the header visible. It stays until the message is taken.
     header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
     tag = load(header)
     store(channel + at.C_MESSAGE_TAG, tag)
@@ -44,13 +50,14 @@ def nc10d_match(channel: int) -> int:
             break
         place += 1
     if place == tail:
+        # Python reads this without the lock, to move the message to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 1)
         return at.UNMATCHED
     store_release(channel + at.C_UNMATCHED, 0)
     found = load(nc10d_slot(channel, place))
     if place > head:
         nc10d_begin_to_change(channel)
-        while place > head:  # the others keep their order behind it
+        while place > head:  # the other receives keep their order behind it
             store(nc10d_slot(channel, place), load(nc10d_slot(channel, place - 1)))
             place -= 1
         store(nc10d_slot(channel, head), found)

@@ -1,4 +1,4 @@
-"""The net thread: sleeps in epoll for all channels of a process that wait for other hosts."""
+"""The net thread: it sleeps in epoll for all channels of a process that wait for other hosts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _epoll_wait = types.ExternalFunction("epoll_wait", _I(_I, types.int64, _I, _I))
 
 @njit(nogil=True)
 def nc10d_ready(process: int, link: int) -> None:
-    """A link that was armed is ready: count up the lines of those who wait for it."""
+    """Count up the lines of the channels that wait for a link; it was armed and is ready."""
     nc10d_lock_link(link)
-    armed = exchange(link + at.L_ARMED, 0)  # it fires once, whatever for
+    armed = exchange(link + at.L_ARMED, 0)  # one-shot: it has fired for both directions
     inward, outward = load(link + at.L_LINE_IN), load(link + at.L_LINE_OUT)
     store(link + at.L_LINE_IN, 0)
     store(link + at.L_LINE_OUT, 0)
@@ -52,7 +52,7 @@ def nc10d_ready(process: int, link: int) -> None:
 
 @njit(nogil=True)
 def nc10d_count_up(process: int, line: int) -> None:
-    """Count a line up and wake who sleeps on it; 0 is nobody's."""
+    """Count a line up and wake the ranks that sleep on it; 0 is no line."""
     if line != 0:
         add(line, 1)
         if load_acquire(line + at.LINE_SLEEPERS) != 0:
@@ -92,8 +92,8 @@ def _peek(channel: int) -> int:
 net: EntryPoint
 """net(process, epoll, events, slice_ms): the net thread; ends when the process stops."""
 add_to_epoll: EntryPoint
-"""add_to_epoll(epoll, fd, events, data): have epoll know a descriptor; data is a link's block."""
+"""add_to_epoll(epoll, fd, events, data): register a descriptor; data is its link's block."""
 peek: EntryPoint
-"""peek(channel): take the header of a link's next message, or have its line counted up for it."""
+"""peek(channel): take the header of a link's next message, or arm the link for it."""
 
 __getattr__ = entry_points(__name__)

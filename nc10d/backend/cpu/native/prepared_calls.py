@@ -1,7 +1,8 @@
-"""Python's arrays as compiled code meets them: are they plain, where do they lie, do they overlap.
+"""Prepared calls: check that two arrays fit a call made before, and run or submit it.
 
-A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. What the
-entries here are given must at least be Python objects; everything else about them is looked at.
+A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. The
+entries accept any Python objects and check all else. BUSY means that nothing has happened: the
+caller takes the ordinary way through Python.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _WORD = types.int64
 
 @njit(nogil=True)
 def nc10d_plain(array: int, kind: int) -> bool:
-    """Say whether an object is a plain array; `kind` is where the type ndarray lies."""
+    """Return whether an object is a plain array; `kind` is the address of the type ndarray."""
     if load(array + TYPE_OFFSET) != kind:
         return False
     return load(array + FLAGS_OFFSET) & PLAIN_FLAGS == PLAIN_FLAGS
@@ -41,7 +42,7 @@ def nc10d_plain(array: int, kind: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_count(array: int) -> int:
-    """Return how many elements an ndarray object has."""
+    """Return the number of elements of an ndarray object."""
     count = 1
     sizes = load(array + DIMS_OFFSET + 8)
     for i in range(load(array + DIMS_OFFSET) & 0xFFFFFFFF):
@@ -51,7 +52,7 @@ def nc10d_count(array: int) -> int:
 
 @njit(nogil=True)
 def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
-    """Say whether an object is a plain array of a dtype, a size, and a length if that is not -1."""
+    """Return whether an object is a plain array of this dtype, count and (unless -1) length."""
     if not nc10d_plain(array, kind) or load(array + DTYPE_OFFSET) != dtype:
         return False
     if nc10d_count(array) != count:
@@ -65,7 +66,7 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 @njit(nogil=True)
 def nc10d_fits(known: int, x: int, y: int) -> bool:
-    """Say whether two objects (or one twice) are arrays that a known operation is for."""
+    """Return whether two objects (or the same twice) fit a prepared operation and don't overlap."""
     kind, dtype = load(load(known + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(known + at.K_DTYPE)
     if not nc10d_is(x, kind, dtype, load(known + at.K_X_COUNT), load(known + at.K_X_LENGTH)):
         return False
@@ -141,25 +142,26 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
 
 
 run_known: EntryPoint
-"""run_known(words, x, y): run a known operation here and now; x and y are any objects.
+"""run_known(words, x, y): run a prepared operation in this thread; x and y are any objects.
 
-`words` is the array that a known operation is in. As engine.run; BUSY also where x and y are not
-such as it is for (the same one twice, or two that share no memory).
+`words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
+entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
 """
 submit_known: EntryPoint
 """submit_known(words, known, deadline_ns, x, y): fill in a descriptor and submit it.
 
-`words` is zeroed and has room for two addresses; `known` is where the operation's words lie. A
-short program is advanced in this thread first. DONE; BUSY as above, or if the channel is stopped
-or its ring full; NEW_SITE as above; or a failure of what was advanced.
+`words` is zeroed and has room for two addresses; `known` is the address of the operation's block.
+This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
+stopped or its ring full; NEW_SITE as above; or a failure of the channel.
 """
 address: EntryPoint
-"""address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
+"""address(array): the address of an ndarray's data; garbage for any other object."""
 read_arrays: EntryPoint
 """read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
-addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
+addresses, dtypes (as object addresses) and element counts. Returns -1, or the index of the first
+object that is no plain ndarray.
 """
 same_arrays: EntryPoint
-"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as the table says."""
+"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as in the table, else 0."""
 
 __getattr__ = entry_points(__name__)

@@ -1,8 +1,15 @@
-"""Messages on a link's end: run one here and now if nothing is in its way, or submit it.
+"""Prepared messages on one end of a link: run a message in this thread, or submit it.
 
-Who runs a message in its own thread needs no place in the ring, and wakes nobody. A short one (it
-fits in half a board, and goes to a rank of this host) needs not even wait, once the board is free
-or the message there.
+A message that runs in the calling thread takes no place in the ring and wakes no thread. A short
+message (within one slot of the staging buffer, to a rank of this host) never waits in its middle:
+once the slot is free, or the message there, it runs to its end.
+
+    receiver of a message               mark                     excludes
+    a thread, past the ring             C_RECEIVING is 1         messages moved aside by Python
+    the unexpected queue (Python)       C_GUARD is not 0         receiving past the ring
+
+Both sides set their own mark and then look at the other's, with a full fence between the two, so at
+most a single side goes on.
 """
 
 from __future__ import annotations
@@ -43,25 +50,25 @@ from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
-A_LITTLE = 4096  # bytes: a look at the clock costs a message of so many a twentieth or more
+A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
 SLICE_NS = 50_000_000
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
-"""How patient who sends or receives is: not at all; for a spin; until it is over."""
+"""How long a sender or receiver waits: not at all; for a spin; until the message has passed."""
 
 
 @njit(nogil=True)
 def nc10d_carries(channel: int, model: int, array: int) -> bool:
-    """Say whether an object is an array that a known message is for."""
+    """Return whether an object is an array that fits a prepared message."""
     dtype, count = load(model + at.D_ARRAY_DTYPE), load(model + at.D_ARRAY_COUNT)
     return nc10d_is(array, load(channel + at.C_ARRAY_TYPE), dtype, count, -1)
 
 
 @njit(nogil=True)
 def nc10d_pulled(channel: int) -> bool:
-    """Say whether the header of the next message from another host comes within a little while.
+    """Return whether the header of the next message from another host comes soon.
 
-    What fails here fails once more for who then waits in the ring, and is told there.
+    A failure counts as no: the submission that waits in the ring then meets and reports it again.
     """
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = call_engine(pull, channel)
@@ -72,7 +79,7 @@ def nc10d_pulled(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
-    """Say whether a counter has come; wait a little, unless it must be at once."""
+    """Return whether a counter has come to `target`, waiting as long as `how_soon` allows."""
     if load_acquire(flag) >= target:
         return True
     if how_soon == AT_ONCE:
@@ -86,9 +93,10 @@ def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_admitted(channel: int) -> bool:
-    """Say whether this thread may take the message at the head of a link past the ring.
+    """Return whether this thread may take the message at the head of a link past the ring.
 
-    The exchange is a full fence: either I see that the inbox is held, or its holder sees me.
+    The exchange is a full fence: this thread sees that the unexpected queue is held, or the holder
+    sees C_RECEIVING.
     """
     if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
@@ -101,9 +109,9 @@ def nc10d_admitted(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
-    """Say whether the message at the head of a link is the one that a descriptor is for.
+    """Return whether the message at the head of a link fits a descriptor.
 
-    All of it must be there if I may not wait in the middle.
+    If the thread may not wait in the middle of a message, all of the message must be there.
     """
     sent = load(load(channel + at.C_FLAGS))
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
@@ -121,7 +129,7 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
 def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
-    """Run a message on a channel whose lock is held; BUSY if something is in the way."""
+    """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
     if load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
         return at.BUSY
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
@@ -129,21 +137,21 @@ def nc10d_move_message(
     if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_awaited(channel, descriptor, tag, how_soon):
             return at.BUSY
-        # Somebody asks for it now: it is no stray that could be taken aside.
+        # A receive asks for it now: Python must not move it to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 0)
     store(descriptor + at.D_TAG, tag)
     store(load(descriptor + at.D_USERS), x)
     store(channel + at.C_MESSAGE, descriptor)
     store(channel + at.C_SITE, site)
-    # A look at the clock costs a little message much: if it never waits, one has to do.
-    little = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
-    store(channel + at.C_BEGUN, 0 if little else nc10d_now())
+    # Reading the clock is a large part of a small message: without a wait, once must do.
+    small = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
+    store(channel + at.C_BEGUN, 0 if small else nc10d_now())
     nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
-    if how_soon == WAITS and not little:
+    if how_soon == WAITS and not small:
         return nc10d_drive(channel, SLICE_NS)
     answer = call_engine(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
-        # A short message can block at its first step only: nothing has happened then.
+        # A short message can block at its first step only, with nothing done.
         return at.BUSY if answer == at.BLOCKED else at.DONE
     if answer != at.BLOCKED:
         return answer
@@ -153,7 +161,7 @@ def nc10d_move_message(
 
 @njit(nogil=True)
 def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
-    """Send or receive here and now; see `run_message`."""
+    """Send or receive in this thread; see `run_message`."""
     channel = load(descriptor + at.D_CHANNEL)
     if not nc10d_carries(channel, descriptor, array):
         return at.BUSY
@@ -207,24 +215,24 @@ def _submit_message(
 
 
 run_message: EntryPoint
-"""run_message(words, x, tag): send or receive here and now, and wait for the peer.
+"""run_message(words, x, tag): send or receive in this thread, and wait for the peer.
 
-`words` is a descriptor that says what message it is, on what channel; x is any object. DONE; BUSY:
-nothing has happened (x is not such an array, the peer is not there yet, another message is at the
-head, the inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as that, with
-`drive` to go on, and C_RECEIVING to be cleared after that.
+`words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
+with nothing done: x is no such array, the peer has not come, another message is at the head, the
+unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures are as
+those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
 """
 try_message: EntryPoint
-"""try_message(descriptor, x, tag, how_soon): as run_message for a short message, but either
-AT_ONCE or SOON; `descriptor` is where its words lie.
+"""try_message(descriptor, x, tag, how_soon): as run_message, for a short message and AT_ONCE or
+SOON; `descriptor` is the address of its words.
 """
 submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, spins): fill in a descriptor and
 submit it.
 
-`words` is zeroed and has room for an address; the rest is as in the descriptor `model`. If its
-`spins` is not negative, this thread advances it first, and spins so often for the peer. As
-arrays.submit_known.
+`words` is zeroed and has room for an address; the rest is copied from the descriptor `model`. If
+`spins` is not negative, this thread first advances the channel and spins for the peer up to `spins`
+times. Answers as `submit_known` in prepared_calls.py.
 """
 
 __getattr__ = entry_points(__name__)

@@ -1,8 +1,25 @@
 """Submissions: how a channel's ring is filled, advanced and emptied.
 
-Whoever holds a channel's lock may advance it: the caller of a synchronous operation, a thread
-that waits for a submission, or the worker. Submissions run in the order of the ring, except that
-a link's receiving end first finds the receive that a message is for.
+Any thread that holds the channel's lock (C_LOCK) may advance it: the caller of a synchronous
+operation, a thread that waits for a submission, or the worker. Submissions run in the order of the
+ring. A link's receiving end is the exception: it first looks for the receive that fits the message
+at its head (matching.py).
+
+    state of a submission     where it is                              changed by
+    appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
+    running                   C_DESCRIPTOR, still at C_HEAD            holder of C_LOCK
+    FINISHED                  out of the ring (C_HEAD is past it)      the thread that waits for it
+
+    state of a channel        mark                                     ends by
+    free                      C_LOCK 0, ring empty                     run or submit
+    to be advanced            C_LOCK 0, ring not empty                 a thread that takes the lock
+    advanced                  C_LOCK is a thread                       unlocking
+    blocked                   C_BLOCKED_AT, _FOR, _ON                  that counter (or a failure)
+    broken                    C_BROKEN                                 never: the group has failed
+
+Invariant: a ring that is not empty is either being advanced, or a bell has been rung for a thread
+that will look, or this rank's bit (C_BELL_BIT) is set beside the counter that blocks the channel.
+Each function that lets go of the lock therefore looks at the ring again afterwards.
 """
 
 from __future__ import annotations
@@ -41,16 +58,17 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_wake_own,
 )
 
-# How often a launching thread looks again before it leaves the rest to the worker.
+# How often a launching thread advances the channel again before it leaves the rest to the worker.
 LOOKS = 4
 
 
 @njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
-    """Note an event of a channel, if a trace is wanted."""
+    """Record an event of a channel, if tracing is on; drops events when the buffer is full."""
     process = load(channel + at.C_PROCESS)
     buffer = load(process + at.P_TRACE)
     if buffer != 0:
+        # All channels of the process share the buffer: an atomic add gives each event its place.
         place = add(process + at.P_TRACE_NEXT, 1)
         if place < load(process + at.P_TRACE_SIZE):
             entry = buffer + at.TRACE_BYTES * place
@@ -71,23 +89,27 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 @njit(nogil=True)
 def nc10d_aborted(channel: int) -> bool:
-    """Say whether the group has failed: what its peers have shown for a call counts no more."""
+    """Return whether the group has failed; then nothing that peers have shown counts."""
     return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 
 @njit(nogil=True)
 def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
-    """Run a program here and now if the channel is free; see `run`.
+    """Run a program in this thread if the channel is free; see `run` in entry_points.py.
 
-    Its arrays are x and y or, if x is 0, lie in a table at y.
+    Its arrays are x and y or, if x is 0, those of the table at y. After any answer but DONE, BUSY
+    and NEW_SITE the caller still holds the lock.
     """
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
     if not nc10d_try_lock(channel):
         return at.BUSY
+    # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
+    # that has the lock and sees no C_BROKEN may go on.
     failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
     if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        # Submissions in the ring were called earlier and must run first.
         nc10d_unlock(channel)
         return at.BUSY
     store(channel + at.C_SITE, site)
@@ -106,7 +128,7 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 
 @njit(nogil=True)
 def nc10d_submit(channel: int, descriptor: int) -> int:
-    """Append a descriptor to the ring, and have the worker look at it."""
+    """Append a descriptor to the ring and wake the worker; DONE, BUSY or NEW_SITE as append."""
     answer = nc10d_append(channel, descriptor)
     if answer != at.NEW_SITE:
         nc10d_wake_own(load(channel + at.C_PROCESS))
@@ -115,7 +137,7 @@ def nc10d_submit(channel: int, descriptor: int) -> int:
 
 @njit(nogil=True)
 def nc10d_finish(channel: int, descriptor: int) -> None:
-    """Publish the end of a submission and tell those who wait for it."""
+    """Publish the end of a submission and wake the threads that wait for it."""
     process = load(channel + at.C_PROCESS)
     now = nc10d_now()
     store(descriptor + at.D_ENDED, now)
@@ -126,10 +148,12 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     else:
         nc10d_end_message(channel, now)
     store(channel + at.C_DESCRIPTOR, 0)
+    # Release: a submitter that sees the new head may use the ring's place again.
     store_release(channel + at.C_HEAD, load(channel + at.C_HEAD) + 1)
-    # From here on the descriptor belongs to whoever waits for it.
+    # The status comes last. A waiting thread that sees FINISHED may free the descriptor at once, so
+    # nothing here touches it after the exchange; WATCHED is read by the exchange itself.
     watched = exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
-    # The worker need not look: what else it has to do, it is told by who submits or signals.
+    # The worker is not woken: submitters and signals of peers wake it for other work.
     if load_acquire(process + at.P_WAITING) != 0:
         nc10d_wake_own(process)
     if watched != 0:
@@ -140,8 +164,8 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
 def nc10d_progress(channel: int) -> int:
     """Run the ring's submissions as far as they go; the caller holds the lock.
 
-    IDLE when the ring is empty, else what the interpreter said (BLOCKED, a failure), or what
-    matching a message said.
+    Returns IDLE when the ring is empty, else the answer (BLOCKED or a failure) of the interpreter
+    or of matching a message.
     """
     while True:
         if load(channel + at.C_BROKEN) != 0:
@@ -154,6 +178,8 @@ def nc10d_progress(channel: int) -> int:
                     return answer
             elif load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL):
                 return at.IDLE
+            # The acquire above makes the ring's place visible. Nothing may reorder the head from
+            # here on: the program below has begun to change shared memory.
             descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
             store(channel + at.C_DESCRIPTOR, descriptor)
             store(channel + at.C_MESSAGE, descriptor)
@@ -167,7 +193,7 @@ def nc10d_progress(channel: int) -> int:
         if answer != at.DONE:
             if load(channel + at.C_PC) != step:
                 nc10d_trace(channel, at.TRACE_BLOCKED)
-            if answer < 0:  # nobody begins it once more before the channel is stopped
+            if answer < 0:  # no thread may begin it again before Python breaks the channel
                 store(channel + at.C_BROKEN, at.FAILING)
             return answer
         nc10d_trace(channel, at.TRACE_DONE)
@@ -176,16 +202,19 @@ def nc10d_progress(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_awake(channel: int) -> None:
-    """Take my bit away from the counter that is waited for: I am looking, nobody need ring.
+    """Clear this rank's bit beside the counter that blocks the channel: this thread looks itself.
 
-    A link's may have other waiters too: one that comes meanwhile gets the bit back, and looks anew.
-    A gate may be waited for by several channels, so there the bit stays.
+    That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
+    counter too; a gate, which several channels may wait for, keeps its bit.
     """
     if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):
         return
     sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
     bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_PROCESS) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
+        # Clear, then look again: a thread that begins to wait counts itself (P_LINK_WAITERS) before
+        # it sets the bit. If it came between, its bit may be the one just cleared: set it again and
+        # have it look anew.
         keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
             set_bits(sleepers, bit)
@@ -194,13 +223,17 @@ def nc10d_awake(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
-    """Advance the channel, whose lock is held, until a submission of it has ended."""
+    """Advance the channel, whose lock is held, until a submission of it has ended.
+
+    Returns FINISHED, 0 when it is `until` (ns), IDLE or UNMATCHED, or a failure.
+    """
     while True:
         answer = nc10d_progress(channel)
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
             return at.FINISHED
         if answer != at.BLOCKED:
             return answer
+        # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
         nc10d_awake(channel)
         if nc10d_streaming(channel):
             if nc10d_linger(channel) and nc10d_now() < until:
@@ -216,7 +249,7 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_waiting(channel: int) -> bool:
-    """Say whether a channel has submissions that the worker may advance."""
+    """Return whether a channel has submissions that the worker may advance."""
     if load_acquire(channel + at.C_BROKEN) != 0:
         return False
     return load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL)
@@ -224,7 +257,7 @@ def nc10d_waiting(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_soon_there(channel: int) -> bool:
-    """Say whether the counter that a channel is blocked on comes while this thread spins."""
+    """Spin for the counter that blocks a channel; return whether it has come."""
     if nc10d_streaming(channel):
         return False
     return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
@@ -232,11 +265,11 @@ def nc10d_soon_there(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
-    """Advance one channel: DONE if something moved, BLOCKED, BUSY (another thread is at it), or a
-    failure.
+    """Advance one channel without waiting for long.
 
-    A `sleepy` thread will do no more if nothing moves: sockets are armed. It spins for a peer up to
-    `spins` times, and then leaves the rest to whom the peer will wake.
+    Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
+    A `sleepy` thread sleeps next if nothing moves, so sockets are armed for it. The thread spins
+    for a peer up to `spins` times; then the peer wakes this rank.
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
@@ -256,6 +289,8 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     moved = moved or nc10d_moved(channel) != transfers
     stray = answer == at.UNMATCHED and (moved or known == 0)
     if answer == at.BLOCKED:
+        # The order matters: set the bit, then look at the counter again. The set is a full fence,
+        # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
         flag = load(channel + at.C_BLOCKED_AT)
         set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if sleepy:
@@ -265,11 +300,12 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
         deadline = load(descriptor + at.D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:
             answer = at.LATE
+    # A full fence between letting go and looking at the ring: a thread that appended meanwhile
+    # found the channel locked and left its submission to this thread.
     exchange(channel + at.C_LOCK, 0)
-    # Whoever appended meanwhile found the channel taken, and left it to the one who had it.
     moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
     if stray:
-        # Only Python can take a message aside that nobody asked for: call who waits or watches.
+        # Only Python can move an unexpected message aside: wake its waiting or watching thread.
         nc10d_wake_own(load(channel + at.C_PROCESS))
         nc10d_write_event(load(load(channel + at.C_PROCESS) + at.P_EVENT_FD))
     if answer < 0:
@@ -279,11 +315,12 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
 
 @njit(nogil=True)
 def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
-    """Append a descriptor, and advance the channel in this thread as far as it goes.
+    """Append a descriptor and advance the channel in this thread as far as it goes.
 
-    It may wait a moment for peers that come at the same time: that leaves nobody to wake. Where
-    it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which so
-    need not wake up only to find that there is nothing to do yet.
+    The thread may spin for peers that come at the same time, which saves waking the worker. Where
+    the channel blocks on a peer's counter, this rank's bit is set beside that counter: the peer
+    wakes the worker when there is something to do, and no earlier. Returns DONE, BUSY, NEW_SITE,
+    or a failure.
     """
     if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
         return at.BUSY
@@ -295,6 +332,8 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)
         tries += 1
+    # DONE with work left: the looks are used up. BUSY: the thread that holds the channel may have
+    # looked at the ring before the append. In both cases the worker has to look.
     if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
         nc10d_wake_own(load(channel + at.C_PROCESS))
     return min(answer, at.DONE)

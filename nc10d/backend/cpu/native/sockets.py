@@ -1,9 +1,16 @@
-"""Links to other hosts: sockets that never block, and how a thread that wants to sleep arms them.
+"""Links to other hosts: sockets that never block, and how a thread arms them before it sleeps.
 
-A link is one socket to one rank, and how far the transfer in hand has come in each direction.
-A channel that is blocked on sockets waits, like any other, for a counter: its line. Before a
-thread sleeps it arms the links that the channel waits for; the net thread (net.py) sees when one
-is ready and counts the line up. Addresses in, integers out.
+A link is one socket to a rank, with the progress of the current transfer in each direction. A
+channel that is blocked on sockets waits for a counter like any other channel: its line. Before a
+thread sleeps, it arms the links that the channel waits for. The net thread (net.py) counts the line
+up when a link is ready. Addresses in, integers out.
+
+    L_ARMED of a link        epoll watches it for          changed under L_LOCK by
+    0                        nothing                       the net thread, when it has fired
+    WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
+
+Invariant: a line is read before its sockets are tried, so a socket that gets ready after the try
+counts the line up to the awaited value or past it.
 """
 
 from __future__ import annotations
@@ -34,8 +41,8 @@ EVENT_BYTES = 12 if PACKED else 16
 QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
-# What one call moves at most, so that no direction starves the other. A call more costs more than
-# bytes that have left the second cache.
+# Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
+# call takes longer than bytes that have left the second cache.
 BURST = 1024 * 1024
 PAGE, SLOW_UP_TO, WORTH_A_COPY = 4096, 31, 32 * 1024
 
@@ -56,9 +63,9 @@ def nc10d_errno() -> int:
 
 @njit(nogil=True)
 def nc10d_transfer(link: int, progress: int, address: int, nbytes: int) -> int:
-    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as goes now.
+    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as the socket takes.
 
-    The bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is the peer's orderly end.
+    Returns the bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is an orderly end.
     """
     done = load(link + progress)
     return nc10d_move(link, progress, address + done, min(nbytes - done, BURST))
@@ -83,12 +90,12 @@ def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
 
 @njit(nogil=True)
 def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
-    """Receive as nc10d_transfer does; where the kernel would copy slowly, by way of a spare place.
+    """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly.
 
-    On some machines it copies at half its speed to what begins up to 31 bytes further into a page
-    than what it copies. What a sender on the same machine (in another container, say) writes first
-    into an idle socket begins a page; a large NumPy array begins 16 bytes into one. Where the
-    sender is, nobody asks: from another machine the second copy is in vain.
+    Some kernels copy at half speed to a destination that begins up to 31 bytes further into a page
+    than the source. Bytes that a sender on the same machine (in another container) writes
+    first into an idle socket begin a page; a large NumPy array begins 16 bytes into a page. The
+    place of the sender is unknown: from another machine the second copy is in vain.
     """
     spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
@@ -103,7 +110,7 @@ def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
 
 @njit(nogil=True)
 def nc10d_await_link(streams: int, link: int, want: int) -> None:
-    """Note that the channel waits for a link; `nc10d_arm` arms all that were noted."""
+    """Record that the channel waits for a link; `nc10d_arm` arms all recorded links."""
     count = load(streams + at.S_COUNT)
     place = load(streams + at.S_WAITING) + 16 * count
     store(place, link)
@@ -113,7 +120,7 @@ def nc10d_await_link(streams: int, link: int, want: int) -> None:
 
 @njit(nogil=True)
 def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
-    """Tell epoll what to watch a descriptor for."""
+    """Set the events for which epoll watches a descriptor."""
     event = scratch()
     if PACKED:
         store(event, events | (data << 32))
@@ -148,7 +155,7 @@ def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a link that a channel waits for is ready; False after the timeout.
 
-    For a thread that has nothing else to wait for: it is woken at once, and by nobody else.
+    For a thread that waits for nothing else: the kernel wakes it directly, not the net thread.
     """
     streams = load(channel + at.C_STREAMS)
     waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)

@@ -1,9 +1,16 @@
-"""Steps that cross to other hosts: transfers, and what is compared of what came.
+"""Steps that cross to other hosts: transfers, and checks of received headers.
 
-A `FLOW` step drives the rows behind it (GIVE to a link, TAKE from one) all at once, as far as
-their sockets go; it is done when all of them are, so no order of ranks can deadlock on full
-sockets. Only a PUSH need not be: it goes as far as it can, and a later row goes on with it. A
-link does what programs ask for in their order: it is the FIFO and the flow control.
+A FLOW step drives the rows behind it (GIVE to a link, TAKE from a link) together, as far as their
+sockets go. It is done when all rows are, so no order of ranks can deadlock on full sockets. A PUSH
+row need not be done: a later row continues it. A link moves bytes in the order of its programs: the
+socket is the FIFO and the flow control.
+
+    a FLOW         S_COUNT, table          counters
+    moves          being rebuilt           S_MOVED grows
+    is blocked     links to wait for       C_BLOCKED_AT is S_LINE, C_BLOCKED_FOR its next value
+    is done        -                       L_SENT, L_TAKEN are 0 again (but for a PUSH)
+
+Invariant: progress lives in L_SENT and L_TAKEN, so a FLOW may be repeated by any thread.
 """
 
 from __future__ import annotations
@@ -35,18 +42,18 @@ from nc10d.backend.cpu.native.sockets import (
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_length, nc10d_place
 from nc10d.kernels.cache import compiled_callback
 
-# Sleeps on sockets are short: nothing but the socket ends them.
+# Sleeps on sockets are short: only the socket ends them, and failures must be seen.
 POLL_MS = 10
 PAUSES = 8
 SHORTEST_LINGER = 32  # some 20 µs, more than a round trip
 MUCH = 1024 * 1024
-"""Bytes: while more are to come, in this segment and those after it, one sleeps at once. Sockets'
-buffers fill meanwhile, and whoever feeds them may need the core."""
+"""Bytes: while more are to come, later segments included, a thread sleeps at once. The sockets'
+buffers fill meanwhile, and the processes that fill them may need the core."""
 
 
 @njit(nogil=True)
 def nc10d_check(channel: int, step: int, header: int) -> int:
-    """Compare what a rank of another host calls with what this one does."""
+    """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
     same = load(header) == load(channel + at.C_OPS) and load(header + 8) == load(
         step + packed.EXTRA
     )
@@ -64,7 +71,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
     links = load(streams + at.S_LINKS)
     last = step + packed.STEP * load(step + packed.EXTRA)
     while True:
-        # Read before looking: whatever gets ready after the look counts it up.
+        # Read before the sockets are tried: a socket that gets ready later counts it up.
         target = load_acquire(load(streams + at.S_LINE)) + 1
         store(streams + at.S_COUNT, 0)
         moved, left, coming, peer = 0, 0, 0, 0
@@ -109,7 +116,7 @@ def nc10d_to_come(row: int, segment: int, link: int) -> int:
 
 @njit(nogil=True)
 def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, link: int) -> int:
-    """Move one row on: how many bytes went, or LOST."""
+    """Move the bytes of a row that its socket takes; return their number, or LOST."""
     if nc10d_left(row, segment, link) == 0:
         return 0
     kind = load(row)
@@ -136,7 +143,7 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
 
 @njit(nogil=True)
 def nc10d_lost(channel: int, link: int, answer: int) -> int:
-    """Note which link has failed, and how."""
+    """Record the link that has failed and its errno; return LOST."""
     store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
     store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
     return at.LOST
@@ -202,7 +209,7 @@ def _pull(channel: int) -> int:
             store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
             return at.BLOCKED
     store(link + at.L_TAKEN, 0)
-    # As if its sender had put it here.
+    # Copied to the place where a sender of this host would have put it: matching.py reads it there.
     half = load(channel + at.C_ROUND) & 1
     move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half, header, at.LINK_HEADER_BYTES)
     move(sent + at.LINK_SITES + at.SITE_BYTES * half, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
@@ -212,11 +219,11 @@ def _pull(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _linger(channel: int) -> int:
-    # Patience that was in vain halves; it doubles when something came while it lasted. Where ranks
-    # share a core, looking again only keeps somebody else from running.
+    # Patience in vain halves; it doubles when bytes came while it lasted. Where ranks share a core,
+    # looking again only keeps another rank from running.
     streams = load(channel + at.C_STREAMS)
     if load(streams + at.S_LEFT) > MUCH:
-        store(streams + at.S_TRIES, -1)  # what moves next has come while this thread slept
+        store(streams + at.S_TRIES, -1)  # the next bytes will have come while this thread sleeps
         return 0
     moved, patience = load(streams + at.S_MOVED), load(streams + at.S_PATIENCE)
     tries = load(streams + at.S_TRIES)
@@ -231,7 +238,7 @@ def _linger(channel: int) -> int:
         store(streams + at.S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
         return 0
     store(streams + at.S_TRIES, max(tries, 0) + 1)
-    # A look is a system call: a pause between two is soon too short to be worth keeping the core.
+    # Each look is a system call: after some, a pause is too short to be worth keeping the core.
     if tries < PAUSES:
         pause()
     else:
@@ -265,10 +272,10 @@ FUNCTIONS: dict[int, Any] = {
     at.S_SLEEP: _sleep,
     at.S_ARM: _arm,
 }
-"""What the engine calls by address, so that who has no other hosts need not compile it.
+"""Functions that the engine calls by address, so that jobs of one host need not compile them.
 
 Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
-takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` looks after the time
-between two looks at sockets: 0 when it is time to sleep. `_sleep` does, until S_UNTIL: DONE,
-ABORTED or BLOCKED. `_arm` has the net thread watch.
+takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
+at sockets: 0 when it is time to sleep. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED.
+`_arm` has the net thread watch the sockets.
 """

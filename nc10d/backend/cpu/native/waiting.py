@@ -1,8 +1,14 @@
 """Waiting for a counter: spin, then yield the core, then sleep on the process's doorbell.
 
-Before sleeping, a thread sets its rank's bit beside the counter that it waits for and looks again;
-who changes the counter rings. No wait is longer than the slice it was given: deadlines, signals
-and the liveness of peers are looked at in between, by Python.
+    order of a sleeper                     order of a rank that posts (interpreter.py)
+    1. count itself in P_SLEEPING          1. change the counter (full fence)
+    2. read the doorbell's value           2. look at the bits beside it
+    3. set its rank's bit (full fence)     3. take them and ring each bell: change its value, wake
+    4. look at the counter again
+    5. sleep unless the bell has changed
+
+Invariant: a change between 4 and 5 changes the bell's value, so the futex does not sleep. No wait
+is longer than its slice: Python looks at deadlines, signals and the liveness of peers in between.
 """
 
 from __future__ import annotations
@@ -32,12 +38,13 @@ from nc10d.backend.cpu.native.atomics import (
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
 LONG_NS = 1_000_000
-"""How long a thread yields at most: where others want the core, one yield may last for 4 ms."""
+"""Longest time of yielding: where other threads want the core, a yield may last for 4 ms."""
 
 
 @njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
-    """Take the channel if nobody has it; the lock tells which thread did."""
+    """Lock the channel if it is free; the lock word is the thread that holds it."""
+    # The plain look first: a failed swap would take the cache line from the lock's holder.
     return (
         load_acquire(channel + at.C_LOCK) == 0
         and swap_if(channel + at.C_LOCK, 0, this_thread()) == 0
@@ -46,7 +53,7 @@ def nc10d_try_lock(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_wake_own(process: int) -> None:
-    """Wake this rank's own sleepers: something changed inside the process."""
+    """Wake this rank's own sleepers after a change inside the process."""
     if load_acquire(process + at.P_SLEEPING) != 0:
         bell = load(process + at.P_BELL)
         add_32(bell, 1)
@@ -55,7 +62,9 @@ def nc10d_wake_own(process: int) -> None:
 
 @njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
-    """Give the channel back; if submissions wait in it, tell the worker."""
+    """Unlock the channel; wake the worker if submissions wait in it."""
+    # A full fence: a submitter appends and then tries the lock, this thread unlocks and then looks
+    # at the ring. One of the two sees the other, so no submission is left without a thread.
     exchange(channel + at.C_LOCK, 0)
     if load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         nc10d_wake_own(load(channel + at.C_PROCESS))
@@ -63,7 +72,7 @@ def nc10d_unlock(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
-    """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
+    """Sleep until `until` (ns) or until the doorbell's value is no longer `bell_value`."""
     left = until - nc10d_now()
     if left > 0:
         nc10d_futex_wait(load(process + at.P_BELL), bell_value, left)
@@ -73,9 +82,9 @@ def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
 def nc10d_spin(channel: int, flag: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain.
 
-    A spin in vain halves the next one and a good one doubles it: where another program takes a
-    core, or the partner computes, spinning only keeps somebody else from running. So does a wait
-    that yielding ended soon (nc10d_yield): a short spin must not make all waits seem long.
+    A spin in vain halves the next spin and a good spin doubles it: where another program takes a
+    core, or the peer computes, spinning only keeps other threads from running. A wait that ends
+    soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
     """
     limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
@@ -91,7 +100,7 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
 def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
     """Yield the core, `most` times, until a counter has come to `target`; False if it has not.
 
-    Where others want the core each time takes long: sleeping is better then, and no slower.
+    Where other threads want the core, each yield is long; then sleeping is better and no slower.
     """
     if load_acquire(flag) >= target:
         return True
@@ -110,14 +119,14 @@ def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_streaming(channel: int) -> bool:
-    """Say whether what a blocked channel waits for is a socket."""
+    """Return whether a blocked channel waits for sockets."""
     streams = load(channel + at.C_STREAMS)
     return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_LINE)
 
 
 @njit(nogil=True)
 def nc10d_arm(channel: int) -> None:
-    """Before the worker sleeps: have the net thread see to what a channel waits for."""
+    """Have the net thread watch the sockets that a channel waits for; before the worker sleeps."""
     if nc10d_streaming(channel):
         call_engine(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
@@ -132,7 +141,7 @@ def nc10d_await_socket(channel: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_linger(channel: int) -> bool:
-    """Look after the time between two looks at sockets; False: sleep now."""
+    """Pause between two looks at sockets; False when it is time to sleep."""
     return call_engine(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
 
 
@@ -166,21 +175,21 @@ def nc10d_await_flag(channel: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_moved(channel: int) -> int:
-    """Return a number that changes with every transfer of a channel's streams that got on."""
+    """Return a number that changes whenever a transfer of a channel's streams makes progress."""
     streams = load(channel + at.C_STREAMS)
     return load(streams + at.S_MOVED) if streams != 0 else 0
 
 
 @njit(nogil=True)
 def nc10d_drive(channel: int, slice_ns: int) -> int:
-    """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
+    """Advance the running program until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
     waits = 0
     while True:
         answer = call_engine(load(channel + at.C_ADVANCE), channel)
         if answer != at.BLOCKED:
             return answer
-        # Most waits are short: the clock is read only when one was not, and now and then, since
+        # Most waits are short: the clock is read only after a long wait, and now and then because
         # a long program may wait often and never long.
         waits += 1
         if waits & 15 == 0:

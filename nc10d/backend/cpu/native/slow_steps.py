@@ -1,6 +1,6 @@
-"""The steps that most programs do without: compiled when a program that has one is linked.
+"""Slow-path steps: those that most programs do without, compiled when a program first needs one.
 
-The interpreter calls `advance_rare` for one such step, by an address that channels look up in RARE.
+The interpreter calls `_advance_slow_step` for one such step at C_PC, by the address in ADDRESS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_post
-from nc10d.backend.cpu.native.peer_steps import (
+from nc10d.backend.cpu.native.peer_array_steps import (
     nc10d_expose,
     nc10d_fetch,
     nc10d_fill,
@@ -25,14 +25,14 @@ from nc10d.backend.cpu.native.peer_steps import (
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place
 from nc10d.kernels.cache import compiled_callback, compiling
 
-RARE: npt.NDArray[np.int64] = np.zeros(1, np.int64)
-"""The address of `advance_rare`, 0 while nobody needs it."""
+ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+"""The address of `_advance_slow_step`, 0 until it is compiled."""
 _alive: list[Any] = []
 
 
 @njit(nogil=True)
 def nc10d_flagged(channel: int) -> int:
-    """Return 1 if somebody's fingerprint has the flag, 0 if nobody's, or MISMATCH."""
+    """Return 1 if a rank's fingerprint has the flag, else 0; MISMATCH if they differ otherwise."""
     slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
     mine = load(load(channel + at.C_SELF) + slot)
     flags = load(channel + at.C_FLAGS)
@@ -48,7 +48,7 @@ def nc10d_flagged(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
-    """Copy between contiguous and strided memory; see `pack` in program.py for `shape`."""
+    """Copy between contiguous and strided memory; see `pack` in steps.py for `shape`."""
     item, dims = load(shape), load(shape + 8)
     sizes = shape + 16
     strides = sizes + 8 * dims
@@ -58,15 +58,15 @@ def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
     for d in range(dims):
         store(place + 8 * d, 0)
     while True:
-        place_in_line = strided
+        element = strided
         for _ in range(length):
             if packing:
-                move(flat, place_in_line, item)
+                move(flat, element, item)
             else:
-                move(place_in_line, flat, item)
+                move(element, flat, item)
             flat += item
-            place_in_line += step
-        # Go on like an odometer: the last line of a dimension steps the one before it.
+            element += step
+        # Like an odometer: the end of a dimension moves the dimension before it.
         d = last - 1
         while d >= 0:
             strided += load(strides + 8 * d)
@@ -83,7 +83,7 @@ def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
 
 @njit(nogil=True)
 def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
-    """Compare announced sizes with those awaited; settle the number of rounds."""
+    """Compare announced with awaited sizes; compute C_AGREED, the number of rounds."""
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
     table = channel - load(step + packed.SRC) + parity
@@ -104,8 +104,8 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_divert(channel: int, step: int, segment: int) -> int:
-    """Wait for everyone, compare fingerprints, and go the other way if somebody asks for it."""
+def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
+    """Wait for all ranks, compare fingerprints, and branch if any rank has set its flag."""
     target = load(channel + at.C_SEQ) + load(step + packed.TICK)
     answer = nc10d_everyone(channel, step, segment, target)
     if answer != at.DONE:
@@ -114,29 +114,29 @@ def nc10d_divert(channel: int, step: int, segment: int) -> int:
     if flagged == at.MISMATCH:
         return at.MISMATCH
     if flagged == 1:
-        nc10d_recall(channel)  # the other way, nobody writes there
+        nc10d_recall(channel)  # in the other branch no peer writes to exposed memory
         store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     return at.DONE
 
 
 @njit(nogil=True)
 def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Go on once a gate is open."""
+    """Return DONE once a gate is open, else BLOCKED on it."""
     flag = nc10d_place(channel, users, step + packed.DST, parity, segment)
     if load_acquire(flag) != 0:
         return at.DONE
     return nc10d_block(channel, step, segment, flag, 1, load(channel + at.C_RANK))
 
 
-def _advance_rare(channel: int) -> int:
-    """Carry out the step at C_PC: DONE, with C_PC just before the next one, or as `_advance`."""
+def _advance_slow_step(channel: int) -> int:
+    """Carry out the step at C_PC: DONE, with C_PC just before the next step, or as `_advance`."""
     step = load(channel + at.C_PC)
     segment = load(channel + at.C_SEGMENT)
     users = load(channel + at.C_USERS)
     parity = load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == packed.DIVERT:
-        return nc10d_divert(channel, step, segment)
+    if kind == packed.BRANCH_IF_FLAGGED:
+        return nc10d_branch_if_flagged(channel, step, segment)
     if kind == packed.FETCH:
         return nc10d_fetch(channel, users, step, parity, segment)
     if kind == packed.FOLD:
@@ -151,7 +151,7 @@ def _advance_rare(channel: int) -> int:
         nc10d_expose(channel, users, step, parity, segment)
     elif kind == packed.JUMP:
         store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.PICK:
+    elif kind == packed.BRANCH_IF_UNREADABLE:
         if load(nc10d_place(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
             store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     elif kind == packed.RECALL:
@@ -170,8 +170,8 @@ def _advance_rare(channel: int) -> int:
 
 
 def prepare() -> None:
-    """Compile `advance_rare`, once; blocks for a second or two where it is not on disk yet."""
+    """Compile `_advance_slow_step` once; blocks for seconds if it is not on disk yet."""
     with compiling:
         if not _alive:
-            _alive.append(compiled_callback("int64(int64)")(_advance_rare))
-            RARE[0] = _alive[0].address
+            _alive.append(compiled_callback("int64(int64)")(_advance_slow_step))
+            ADDRESS[0] = _alive[0].address
