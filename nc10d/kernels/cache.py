@@ -69,8 +69,8 @@ def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function for `signature` now, without the GIL while it runs.
 
     `signature` is a Numba signature or its text. Returns a Numba dispatcher; Python calls
-    `entry_point(dispatcher)`, other compiled functions the dispatcher itself. Blocks while another process compiles the same function; inside
-    `make_all` it raises Elsewhere then.
+    `entry_point(dispatcher)`, other compiled functions the dispatcher itself. Blocks while another
+    process compiles the same function; inside `make_all` it raises Elsewhere then.
     """
 
     def decorate(function: Any) -> Any:

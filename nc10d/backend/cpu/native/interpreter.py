@@ -57,6 +57,7 @@ def nc10d_ring(process: int, sleepers: int) -> None:
     while sleepers != 0:
         if sleepers & 1:
             bell = load(bells + 8 * rank)
+            # The value changes before the wake: a rank that is about to sleep sees that it has.
             add_32(bell, 1)
             nc10d_futex_wake(bell)
         # Rank 63's bit is the sign: an arithmetic shift would keep it for ever.
@@ -70,6 +71,7 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
     # A full fence, not only a release: a sleeper sets its bit and then looks at the counter again,
     # this thread sets the counter and then looks at the bits. At least one sees the other's
     # store. With a release store both could miss it, and the sleeper would wait for its slice.
+    # It also releases: all that this rank wrote before is visible to a rank that sees the value.
     exchange(flag, value)
     if load_acquire(flag + at.LINE_SLEEPERS) != 0:
         # Taken by an exchange: two posts at the same time ring each bell once.
@@ -188,6 +190,7 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
             call_kernel(last, into, into, arg, count)
         if shown:
             nc10d_copy(copy, dst + done, into, count)
+        # From `into`, not from dst: that is still in the cache of this core.
         if twice:
             nc10d_copy(copy, also + done, into, count)
         done += count
@@ -202,6 +205,7 @@ def nc10d_end_round(channel: int, step: int) -> None:
     store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
     store(channel + at.C_SEQ, seq + load(step + packed.TICK))
     store(channel + at.C_ROUND, number + 1)
+    # Operands of shared memory go by the slot: one addition turns all of them (nc10d_place).
     odd = (number + 1) & 1
     store(channel + at.C_PARITY, load(channel + at.C_PARITY_STEP) if odd else 0)
 
@@ -258,7 +262,7 @@ def _advance(channel: int) -> int:
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
             call_kernel(load(step + packed.KERNEL), dst, src, load(step + packed.ARG), nbytes)
-        elif kind == packed.ENTER:
+        elif kind == packed.ENTER:  # before the signal that makes both visible
             nc10d_show_call(channel, step)
             nc10d_begin_call(channel, step)
         elif kind == packed.HEADER:
@@ -285,6 +289,7 @@ def _advance(channel: int) -> int:
             repeat = (
                 load(step + packed.KERNEL) if kind == packed.ROUND else load(channel + at.C_AGREED)
             )
+            # The body runs again, a segment further: operands with a stride advance by themselves.
             if segment < repeat:
                 step -= packed.STEP * (load(step + packed.EXTRA) + 1)
             else:
@@ -300,7 +305,7 @@ def _advance(channel: int) -> int:
                 step -= packed.STEP * (load(step + packed.EXTRA) + 1)
             else:
                 segment = 0
-        elif kind >= packed.FLOW:
+        elif kind >= packed.FLOW:  # to other hosts: by address too, compiled where there are any
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
             answer = call_engine(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)

@@ -105,7 +105,10 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             + at.LINE_SLOTS
             + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
         )
+    """Return whether peers may write this rank's private memory: they are other processes.
+        # all take the same branch.
         store(slot, load(slot) | (1 << at.FLAG_BIT))
+    # The signal that follows publishes both words.
     store(board + 8, way)
 
 
@@ -139,6 +142,7 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
     failed = load_acquire(area + at.AREA_ABORT) != 0
     if not failed and load_acquire(area + at.AREA_STATE) != at.CLOSED:
         return at.DONE
+    # Blocks for ever on the peer's counter: the failure, which is on its way, ends the wait.
     flag = load(load(channel + at.C_FLAGS) + 8 * peer)
     return nc10d_block(channel, step, segment, flag, NEVER, peer)
 
@@ -171,6 +175,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
         nc10d_copy(load(step + packed.KERNEL), dst, found, nbytes)
+    # Checked after the copy: whatever a peer did before its abort word was still its operation's.
     return nc10d_still_valid(channel, step, segment, load(step + packed.EXTRA))
 
 
@@ -213,6 +218,7 @@ def nc10d_put_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     pid, area = load(row + 8), load(row + 16)
     done = 0
     while done < nbytes:
+        # Only the place: the owner keeps the length, which it sets to 0 to withdraw the memory.
         store(area + at.AREA_LOAN, dst + done)
         most = min(nbytes - done, AT_A_TIME)
         went = nc10d_write_process(

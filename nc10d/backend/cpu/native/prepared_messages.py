@@ -100,6 +100,7 @@ def nc10d_admitted(channel: int) -> bool:
     """
     if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
+    # Plain loads and stores would not do: both sides could miss the other's mark.
     exchange(channel + at.C_RECEIVING, 1)
     if load_acquire(channel + at.C_GUARD) == 0:
         return True
@@ -114,6 +115,7 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
     If the thread may not wait in the middle of a message, all of the message must be there.
     """
     sent = load(load(channel + at.C_FLAGS))
+    # Tick 1 states that the header is there, the last tick that the whole message is.
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
     if not nc10d_soon(channel, sent, load(channel + at.C_SEQ) + wanted, how_soon):
         return False
@@ -132,6 +134,7 @@ def nc10d_move_message(
     """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
     if load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
         return at.BUSY
+    # Messages of a link keep their order: a message in the ring was called earlier.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         return at.BUSY
     if load(channel + at.C_KIND) == at.RECEIVER:
@@ -177,6 +180,7 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
     if answer == at.DONE:
         nc10d_end_message(channel, nc10d_now())
+    # After any other answer the caller still holds the channel, and with it C_RECEIVING.
     if answer in (at.DONE, at.BUSY):
         store_release(channel + at.C_RECEIVING, 0)
         nc10d_unlock(channel)

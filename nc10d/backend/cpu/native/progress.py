@@ -81,6 +81,7 @@ def nc10d_trace(channel: int, event: int) -> None:
 @njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
+    # C_ROUND, C_SEQ and C_PARITY stay: rounds count through all programs of the channel.
     store(channel + at.C_PC, program)
     store(channel + at.C_SEGMENT, 0)
     store(channel + at.C_PEER, 0)
@@ -141,6 +142,7 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     process = load(channel + at.C_PROCESS)
     now = nc10d_now()
     store(descriptor + at.D_ENDED, now)
+    # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
     if load(descriptor + at.D_GATE) != 0:
         nc10d_post(channel, load(descriptor + at.D_GATE), 1)
     if load(channel + at.C_KIND) == at.COLLECTIVE:
@@ -229,6 +231,7 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
     """
     while True:
         answer = nc10d_progress(channel)
+        # Looked at before the answer: the submission may have ended before another one failed.
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
             return at.FINISHED
         if answer != at.BLOCKED:
@@ -277,6 +280,8 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
         return at.ABORTED
     if not nc10d_try_lock(channel):
         return at.BUSY
+    # Remembered to find out whether anything moves: a worker that moved something looks again
+    # before it sleeps.
     head = load(channel + at.C_HEAD)
     step = load(channel + at.C_PC)
     known = load(channel + at.C_UNMATCHED)
@@ -293,9 +298,10 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
         # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
         flag = load(channel + at.C_BLOCKED_AT)
         set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-        if sleepy:
+        if sleepy:  # arming is a system call, so only a thread that is about to sleep does it
             nc10d_arm(channel)
         moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
+        # Only the submission that runs can be late; those behind it are judged when they run.
         descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
         deadline = load(descriptor + at.D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:

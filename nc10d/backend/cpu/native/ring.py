@@ -31,6 +31,7 @@ from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 @njit(nogil=True)
 def nc10d_slot(channel: int, place: int) -> int:
     """Return the address of place `place`, counted over all descriptors ever appended."""
+    # Acquire: a replaced ring is visible with all of its descriptors.
     ring = load_acquire(channel + at.C_RING)
     return ring + 8 + 8 * (place & load(ring))
 
@@ -38,6 +39,7 @@ def nc10d_slot(channel: int, place: int) -> int:
 @njit(nogil=True)
 def nc10d_begin_to_change(channel: int) -> None:
     """Lock the ring against other changes, for a few instructions."""
+    # Yields instead of spinning: the holder may have lost its core in the middle.
     while swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
         yield_core()
 
@@ -58,6 +60,7 @@ def nc10d_append(channel: int, descriptor: int) -> int:
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
+    # Before the append: from then on another thread may run the descriptor.
     store(descriptor + at.D_SITE, site)
     nc10d_begin_to_change(channel)
     tail = load(channel + at.C_TAIL)

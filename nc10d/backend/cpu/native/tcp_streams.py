@@ -73,7 +73,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
     while True:
         # Read before the sockets are tried: a socket that gets ready later counts it up.
         target = load_acquire(load(streams + at.S_LINE)) + 1
-        store(streams + at.S_COUNT, 0)
+        store(streams + at.S_COUNT, 0)  # the links to wait for are collected anew
         moved, left, coming, peer = 0, 0, 0, 0
         row = step
         while row < last:
@@ -90,6 +90,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
                     peer = load(link + at.L_RANK)
                 want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
                 nc10d_await_link(streams, link, want)
+        # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
             nc10d_rewind(links, step, last)
             return at.DONE
@@ -122,6 +123,7 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
     kind = load(row)
     if kind == packed.HEAD:
         address = load(channel + at.C_SELF) + at.LINK_BOARD
+        # Written once: a header that has gone in part must not change.
         if load(link + at.L_SENT) == 0:
             move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_show_site(channel, address + at.LINK_HEADER_BYTES)
@@ -156,7 +158,7 @@ def nc10d_rewind(links: int, step: int, last: int) -> None:
     while row < last:
         row += packed.STEP
         if load(row) == packed.PUSH:
-            continue
+            continue  # its progress belongs to the row that goes on with it
         link = load(links + 8 * load(row + packed.EXTRA))
         store(link + (at.L_TAKEN if load(row) == packed.TAKE else at.L_SENT), 0)
 
@@ -179,6 +181,7 @@ def _step(channel: int) -> int:
     if kind == packed.CHECK:
         return nc10d_check(channel, step, src)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+    # EXPECT: the sizes that another host announces against those that this rank awaits.
     for i in range(load(step + packed.NBYTES) >> 3):
         if load(src + 8 * i) != load(own + 8 * i):
             store(channel + at.C_BLOCKED_ON, ~load(step + packed.EXTRA))
@@ -213,6 +216,7 @@ def _pull(channel: int) -> int:
     half = load(channel + at.C_ROUND) & 1
     move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half, header, at.LINK_HEADER_BYTES)
     move(sent + at.LINK_SITES + at.SITE_BYTES * half, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
+    # Last: other threads that match look at the counter first.
     store_release(sent, load(channel + at.C_SEQ) + 1)
     return at.DONE
 

@@ -104,6 +104,7 @@ def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
     """
     if load_acquire(flag) >= target:
         return True
+    # Yields are timed: one that comes back late means that other threads use this core.
     began = nc10d_now()
     for _ in range(most):
         yield_core()
@@ -156,9 +157,12 @@ def nc10d_await_flag(channel: int, until: int) -> int:
         return at.DONE
     process = load(channel + at.C_PROCESS)
     abort = load(channel + at.C_AREA) + at.AREA_ABORT
+    # Counted first: a thread of this process that changes something wakes only counted sleepers.
     add(process + at.P_SLEEPING, 1)
     answer = at.BLOCKED
     while answer == at.BLOCKED:
+        # The bell's value is read before the looks below: a ring after any of them changes it, and
+        # the futex returns at once. The bit is set anew each time, since a post takes it away.
         bell = load_acquire_32(load(process + at.P_BELL))
         set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if load_acquire(flag) >= target:
@@ -198,6 +202,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
                 until = now + slice_ns
             elif now >= until:
                 return at.BLOCKED
+        # Sockets have no counter to spin on: looking again is running the step again.
         if nc10d_streaming(channel):
             if nc10d_linger(channel):
                 continue
