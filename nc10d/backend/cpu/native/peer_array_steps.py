@@ -100,13 +100,9 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             store(load(channel + at.C_AREA) + at.AREA_LOAN_BYTES, pages * PAGE)
             way = LENT_BY_KERNEL
     elif read:
-        slot = (
-            load(channel + at.C_SELF)
-            + at.LINE_SLOTS
-            + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
-        )
-    """Return whether peers may write this rank's private memory: they are other processes.
-        # all take the same branch.
+        # In the fingerprint, before the signal: every rank sees the flag, so all take one branch.
+        slot = load(channel + at.C_SELF) + at.LINE_SLOTS
+        slot += at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
         store(slot, load(slot) | (1 << at.FLAG_BIT))
     # The signal that follows publishes both words.
     store(board + 8, way)
