@@ -166,7 +166,7 @@ def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) ->
 
 
 def without(program: Program, index: int) -> Program:
-    """The program with one wait that no longer waits; nor asks, where it would have to."""
+    """The program with a wait that no longer waits, and no longer compares fingerprints."""
     steps = list(program.steps)
     steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return Program(program.call, tuple(steps), program.users)
@@ -199,7 +199,7 @@ def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: i
 
 
 def messages(counts: list[int]) -> list[Case]:
-    """Messages over one link, the larger ones to be read where they lie."""
+    """Messages over a link; the receiver reads large messages from the sender's array."""
     cases = []
     for number, count in enumerate(counts):
         sent, n = np.arange(count) + 1000 * number, 8 * count
@@ -299,7 +299,7 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         assert left.wait(30)
         assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
     else:
-        # A root is done when the other has fetched its half, and this one is filled: in vain.
+        # A root is done once the peer has fetched its half; filling this half changes nothing.
         with contextlib.suppress(Aborted) if call[-1] == "1" else pytest.raises(Aborted):
             run()
         left.set()
@@ -343,7 +343,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
         areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
         areas.reported = True
         entry_points.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
-        left.wait(1)  # who has read takes it for a result meanwhile, or waits for the rest of this
+        left.wait(1)  # a rank that has read takes it for a result, or waits for the rest
         publish(areas, error)
 
     monkeypatch.setattr(cause, "publish", slowly)
