@@ -148,7 +148,7 @@ class Channel:
             self._drop(submission)
             raise
 
-    def submit_known(
+    def submit_prepared(
         self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
         """Submit a known operation on plain arrays; a short one is advanced here and now.
@@ -157,10 +157,10 @@ class Channel:
         """
         submission = self._blank(2, keep)
         words = submission.words
-        answer = plain.submit_known(words, known, deadline_ns, x, y)
+        answer = plain.submit_prepared(words, known, deadline_ns, x, y)
         while answer == at.NEW_SITE:
             self._before(submission, call_sites.learn)
-            answer = plain.submit_known(words, known, deadline_ns, x, y)
+            answer = plain.submit_prepared(words, known, deadline_ns, x, y)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission

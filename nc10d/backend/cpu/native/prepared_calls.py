@@ -65,41 +65,41 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_fits(known: int, x: int, y: int) -> bool:
+def nc10d_fits(prepared: int, x: int, y: int) -> bool:
     """Return whether two objects (or the same twice) fit a prepared operation and don't overlap."""
-    kind, dtype = load(load(known + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(known + at.K_DTYPE)
-    if not nc10d_is(x, kind, dtype, load(known + at.K_X_COUNT), load(known + at.K_X_LENGTH)):
+    kind, dtype = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(prepared + at.K_DTYPE)
+    if not nc10d_is(x, kind, dtype, load(prepared + at.K_X_COUNT), load(prepared + at.K_X_LENGTH)):
         return False
-    if x == y or load(known + at.K_ONE) != 0:
-        return x == y and load(known + at.K_ONE) != 0
-    if not nc10d_is(y, kind, dtype, load(known + at.K_Y_COUNT), load(known + at.K_Y_LENGTH)):
+    if x == y or load(prepared + at.K_ONE) != 0:
+        return x == y and load(prepared + at.K_ONE) != 0
+    if not nc10d_is(y, kind, dtype, load(prepared + at.K_Y_COUNT), load(prepared + at.K_Y_LENGTH)):
         return False
     a, b = load(x + DATA_OFFSET), load(y + DATA_OFFSET)
-    return a + load(known + at.K_X_BYTES) <= b or b + load(known + at.K_Y_BYTES) <= a
+    return a + load(prepared + at.K_X_BYTES) <= b or b + load(prepared + at.K_Y_BYTES) <= a
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
-def _run_known(words: object, x: object, y: object) -> int:
-    known = load(as_int(words) + DATA_OFFSET)
-    if not nc10d_fits(known, as_int(x), as_int(y)):
+def _run_prepared(words: object, x: object, y: object) -> int:
+    prepared = load(as_int(words) + DATA_OFFSET)
+    if not nc10d_fits(prepared, as_int(x), as_int(y)):
         return at.BUSY
     a, b = load(as_int(x) + DATA_OFFSET), load(as_int(y) + DATA_OFFSET)
-    return nc10d_run(load(known + at.K_CHANNEL), load(known + at.K_PROGRAM), a, b, SLICE_NS)
+    return nc10d_run(load(prepared + at.K_CHANNEL), load(prepared + at.K_PROGRAM), a, b, SLICE_NS)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
-def _submit_known(words: object, known: int, deadline: int, x: object, y: object) -> int:
-    if not nc10d_fits(known, as_int(x), as_int(y)):
+def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
+    if not nc10d_fits(prepared, as_int(x), as_int(y)):
         return at.BUSY
-    channel = load(known + at.K_CHANNEL)
+    channel = load(prepared + at.K_CHANNEL)
     descriptor = load(as_int(words) + DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
-    store(descriptor + at.D_PROGRAM, load(known + at.K_PROGRAM))
+    store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, deadline)
     store(users, load(as_int(x) + DATA_OFFSET))
     store(users + 8, load(as_int(y) + DATA_OFFSET))
-    if load(known + at.K_SHORT) != 0:
+    if load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
@@ -141,16 +141,16 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     return 1
 
 
-run_known: EntryPoint
-"""run_known(words, x, y): run a prepared operation in this thread; x and y are any objects.
+run_prepared: EntryPoint
+"""run_prepared(words, x, y): run a prepared operation in this thread; x and y are any objects.
 
 `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
 entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
 """
-submit_known: EntryPoint
-"""submit_known(words, known, deadline_ns, x, y): fill in a descriptor and submit it.
+submit_prepared: EntryPoint
+"""submit_prepared(words, prepared, deadline_ns, x, y): fill in a descriptor and submit it.
 
-`words` is zeroed and has room for two addresses; `known` is the address of the operation's block.
+`words` is zeroed and has room for two addresses; `prepared` is the address of the operation's words.
 This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
 stopped or its ring full; NEW_SITE as above; or a failure of the channel.
 """

@@ -236,7 +236,7 @@ submit it.
 
 `words` is zeroed and has room for an address; the rest is copied from the descriptor `model`. If
 `spins` is not negative, this thread first advances the channel and spins for the peer up to `spins`
-times. Answers as `submit_known` in prepared_calls.py.
+times. Answers as `submit_prepared` in prepared_calls.py.
 """
 
 __getattr__ = entry_points(__name__)

@@ -284,15 +284,15 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     # before it sleeps.
     head = load(channel + at.C_HEAD)
     step = load(channel + at.C_PC)
-    known = load(channel + at.C_UNMATCHED)
-    transfers = nc10d_moved(channel)
+    unmatched = load(channel + at.C_UNMATCHED)
+    progress = nc10d_moved(channel)
     answer = nc10d_progress(channel)
     while answer == at.BLOCKED and spins > 0 and nc10d_soon_there(channel):
         answer = nc10d_progress(channel)
         spins -= 1
     moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
-    moved = moved or nc10d_moved(channel) != transfers
-    stray = answer == at.UNMATCHED and (moved or known == 0)
+    moved = moved or nc10d_moved(channel) != progress
+    unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
     if answer == at.BLOCKED:
         # The order matters: set the bit, then look at the counter again. The set is a full fence,
         # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
@@ -310,7 +310,7 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     # found the channel locked and left its submission to this thread.
     exchange(channel + at.C_LOCK, 0)
     moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
-    if stray:
+    if unexpected:
         # Only Python can move an unexpected message aside: wake its waiting or watching thread.
         nc10d_wake_own(load(channel + at.C_PROCESS))
         nc10d_write_event(load(load(channel + at.C_PROCESS) + at.P_EVENT_FD))
