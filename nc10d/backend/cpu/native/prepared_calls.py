@@ -150,7 +150,7 @@ entry_points.py; BUSY also if x and y do not fit (the same array twice, or two w
 submit_prepared: EntryPoint
 """submit_prepared(words, prepared, deadline_ns, x, y): fill in a descriptor and submit it.
 
-`words` is zeroed and has room for two addresses; `prepared` is the address of the operation's words.
+`words` is zeroed and has room for two addresses; `prepared` is the address of the operation.
 This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
 stopped or its ring full; NEW_SITE as above; or a failure of the channel.
 """
