@@ -26,7 +26,14 @@ from nc10d.run.interrupt import quietly
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
     f"{NATIVE}.{name}"
-    for name in ("entry_points", "ring", "prepared_calls", "prepared_messages", "streams", "net")
+    for name in (
+        "entry_points",
+        "ring",
+        "prepared_calls",
+        "prepared_messages",
+        "tcp_streams",
+        "net",
+    )
 )
 """What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"
@@ -166,7 +173,7 @@ def _tasks() -> list[Task]:
 
 
 def _warm_engine() -> None:
-    from nc10d.backend.cpu.native import interpreter, rare_steps
+    from nc10d.backend.cpu.native import interpreter, slow_steps
     from nc10d.kernels import lazy
 
     interpreter.advance_address()
@@ -174,7 +181,7 @@ def _warm_engine() -> None:
         importlib.import_module(name)
         for _, make in lazy.every(name):
             make()
-    rare_steps.prepare()
+    slow_steps.prepare()
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:

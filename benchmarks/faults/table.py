@@ -96,7 +96,7 @@ def _disagree(
     calls = library.mismatching_calls()
 
     def call_and_meet() -> None:
-        # A root that runs ahead learns of the mismatch in its next call.
+        # Where the root of a broadcast leaves early, it learns of a mismatch in its next call.
         calls[first if rank == 0 else second]()
         calls["barrier"]()
 

@@ -63,7 +63,7 @@ def floors(group: ProcessGroup) -> Figures:
 
 
 def _bare(prepared: Any, x: Any) -> None:
-    while plain.run_known(prepared, x, x) == at.NEW_SITE:
+    while plain.run_prepared(prepared, x, x) == at.NEW_SITE:
         call_sites.learn()
 
 

@@ -34,7 +34,7 @@ WAITS = (
     StepKind.WAITALL,
     StepKind.MEET,
     StepKind.MEETALL,
-    StepKind.DIVERT,
+    StepKind.BRANCH_IF_FLAGGED,
     StepKind.FREE,
 )
 
@@ -65,11 +65,7 @@ BY_KIND = {
     StepKind.GIVE: GIVE,
     StepKind.PUSH: GIVE,
     StepKind.TAKE: TAKE,
-    StepKind.LEAD: PUT,
-    StepKind.FOLLOW: GET,
     StepKind.ENTER: ASIDE,
-    StepKind.BEGIN: ASIDE,
-    StepKind.LISTEN: ASIDE,
     StepKind.EXPOSE: ASIDE,
     StepKind.RECALL: ASIDE,
     StepKind.SHOW: ASIDE,

@@ -87,7 +87,7 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
         for step in steps
     )
     way = "boards, a chunk a rank" if chunks else "boards"
-    return f"{way}, after asking for arrays" if StepKind.DIVERT in kinds else way
+    return f"{way}, after asking for arrays" if StepKind.BRANCH_IF_FLAGGED in kinds else way
 
 
 def _across(op: str, kinds: Counter[StepKind]) -> str:

@@ -346,7 +346,7 @@ _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.WAITALL: Walker._wait_all,
     StepKind.MEETALL: Walker._wait_all,
     StepKind.FREE: Walker._free,
-    StepKind.DIVERT: Walker._divert,
+    StepKind.BRANCH_IF_FLAGGED: Walker._divert,
     StepKind.ENTER: Walker._enter,
     StepKind.EXPOSE: Walker._expose,
     StepKind.RECALL: Walker._recall,

@@ -107,11 +107,7 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called.
-
-    But of up to 16 bytes on one host `src` returns up to 16 calls before the others come, and each
-    of them once `src` has called. A call that does not fit is then an error of a later call there.
-    """
+    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
     usual = process_world.default if group is None is group_src and not own_worlds else None
     if usual is not None and type(src) is int and src in usual.numbers:
         return usual.broadcast(tensor, usual.numbers[src], async_op)

@@ -1,18 +1,18 @@
 """Compile a function once per machine and load it everywhere else.
 
 Contract: `compiled` makes an entry point that Python calls, `compiled_callback` a C function that
-compiled code calls by its address. Each has exactly one signature and a name of its own, and
-lies in one file that carries its own key and checksum and is replaced whole. So a process loads
-the function that it asked for or compiles it; it never loads another one, whoever else writes.
+compiled code calls by its address. Each has a single signature and a unique name, and lies in a
+file that carries its key and checksum and is replaced whole. So a process loads the function that
+it asked for or compiles it; it never loads another function, even while other processes write.
 
-Numba's own on-disk cache is not used: its index and data files are written one after the other,
-and two writers can leave an index entry that points at another function's code. NUMBA_CACHE_DIR
+Numba's own on-disk cache is not used: it writes an index and then a data file, and two writers can
+leave an index entry that points at another function's code. NUMBA_CACHE_DIR
 and the user's own Numba functions are untouched.
 
 Rule for callers: a function reaches only its own module, `kernels/` and `backend/cpu/native/` (the
 sources that the cache folder is named after), and the names of helpers that
-are compiled into it are unique in the package: object files loaded side by side share one
-table of symbols.
+are compiled into it are unique in the package: object files loaded side by side share a table of
+symbols.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from nc10d.kernels.cache_dir import (
     take_for_life,
 )
 
-Signature = Any  # text, or what Numba makes of a call of types: int64(int64, my_type)
+Signature = Any  # text, or a Numba signature: int64(int64, my_type)
 FORMAT = 1
-_TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code knows where its objects keep things
+_TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code contains offsets in its objects
 _names: set[str] = set()
 _waits: ContextVar[bool] = ContextVar("waits for other processes' compilers", default=True)
 compiling = threading.RLock()
@@ -68,10 +68,9 @@ _log = logging.getLogger("nc10d")
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function for `signature` now, without the GIL while it runs.
 
-    `signature` is a Numba signature, or the text of one.
-    Returns a Numba dispatcher; Python calls `entry_point(dispatcher)`, other compiled functions
-    the dispatcher itself. Blocks while another process compiles the same function; inside
-    `make_all` it raises Elsewhere then.
+    `signature` is a Numba signature or its text. Returns a Numba dispatcher; Python calls
+    `entry_point(dispatcher)`, other compiled functions the dispatcher itself. Blocks while another
+    process compiles the same function; inside `make_all` it raises Elsewhere then.
     """
 
     def decorate(function: Any) -> Any:
@@ -108,7 +107,7 @@ def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], An
 
 
 def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
-    """Return what `make` compiles, as the first thread that asked for it has made it."""
+    """Return the result of `make`, which runs once per `name`, in the first thread that asks."""
     found = made.get(name)
     if found is None:
         with compiling:
@@ -117,13 +116,14 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
 
 
 class Elsewhere(Exception):
-    """Another process compiles this function just now, and the caller does not want to wait."""
+    """Another process compiles this function just now; raised only inside `make_all`."""
 
 
 def make_all(makes: Iterable[Callable[[], object]]) -> None:
-    """Make functions, last those that other processes compile just now; block until all are there.
+    """Compile functions, in their order; block until all are there.
 
-    So processes that need the same ones at the same time share the work.
+    Functions that another process compiles just now come last: processes that need the same
+    functions at the same time so share the work.
     """
     left: list[Callable[[], object]] = []
     token = _waits.set(False)
@@ -140,7 +140,7 @@ def make_all(makes: Iterable[Callable[[], object]]) -> None:
 
 
 def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
-    """Run a compilation: by one thread here, and one process on this machine, at a time."""
+    """Run a compilation; only one thread here and one process of this machine does at a time."""
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
     with compiling:
@@ -149,7 +149,7 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
         try:
             _load_or_compile(cache, run)
         except BaseException:
-            _names.discard(cache.name)  # Ctrl-C, say: the next use compiles it
+            _names.discard(cache.name)  # Ctrl-C, for example: the next use compiles it
             raise
 
 
@@ -167,13 +167,13 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         if cache.path.exists():  # another process has made it meanwhile
             held.enter_context(_undisturbed())
         elif not cache.quick:
-            _tell(cache.path.parent)
+            _announce(cache.path.parent)
         run()
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C off for some milliseconds: what it leaves half made, llvmlite can't let go of."""
+    """Put Ctrl-C off for some milliseconds: llvmlite can't free an object that is half made."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -189,8 +189,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 @functools.cache
-def _tell(folder: Path) -> None:
-    """Say that compiling takes a while: by the program's log or on stderr, one process for all."""
+def _announce(folder: Path) -> None:
+    """Warn, once for all processes, that compiling takes a while; by the log or on stderr."""
     if take_for_life(folder / "telling.lock"):
         _log.warning(
             "nc10d: compiling its engine for this machine, once; this takes some seconds "
@@ -199,7 +199,7 @@ def _tell(folder: Path) -> None:
 
 
 class _OneFile:
-    """What Numba calls to load and save the one overload of one function."""
+    """Numba's cache interface for a function with a single overload."""
 
     def __init__(self, function: FunctionType, signature: Signature) -> None:
         self.name = f"{function.__module__}.{function.__qualname__}"
@@ -218,13 +218,13 @@ class _OneFile:
         self.quick = self.name.startswith(__package__ + ".")  # a kernel: a tenth of a second
         folder = _folder(KERNEL_SOURCES if self.quick else SOURCES)
         self.path = folder / f"{self.name}-{digest}.code"
-        self.cache_path = str(folder)  # what Numba's statistics show
+        self.cache_path = str(folder)  # shown in Numba's statistics
 
     def load_overload(self, _signature: object, target: Any) -> Any:
-        """Return the compiled function, or None if it is not there (or damaged).
+        """Return the compiled function, or None if it is missing or damaged.
 
-        Numba's own caches have the target learn all that it can compile first (`refresh`), which
-        takes longer than all the rest; what is loaded needs no more than Numba's memory functions.
+        Numba's own caches first register everything that the target can compile (`refresh`), which
+        takes longer than all the rest; a loaded function needs only Numba's memory functions.
         """
         try:
             blob = self.path.read_bytes()
@@ -247,7 +247,7 @@ class _OneFile:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, in one step for whoever reads it."""
+    """Replace the contents of `path` by `data`, atomically for its readers."""
     fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -1,8 +1,8 @@
-"""Where compiled code lives on disk, and the lock that lets one process compile for all.
+"""The folder of compiled code on disk, and the lock that lets a single process compile for all.
 
-Contract: `code_folder` returns an existing folder that only this user can enter, named by
-a hash of the package's sources and of what else shapes the code; what lies in it was written by
-this user for exactly these. The files are pickles, hence the care about who may write there.
+Contract: `code_folder` returns an existing folder that only this user can enter, named by a hash of
+the package's sources and of all versions and settings that shape the code. Its files were written
+by this user for exactly these. They are pickles, so no other user may be able to write there.
 Standard library only.
 """
 
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# What can change the machine code of a kernel, and of everything else (which may contain kernels'
-# helpers): a change to the engine leaves the kernels compiled.
+# The sources that can change the machine code of a kernel, and of all other code (which may contain
+# helpers of kernels): a change to the engine leaves the kernels compiled.
 KERNEL_SOURCES = ("arrays/dtypes.py", "ops.py", "kernels/*.py")
 SOURCES = (*KERNEL_SOURCES, "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0
@@ -33,8 +33,8 @@ LOCK_SECONDS = 120.0
 def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     """Return the folder for these sources (patterns) and `parts` (versions, CPU); made if missing.
 
-    NC10D_CACHE_DIR, else nc10d in the user's cache folder, holds it; where that is not private or
-    not writable, a folder of this user in the temporary one, at worst for this process alone.
+    It lies in NC10D_CACHE_DIR, else in nc10d in the user's cache folder. If that is not private or
+    not writable, it lies in this user's folder in /tmp, at worst in a folder for this process.
     """
     folder = _root() / _digest(sources, parts)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -52,7 +52,7 @@ def _digest(sources: tuple[str, ...], parts: tuple[object, ...]) -> str:
 def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Return the files in `folder` that match, sorted; FileNotFoundError if a pattern matches none.
 
-    A digest that silently leaves a source out would accept code that was compiled from another one.
+    A digest that silently leaves a source out would accept code compiled from another version.
     """
     found: set[Path] = set()
     for pattern in patterns:
@@ -65,7 +65,7 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 @functools.cache
 def _root() -> Path:
-    """Return the first private folder of: the one asked for, the user's, one in /tmp."""
+    """Return the first private folder of: NC10D_CACHE_DIR, the user's cache, /tmp."""
     asked = os.environ.get("NC10D_CACHE_DIR")
     wanted = Path(asked) if asked else _user_cache()
     problem = _make_private(wanted)
@@ -99,7 +99,7 @@ def _make_private(folder: Path) -> str | None:
 
 
 def _distrust(folder: Path, found: os.stat_result, parent: os.stat_result) -> str | None:
-    """Say why others could have written into `folder`, or why we cannot; None if all is well."""
+    """Return why other users could have written to `folder`, or this user can't; else None."""
     if not stat.S_ISDIR(found.st_mode):
         return f"{folder} is not a folder"
     if found.st_uid != os.geteuid():
@@ -120,7 +120,7 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     Blocks until the holder lets go, which the kernel does for it if it dies. Yields False, not
     holding the lock, if that takes longer than `limit` seconds or the file system has no locks:
     the lock saves work, it guards nothing (files are replaced whole). With a limit of 0 it never
-    blocks, and raises BlockingIOError if somebody else holds the lock.
+    blocks, and raises BlockingIOError if another process or thread holds the lock.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -135,7 +135,7 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
 
 
 def take_for_life(path: Path) -> bool:
-    """Take the lock on the file `path` until this process ends; False if another one has it.
+    """Take the lock on the file `path` until this process ends; False if it is taken.
 
     True as well where the file system has no locks. Never blocks.
     """
@@ -153,8 +153,8 @@ def take_for_life(path: Path) -> bool:
 class _Waiter:
     """Waits for a file lock with a time limit, which flock itself does not have.
 
-    A contended wait runs on a thread of its own; one that outlives its limit closes the file
-    (and so gives the lock back) when it gets it at last.
+    A contended wait runs on its own thread. A thread that outlives its limit closes the file (and
+    so gives the lock back) when it gets the lock at last.
     """
 
     def __init__(self, fd: int) -> None:
@@ -187,7 +187,7 @@ class _Waiter:
                 self._release()
 
     def close(self) -> None:
-        """Let go of the lock, or stop wanting it."""
+        """Release the lock, or give up waiting for it."""
         with self._state:
             self._abandoned = True
             if not self._waiting:

@@ -1,8 +1,8 @@
-"""How two elements become one, for each kind of reduction and family of types, in LLVM code.
+"""LLVM code that combines two elements, for each kind of reduction and family of types.
 
 Contract: `combine(kind, dtype)` returns the function `(builder, x, y) -> x op y` on vectors of
-stored elements (see `lanes`); the rules are those of `nc10d.arrays.dtypes`. `canonical` says which
-kernels are one and the same, so that each is compiled once.
+stored elements (see `lanes`); the rules are those of `nc10d.arrays.dtypes`. `canonical` maps
+kernels that compute the same bits to a single kernel, which is compiled once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})
 
 
 def parts(dtype: DType) -> DType:
-    """Return what a complex number is two of, and any other type itself."""
+    """Return the type of a complex number's parts, and any other type itself."""
     return _REAL_PARTS.get(dtype, dtype)
 
 
@@ -109,8 +109,8 @@ def _complex_product(b: Builder, x: Value, y: Value) -> Value:
     real = shuffle(b, x, x, [i for p in pairs for i in (p, p)])
     imaginary = shuffle(b, x, x, [i for p in pairs for i in (p + 1, p + 1)])
     swapped = shuffle(b, y, y, [i for p in pairs for i in (p + 1, p)])
-    one, two = b.fmul(real, y), b.fmul(imaginary, swapped)
-    minus, plus = b.fsub(one, two), b.fadd(one, two)
+    first, second = b.fmul(real, y), b.fmul(imaginary, swapped)
+    minus, plus = b.fsub(first, second), b.fadd(first, second)
     return shuffle(b, minus, plus, [i for p in pairs for i in (p, p + 1 + x.type.count)])
 
 

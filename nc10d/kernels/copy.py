@@ -1,14 +1,15 @@
-"""How the engine copies: by vectors where the C library is slow, past the cache what would fill it.
+"""The engine's copy functions: vectors where the C library is slow, streaming past the cache.
 
 Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
-byte, or are the same. Nothing needs alignment. `copier` says which function is for which sizes.
+byte, or are the same. Nothing needs alignment. `copier` chooses the function for a size.
 
-From 2 KiB on glibc before 2.40 copies by `rep movsb` where a CPU has it. AMD's Zen 3 and 4 take ten
-times as long for that where src begins a cache line and dst doesn't (glibc bug 30994), as when what
-lies on a board goes into an array of NumPy's: large ones begin 16 bytes into a page. Zen 5 doesn't.
+From 2 KiB on, glibc before 2.40 copies by `rep movsb` if the CPU has it. AMD's Zen 3 and 4 take ten
+times as long for that if src begins a cache line and dst does not (glibc bug 30994). Copies from a
+staging buffer to a large NumPy array are such, since those begin 16 bytes into a page. Zen 5 is not
+affected.
 
-The C library, too, goes past the cache with what fills it, but only if that comes in one piece, and
-over boards arrays come in many.
+The C library also bypasses the cache with copies that fill it, but only if they come in a single
+piece; over staging buffers arrays come in many pieces.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
 ZEN = ("znver3", "znver4")
 """AMD's Zen 3 and 4, by LLVM's names."""
 MENDED = (2, 40)
-"""The glibc that does without `rep movsb` on those."""
+"""The first glibc that does not use `rep movsb` on those CPUs."""
 QUICK = 2048
-"""Bytes from which copies have a function of their own: below, the C library's are quick."""
+"""Bytes from which on copies have a function here: the C library copies less quickly enough."""
 _WORD = 64
 _WORDS = 4
 _STEP = _WORD * _WORDS
@@ -44,7 +45,7 @@ _made: dict[str, Any] = {}
 def copier(each: int, in_all: int) -> int:
     """Return the address of the function for copies of `each` bytes, `in_all` to one array.
 
-    0 is the C library's. May block to compile.
+    0 stands for the C library's. May block to compile.
     """
     if in_all >= STREAM_BYTES:
         return stream_copy_address()
@@ -61,12 +62,12 @@ def quick_copy_address() -> int:
 
 @functools.cache
 def needed() -> bool:
-    """Say whether the C library copies slowly on this machine."""
+    """Return whether the C library copies slowly on this machine."""
     return copies_slowly(cpu_name(), _libc())
 
 
 def kernel_is_slow() -> bool:
-    """Say whether the kernel is slow for such addresses: it copies by `rep movsb` on these CPUs."""
+    """Return whether the kernel is slow for such addresses: on these CPUs it uses `rep movsb`."""
     return cpu_name() in ZEN
 
 
@@ -77,7 +78,7 @@ def cpu_name() -> str:
 
 
 def copies_slowly(cpu: str, libc: str) -> bool:
-    """Say whether a C library ("glibc 2.36") copies slowly on a CPU, by LLVM's name of it."""
+    """Return whether a C library ("glibc 2.36") copies slowly on a CPU (LLVM's name of it)."""
     name, _, version = libc.partition(" ")
     if cpu not in ZEN or name != "glibc":
         return False
@@ -110,7 +111,7 @@ def _kernel() -> Any:
         if nbytes < _STEP:
             library_copy(dst, src, nbytes)
             return
-        # The first and the last words may overlap what lies between, which begins a line of dst.
+        # The first and the last words may overlap the loop's, which begin a cache line of dst.
         word(dst, src)
         for at in range(-dst & (_WORD - 1), nbytes - _STEP, _STEP):
             step(dst + at, src + at)

@@ -1,15 +1,15 @@
 """Packing by blocks of threads: the loops of a CUDA kernel, which also run on the CPU.
 
 Contract: the arrays are a table of rows (dst, src, nbytes of src), three int64 each, as for
-`pack.move_all`, and a table of chunks (row, first byte), two int64 each: one for each block. A body
-is called as body(table, chunks, factor, place), and does the share of one thread. Addresses are
+`pack.move_all`, and a table of chunks (row, first byte), two int64 each: a chunk for each block. A
+body is called as body(table, chunks, factor, place), and does the share of a thread. Addresses are
 int64; those of elements that are cast are aligned to an element, others need no alignment; src and
 dst share no byte.
 
-`Target` says how code for a machine is made, and what `place` is: where a CPU finds block, thread
-and threads of a block, three int64, and nothing to a GPU, which knows. So a test runs the very
-loops of a kernel. A chunk is moved in words of 16 bytes where both sides are aligned to that, else
-in the largest that both are aligned to.
+`Target` makes the code for a machine and defines `place`: on a CPU the address of the numbers of
+block, thread and threads of a block, three int64; a GPU has registers for these and ignores it. So
+a test runs the very loops of a kernel. A chunk is moved in words of 16 bytes if both sides are
+aligned to that, else in the largest words that both are aligned to.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def chunks_of(nbytes: Sequence[int]) -> Chunks:
 
 
 def supports(src: DType, dst: DType) -> bool:
-    """Say whether there is a body from `src` to `dst`: real floats but float64, or no change."""
+    """Return whether there is a body from `src` to `dst`: real floats but float64, or no change."""
     floats = {src.family, dst.family} == {ElementKind.FLOAT} and DType.FLOAT64 not in (src, dst)
     return src is dst or floats
 
@@ -206,7 +206,7 @@ def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
 
 
 def _read(b: Builder, target: Target, address: Value, element: ir.Type, lanes: int) -> Value:
-    """Load elements: small ones as words, of which NVVM makes one load; then taken apart."""
+    """Load elements: small elements as words, which NVVM loads at once, then taken apart."""
     parts = _parts(element, lanes)
     if parts == 1:
         kind = vector(element, lanes)
@@ -237,7 +237,7 @@ def _interleaved(b: Builder, parts: Sequence[Value]) -> Value:
     """Return lane 0 of each part, then lane 1 of each, and so on."""
     whole = parts[0]
     for at, part in enumerate(parts[1:], 1):
-        # Bring both to one length, then place the new lanes behind each group.
+        # Bring both to the same length, then place the new lanes behind each group.
         count = part.type.count
         lanes = []
         for lane in range(count):

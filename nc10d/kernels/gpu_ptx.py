@@ -1,10 +1,9 @@
 """The packing kernels for NVIDIA GPUs: `blocks`' bodies as PTX, made without a GPU.
 
 Contract: a kernel is void(table, chunks, factor, place): three int64 and, as the third, a float64;
-`place` is not looked at. It is launched with THREADS threads a block and a block for each chunk.
-All of a bucket is one launch. PTX is made once a machine, and kept where other compiled code is.
-Needs numba-cuda with NVVM (`pip install "nc10d[cu12]"`), and UnsupportedPlatform says so where it
-is missing.
+`place` is not used. It is launched with THREADS threads a block and a block for each chunk. All of
+a bucket is a single launch. PTX is made once a machine, and kept beside other compiled code. Needs
+numba-cuda with NVVM (`pip install "nc10d[cu12]"`); raises UnsupportedPlatform if it is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SIGNATURE = types.void(types.int64, types.int64, types.float64, types.int64)
 
 @functools.cache
 def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: tuple[int, int]) -> str:
-    """Return PTX with one kernel: dst = src, or dst = src * factor where `scaled` or cast.
+    """Return PTX with a kernel: dst = src, or dst = src * factor where `scaled` or cast.
 
     `capability` is the GPU's, such as (9, 0). TypeError for dtypes that are not real floats of at
     most 32 bits, unless it is a plain copy. May block to compile.
@@ -61,7 +60,7 @@ def _made(name: str, src: DType, dst: DType, capability: tuple[int, int]) -> str
 
 @functools.cache
 def _folder() -> Path:
-    """Return where PTX is kept, for as long as its sources and what makes it stay the same."""
+    """Return the folder of PTX made from these sources by these versions."""
     return code_folder(KERNEL_SOURCES, ("PTX", llvmlite.__version__, _version("numba-cuda")))
 
 
@@ -82,7 +81,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tools() -> tuple[Any, Target]:
-    # Numba's own numba.cuda is an old one; the package numba_cuda takes its place.
+    # Numba's own numba.cuda is outdated; the package numba_cuda replaces it.
     from numba import cuda
     from numba.cuda.extending import intrinsic
 

@@ -1,7 +1,7 @@
 """Functions that are compiled when they are first used, not when their module is imported.
 
-What a program never does, it never compiles: the first collective of a new machine waits for its
-own functions alone. `every` compiles the rest ahead.
+A program compiles only the functions that it uses: the first collective on a new machine waits for
+its own functions alone. `every` lists all, to compile them ahead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _signatures: dict[tuple[str, str], Signature] = {}
 def on_demand(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
     """Declare an entry point: `_name` here is compiled for `signature` when `module.name` is used.
 
-    The module says `__getattr__ = entry_points(__name__)`.
+    The module contains `__getattr__ = entry_points(__name__)`.
     """
 
     def declare(function: Any) -> Any:

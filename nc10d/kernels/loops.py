@@ -1,7 +1,7 @@
 """The loops of every kernel: a wide step, a 16-byte step, and single elements for the rest.
 
 Contract: a kernel takes raw addresses and a length in bytes, all int64. Outputs may be the
-inputs themselves, without partial overlap; nothing needs alignment. A step is one straight
+inputs themselves, without partial overlap; nothing needs alignment. A step is a straight
 piece of vector code (`lanes`), loaded whole before it is stored: so the loops are the same for
 every way in which the addresses may coincide, and LLVM need not prove that they don't.
 """
@@ -121,7 +121,7 @@ def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
 
 
 def _compile(kernel: Any, name: str) -> Any:
-    # The name is the key in the cache and the symbol in memory: one for each kernel.
+    # The name is the key in the cache and the symbol in memory: unique for each kernel.
     kernel.__name__ = kernel.__qualname__ = name
     return compiled_callback(SIGNATURE)(kernel)
 

@@ -1,7 +1,7 @@
 """Kernels that carry elements from array to array: copy, and cast with a factor; many at a time.
 
 Contract: as in `reduce`, a kernel is void(dst, src, arg, nbytes), all int64, called by address;
-nbytes are those of src. `arg` is the address of a float64, the factor. `move_all` calls one kernel
+nbytes are those of src. `arg` is the address of a float64, the factor. `move_all` calls a kernel
 for every row (dst, src, nbytes) of a table, without the GIL. Addresses need no alignment; src and
 dst share no byte, or are the same. `arg` lives until the call is over.
 
@@ -41,7 +41,7 @@ from nc10d.kernels.simd import (
 )
 
 STEP = 32
-"""The elements of one step of a cast: two AVX-512 registers of float32."""
+"""The elements of a step of a cast: two AVX-512 registers of float32."""
 
 Key = tuple[str, ...]
 
@@ -134,7 +134,7 @@ def _cast_kernel(src: DType, dst: DType) -> Any:
 
 
 def _named(kernel: Any, name: str) -> Any:
-    # The name is the key in the cache and the symbol in memory: one for each kernel.
+    # The name is the key in the cache and the symbol in memory: unique for each kernel.
     kernel.__name__ = kernel.__qualname__ = name
     return compiled_callback(SIGNATURE)(kernel)
 

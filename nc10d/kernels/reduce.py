@@ -1,12 +1,11 @@
-"""Reduction kernels: small C functions, one for each operation and element type, by address.
+"""Reduction kernels: a small C function for each operation and element type, by address.
 
 Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rules of
 `nc10d.arrays.dtypes`; `void(dst, src, arg, nbytes)` are the maps that AVG ends and PREMUL_SUM
-begins
-with. dst may be a, b or neither, without partial overlap; addresses need no alignment; nbytes is
-a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
+begins with. dst may be a, b or neither, without partial overlap; addresses need no alignment;
+nbytes is a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
 
-Each is compiled when it is first asked for (or loaded, see `cache`) and stays for good.
+A kernel is compiled (or loaded, see `cache`) when it is first asked for, and stays for good.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _building = threading.Lock()
 def kernel_address(kind: RedOp, dtype: DType) -> int:
     """Return the address of dst = a op b; AVG and PREMUL_SUM are sums.
 
-    A TypeError says why where `dtype` has no such operation. May block to compile.
+    Raises TypeError if `dtype` has no such operation. May block to compile.
     """
     found = _addresses.get((kind, dtype))
     return _resolve(kind, dtype) if found is None else found
@@ -76,7 +75,7 @@ def both_address(kind: RedOp, dtype: DType) -> int:
 
 
 def _halved(dtype: DType, rule: Combine) -> Combine:
-    """Divide what `rule` makes, and has rounded, by two: the same bits as a division."""
+    """Halve the rounded result of `rule`: the same bits as a division by two."""
     halve = _widened(dtype, lambda b, x, y: b.fmul(x, splat(x, 0.5)))
     return lambda b, x, y: halve(b, rule(b, x, y), y)
 
@@ -164,7 +163,7 @@ def _divide_float(dtype: DType) -> Map:
 
 
 def _divide_int(dtype: DType) -> Map:
-    """As 64-bit numbers, one by one: the world size may not fit the type, and CPUs don't
+    """Divide 64-bit numbers in turn: the world size may not fit the type, and CPUs don't
     divide vectors of ints."""
     signed = dtype.family is ElementKind.INT
     extend, divide = (Builder.sext, Builder.sdiv) if signed else (Builder.zext, Builder.udiv)

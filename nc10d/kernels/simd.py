@@ -2,10 +2,10 @@
 
 Contract: everything here emits instructions into an `ir.IRBuilder` and works for any number of
 lanes, so that the wide loop of a kernel and its last elements compute the same bits. Whole
-vectors are loaded before one is stored, hence an output may be one of the inputs. Addresses need
-no alignment.
+vectors are loaded before any is stored, hence an output may be an input. Addresses need no
+alignment.
 
-The narrow floats are stored as bits and computed as float32; `WIDEN` and `NARROW` say how. The
+The narrow floats are stored as bits and computed as float32; `WIDEN` and `NARROW` convert. The
 rounding is to the nearest, ties to even, as IEEE 754 and the OCP 8-bit format have it; the CPU's
 own bfloat16 conversion is not used because it flushes subnormal numbers to zero.
 """
@@ -45,11 +45,11 @@ STORED: dict[DType, ir.Type] = {
     DType.COMPLEX64: FLOAT,
     DType.COMPLEX128: DOUBLE,
 }
-"""How an element lies in memory; a complex one is two lanes."""
+"""The stored form of an element; a complex number is two lanes."""
 
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:
-    """Return the type of `lanes` elements side by side; also for one, so LLVM adds no loops."""
+    """Return the vector type of `lanes` elements, also of 1: so LLVM adds no loops."""
     return ir.VectorType(element, lanes)
 
 
@@ -84,7 +84,7 @@ def _as(x: Value, element: ir.Type) -> ir.VectorType:
 
 
 def is_nan(b: Builder, x: Value) -> Value:
-    """Say which lanes are NaN."""
+    """Return the mask of lanes that are NaN."""
     return b.fcmp_unordered("uno", x, x)
 
 
@@ -93,7 +93,7 @@ def is_nan(b: Builder, x: Value) -> Value:
 
 @functools.cache
 def _cpu_converts_half() -> bool:
-    """Say whether the CPU has the float16 conversions; LLVM would call a missing function."""
+    """Return whether the CPU has the float16 conversions; LLVM would call a missing function."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features or not triple.startswith("x86")
 
@@ -124,7 +124,7 @@ def _e5m2_to_float(b: Builder, bits: Value) -> Value:
 
 
 def _e4m3_to_float(b: Builder, bits: Value) -> Value:
-    """Read as a float16 with one more exponent bit it is 2**8 too small; all ones is NaN."""
+    """Read as a float16 with another exponent bit: 2**8 too small; all bits set is NaN."""
     wide = b.zext(bits, _as(bits, I16))
     magnitude = b.and_(wide, splat(wide, 0x7F))
     sign = b.shl(b.and_(wide, splat(wide, 0x80)), splat(wide, 8))
@@ -154,8 +154,8 @@ def _round_off(b: Builder, bits: Value, count: int) -> Value:
 def _to_small(
     stored: ir.IntType, mantissa: int, bias: int, overflow: int, nan: int
 ) -> Callable[[Builder, Value], Value]:
-    """Make the narrowing to a smaller format; what is too large becomes the code `overflow`."""
-    # Below 2**(1 - bias) the result is a multiple of one unit: adding a float32 whose last
+    """Return the narrowing to a smaller format; larger values become the code `overflow`."""
+    # Below 2**(1 - bias) the result is a multiple of a unit: adding a float32 whose last
     # place is that unit makes the addition itself round.
     unit_anchor = float(2 ** (1 - bias - mantissa + 23))
     anchor_bits = (127 + 1 - bias - mantissa + 23) << 23

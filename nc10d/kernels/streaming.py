@@ -1,12 +1,12 @@
 """Copies past the cache: for more bytes than a cache holds, where stores need not read first.
 
 Contract: as in `pack`, void(dst, src, arg, nbytes); src and dst share no byte, or are the same.
-When a kernel returns, other threads see what it has stored. Stores go to aligned words of 32 bytes;
-what stands before and behind them, and a dst that is not aligned to its elements, is stored as
+When a kernel returns, other threads see its stores. Streaming stores go to aligned words of 32
+bytes; bytes before and behind them, and a dst that is not aligned to its elements, are stored as
 usual.
 
 An ordinary store brings the line into the cache before it changes it: a third of the traffic of a
-copy. That pays only if somebody reads the line soon.
+copy. That pays only if a thread reads the line soon.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 def _stream_bytes(least: int = 8 << 20) -> int:
-    """Return a quarter of the last cache, as far as the system tells; at least `least`."""
+    """Return a quarter of the last cache in bytes, if the system shows it; at least `least`."""
     try:
-        told = _LAST_CACHE.read_text().strip()
+        text = _LAST_CACHE.read_text().strip()
     except OSError:
         return least
-    return max(least, int(told[:-1]) * 1024 // 4) if told.endswith("K") else least
+    return max(least, int(text[:-1]) * 1024 // 4) if text.endswith("K") else least
 
 
 STREAM_BYTES = _stream_bytes()
-"""From how many bytes on a pack streams: with what it reads, more than a core's part of a cache."""
+"""Bytes from which on a pack streams: with its source, more than a core's part of a cache."""
 SCALED = (DType.FLOAT32, DType.FLOAT64)
 _WORD = 32
 _WORDS = 4
@@ -47,7 +47,7 @@ _kernels: dict[str, Any] = {}
 
 
 def stream_copy_address() -> int:
-    """Return the address of dst = src, of any bytes; arg is not looked at. May block to compile."""
+    """Return the address of dst = src, of any bytes; arg is not used. May block to compile."""
     return _once("stream_bytes", DType.UINT8, None)
 
 
@@ -102,7 +102,7 @@ def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any
 
 
 def _step(dtype: DType, lanes: int, change: Callable[..., Value] | None, past: bool) -> Any:
-    """Return the function that moves `lanes` elements, past the cache if told so."""
+    """Return the function that moves `lanes` elements, past the cache if `past`."""
 
     @intrinsic
     def step(_typing: Any, to: Any, at: Any, arg: Any) -> Any:

@@ -25,7 +25,7 @@ WAITS = (
     StepKind.MEET,
     StepKind.MEETALL,
     StepKind.FREE,
-    StepKind.DIVERT,
+    StepKind.BRANCH_IF_FLAGGED,
 )
 NOTHING = (StepKind.JUMP, StepKind.LOOP)
 ROOM = 1 << 40

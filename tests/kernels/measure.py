@@ -20,7 +20,7 @@ KINDS = [RedOp.SUM, RedOp.PRODUCT, RedOp.MAX, RedOp.BOR]
 
 
 def best(address: int, *arguments: int) -> float:
-    """Return the seconds of one call."""
+    """Return the seconds of a call."""
     kernel, times = KERNEL(address), []
     for _ in range(7):
         start = time.perf_counter()

@@ -201,7 +201,7 @@ input()
 
 
 def told(tmp_path, *processes):
-    """Start processes that need the same code, each with its words; return what they say."""
+    """Start processes that need the same code, each with its words; return their outputs."""
     script = tmp_path / "teller.py"
     script.write_text(TELLER)
     env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "code")}
@@ -245,7 +245,7 @@ def test_threads_that_ask_at_once_share_what_the_first_one_makes():
     def make():
         makers.append("first")
         other.start()
-        other.join(0.2)  # it can only wait for this one
+        other.join(0.2)  # it can only wait for this process
         return "a kernel"
 
     other = threading.Thread(target=second)

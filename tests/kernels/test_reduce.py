@@ -30,7 +30,7 @@ def ids(pair):
 
 
 def call(kind, dtype, a, b, form="apart", offsets=(0, 0, 0)):
-    """Run the kernel on copies placed as `form` says; return dst."""
+    """Run the kernel on copies placed as in `form`; return dst."""
     first, second = Memory(a, offsets[0]), Memory(b, offsets[1])
     if form in ("a is b", "all one"):
         second = first
@@ -238,7 +238,7 @@ def machine_code(tmp_path_factory):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86 assembly")
 @pytest.mark.parametrize("name", PACKED)
 def test_kernels_work_on_whole_vectors(name, machine_code):
-    # One loop serves every aliasing form, so one look at the machine code does too.
+    # A single loop serves every aliasing form, so a single look at the machine code is enough.
     assert re.search(rf"\b({PACKED[name]})\s[^\n]*%[yz]mm", machine_code[name])
 
 

@@ -218,7 +218,6 @@ def _loop(me: SimulatedRank, step: Step) -> bool:
 FAR_HANDLERS: dict[StepKind, Handler] = {
     **HANDLERS,
     StepKind.ENTER: _enter,
-    StepKind.BEGIN: _enter,
     StepKind.FLOW: _flow,
     StepKind.SHOW: _show,
     StepKind.CHECK: _check,

@@ -22,7 +22,7 @@ from nc10d.backend.cpu.program.program import (
     Step,
     StepKind,
 )
-from nc10d.testing.race_simulator import exposed_arrays, root_ahead
+from nc10d.testing.race_simulator import exposed_arrays
 from nc10d.testing.race_simulator.vector_clocks import (
     PAIR,
     Bytes,
@@ -62,7 +62,6 @@ class SimulatedRank:
         self.exposed: dict[tuple[int, int], Region] = {}
         self.lent = 0
         self.lending: Region | None = None
-        self.leading = root_ahead.Leading(rank)
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0
@@ -135,7 +134,6 @@ class SimulatedRank:
             for r in self.others:
                 self.reached(r, target)
             self.met = target
-            root_ahead.settle(self)
         return True
 
     def compare(self, peers: Iterable[int]) -> bool:
@@ -260,8 +258,7 @@ def _agree(me: SimulatedRank, step: Step) -> bool:
 
 def _round(me: SimulatedRank, step: Step) -> bool:
     repeat = step.repeat if step.kind is StepKind.ROUND else me.agreed
-    if step.free:
-        me.free_at[me.round & 1] = me.seq + step.free
+    me.free_at[me.round & 1] = me.seq + step.free
     me.seq += step.tick
     me.round += 1
     me.segment += 1
@@ -288,7 +285,6 @@ HANDLERS: dict[StepKind, Handler] = {
     StepKind.LOOP_AGREED: _round,
     StepKind.HEADER: _header,
     **exposed_arrays.HANDLERS,
-    **root_ahead.HANDLERS,
 }
 
 

@@ -136,7 +136,7 @@ def test_large_arrays_are_read_where_they_lie_inside_hosts(name: str, shape: str
         for unreadable in ([], [0], [hosts.size - 1], [1, 2]):
             case = MAKERS[name](direct(hosts), count, seed)
             if name in LARGE and count > 79:
-                assert all(StepKind.DIVERT in kinds(one) for one in case.programs[:2])
+                assert all(StepKind.BRANCH_IF_FLAGGED in kinds(one) for one in case.programs[:2])
             play(hosts, [case], HALF, seed, unreadable)
 
 

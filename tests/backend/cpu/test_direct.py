@@ -36,7 +36,7 @@ from nc10d.testing import Ranks, run_ranks
 from nc10d.testing.race_simulator.simulator import SimulatedWorld
 
 HALF, SMALL, PAGE = 2048, 256, 128
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.DIVERT}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
 
 
 def even_reduce_scatter(world: list[GroupShape], count: int, seed: int, lists: int = -1) -> Case:
@@ -111,7 +111,7 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
 def test_large_arrays_have_a_direct_way() -> None:
     for name in NAMES:
         for one in MADE[name](direct(3), 300, 0).programs:
-            assert StepKind.DIVERT in {step.kind for step in one.steps}, name
+            assert StepKind.BRANCH_IF_FLAGGED in {step.kind for step in one.steps}, name
 
 
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
@@ -166,7 +166,7 @@ def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) ->
 
 
 def without(program: Program, index: int) -> Program:
-    """The program with one wait that no longer waits; nor asks, where it would have to."""
+    """The program with a wait that no longer waits, and no longer compares fingerprints."""
     steps = list(program.steps)
     steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return Program(program.call, tuple(steps), program.users)
@@ -199,7 +199,7 @@ def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: i
 
 
 def messages(counts: list[int]) -> list[Case]:
-    """Messages over one link, the larger ones to be read where they lie."""
+    """Messages over a link; the receiver reads large messages from the sender's array."""
     cases = []
     for number, count in enumerate(counts):
         sent, n = np.arange(count) + 1000 * number, 8 * count
@@ -299,7 +299,7 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         assert left.wait(30)
         assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
     else:
-        # A root is done when the other has fetched its half, and this one is filled: in vain.
+        # A root is done once the peer has fetched its half; filling this half changes nothing.
         with contextlib.suppress(Aborted) if call[-1] == "1" else pytest.raises(Aborted):
             run()
         left.set()
@@ -343,7 +343,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
         areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
         areas.reported = True
         entry_points.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
-        left.wait(1)  # who has read takes it for a result meanwhile, or waits for the rest of this
+        left.wait(1)  # a rank that has read takes it for a result, or waits for the rest
         publish(areas, error)
 
     monkeypatch.setattr(cause, "publish", slowly)

@@ -24,7 +24,7 @@ from nc10d.backend.cpu.lowering.program_cache import ProgramCache
 from nc10d.backend.cpu.memory import peer_access as reach
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.native.peer_steps import AT_A_TIME
+from nc10d.backend.cpu.native.peer_array_steps import AT_A_TIME
 from nc10d.errors import Aborted
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, MIN, SUM

@@ -20,7 +20,7 @@ WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind
 
 
 def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
-    """Run cases back to back on one world and hold every array against what it must be."""
+    """Run cases back to back in one world and compare every array with its expected contents."""
     world = SimulatedWorld(size, half)
     for case in cases:
         for rank in range(size):
@@ -34,7 +34,7 @@ def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
                 np.testing.assert_array_equal(one, other, err_msg=case.name)
 
 
-# The larger, the slower: what lies between 33 and 63 is a long campaign.
+# Larger worlds are slower: sizes from 33 to 63 need a long campaign.
 SIZES = [pytest.param(n, marks=pytest.mark.long if 33 < n < 63 else ()) for n in range(1, 66)]
 
 
@@ -84,7 +84,7 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
     for case in cases:
         for rank in range(3):
             sim.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
-    # Reader 2 sleeps until nobody else can move; then it takes one step at a time.
+    # Reader 2 sleeps until no other rank can move; then it takes a step at a time.
     while not all(rank.idle() for rank in sim.ranks):
         moved = False
         for rank in sim.ranks[:2]:
@@ -98,7 +98,7 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
 
 
 def messages(counts: list[int], broken: tuple[int, int] | None = None) -> list[Case]:
-    """Messages over one link: rank 0 sends, rank 1 receives; maybe with one step made idle."""
+    """Messages over a link: rank 0 sends, rank 1 receives; maybe with a step made idle."""
     cases = []
     for number, count in enumerate(counts):
         sent = np.arange(count) + 1000 * number
@@ -132,7 +132,7 @@ def test_removing_any_wait_of_a_message_is_caught() -> None:
 
 
 def _without(program: Program, index: int) -> Program:
-    """The program with one wait that no longer waits (nor, for a meeting, compares)."""
+    """The program with a wait that no longer waits (nor, for a meeting, compares)."""
     steps = list(program.steps)
     steps[index] = Step(StepKind.WAIT, tick=-(10**9))
     return Program(program.call, tuple(steps), program.users)
@@ -144,7 +144,7 @@ def _without(program: Program, index: int) -> Program:
     [*((name, 750) for name in MAKERS if name != "barrier"), ("broadcast", 20)],
 )
 def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) -> None:
-    """Of programs of several rounds, as 750 elements need; and of a broadcast of one round."""
+    """Programs of several rounds, as 750 elements need; and a broadcast of a single round."""
     world = layouts(size, 1024, 256)
 
     def mix(victim: int, index: int | None, root: int) -> list[Case]:

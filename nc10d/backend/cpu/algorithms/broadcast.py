@@ -1,36 +1,28 @@
 """broadcast and barrier.
 
-broadcast of more than INLINE_BYTES: the root shows its array half a board at a time, everyone
-copies it out; the two halves let the root be one round ahead. No rank leaves before all have
-entered: that is what lets a disagreement (two roots, say) be found in the very call. Of several
-rounds, tick 2 says that a rank has left one, so the root signals it only after it has compared
-everyone's fingerprints. If there is one round, the next call's meeting says it: who has entered
-that has left this one.
+broadcast: the root shows its array half a board at a time (up to INLINE_BYTES in the cache line of
+its counter) and every other rank copies it out. The two halves let the root be one round ahead. No
+rank leaves before all have entered and compared fingerprints, so a disagreement (two roots, say) is
+an error of that very call on every rank.
 
-Of no more the root leads: it puts its call and the payload into a cache line, and goes on at once,
-up to MOST_AHEAD ticks before the slowest rank. Each other one compares its own call with that line
-when it comes.
+With several rounds, tick 2 states that a rank has left a round, so the root signals it only after
+it has compared all fingerprints. With one round, the next call's meeting states it: a rank that has
+entered the next call has left this one.
 """
 
 from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, user
+from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, inline, user
 from nc10d.backend.cpu.program.steps import (
-    BEHIND,
-    begin,
     copy,
     end_round,
     enter,
-    follow,
     free,
-    lead,
-    listen,
     meet_all,
     signal,
     wait,
-    wait_all,
 )
 
 
@@ -43,8 +35,6 @@ def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     """User array 0 := the root's."""
     if layout.size == 1:
         return [free(), enter(), end_round(2, 2)]
-    if 0 < nbytes <= INLINE_BYTES:
-        return _led(layout, nbytes, root)
     first, rest = min(nbytes, layout.half), max(0, nbytes - layout.half)
     steps = _first(layout, first, root)
     if rest:
@@ -56,16 +46,9 @@ def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
     return peer_arrays.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
 
 
-def _led(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    if layout.rank == root:
-        way = [lead(user(0), nbytes)]
-    else:
-        way = [listen(root), wait(root, 1), follow(user(0), root, nbytes)]
-    return [begin(), wait_all(BEHIND), *way, signal(1), end_round(1, 0)]
-
-
 def _first(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    put, get = copy(board(root), user(0), nbytes), copy(user(0), board(root), nbytes)
+    shown = inline(root) if nbytes <= INLINE_BYTES else board(root)
+    put, get = copy(shown, user(0), nbytes), copy(user(0), shown, nbytes)
     before, after = ([put], []) if layout.rank == root else ([], [get])
     if nbytes == 0:
         before, after = [], []

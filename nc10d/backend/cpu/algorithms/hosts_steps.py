@@ -86,5 +86,5 @@ def continued(steps: Iterable[Step]) -> list[Step]:
     return [
         replace(step, kind=_LATER.get(step.kind, step.kind))
         for step in steps
-        if step.kind not in (StepKind.ENTER, StepKind.BEGIN)
+        if step.kind is not StepKind.ENTER
     ]

@@ -14,13 +14,13 @@ from nc10d.backend.cpu.native.offsets import READS
 from nc10d.backend.cpu.program.lines import line_up
 from nc10d.backend.cpu.program.program import Step, board, user
 from nc10d.backend.cpu.program.steps import (
+    branch_if_unreadable,
     copy,
     end_round,
     expose,
     fetch,
     header,
     jump,
-    pick,
     signal,
     wait,
 )
@@ -72,7 +72,7 @@ def _ways(direct: list[Step], boards: list[Step], left: list[Step]) -> list[Step
     end = end_round(TICKS, TICKS)
     other = [*left, end, *boards]
     first = [*direct, end, jump(len(other))]
-    return [pick(SENDER, len(first)), *first, *other]
+    return [branch_if_unreadable(SENDER, len(first)), *first, *other]
 
 
 def _puts(half: int, nbytes: int, done: int) -> list[Step]:

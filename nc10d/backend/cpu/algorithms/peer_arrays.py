@@ -3,7 +3,7 @@
 Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
 what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
 all go the way over the boards. An all_reduce, a broadcast, and two ranks' swaps write into peers'
-arrays too, as far as these are lent (see native/peer_steps.py).
+arrays too, as far as these are lent (see native/peer_array_steps.py).
 
 Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
 each algorithm from the size on where that pays: see `access_for`. What it fetches to be folded goes
@@ -21,8 +21,8 @@ from nc10d.backend.cpu.native.offsets import READS, WRITES
 from nc10d.backend.cpu.program.lines import LINE, line_down, line_up
 from nc10d.backend.cpu.program.program import At, Step, board, moved, user
 from nc10d.backend.cpu.program.steps import (
+    branch_if_flagged,
     copy,
-    divert,
     end_round,
     enter,
     expose,
@@ -67,7 +67,7 @@ def _either(
 def ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
     """Open with what exposes; go `direct` if all that can be read, else over the boards."""
     first = [*direct, jump(1 + len(boards))]
-    steps = [free(), *opening, signal(1), divert(len(first))]
+    steps = [free(), *opening, signal(1), branch_if_flagged(len(first))]
     return [*steps, *first, end_round(1, 2), *boards]
 
 

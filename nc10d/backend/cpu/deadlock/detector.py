@@ -146,17 +146,10 @@ def _link_key(group: Group, channel: Channel) -> int:
     return _key(group.name, (group.rank, peer) if sending else (peer, group.rank))
 
 
-def _ticks_key(group: Group) -> int:
-    return _key(group.name, (-1, -1))
-
-
 def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     """Yield what must happen before the wait in a channel can end."""
     key = _key(group.name)
     if channel.shared.kind == at.COLLECTIVE:
-        if channel.get(at.C_LEADING):
-            yield from _of_one(group, channel, key)
-            return
         memory, number = group.memory, channel.get(at.C_OPS)
         # Ranks of other hosts publish in their own notices which call they have entered.
         entered = {n for m, n in enumerate(memory.numbers) if memory.last_record(m)[0] >= number}
@@ -169,16 +162,6 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     seen = _seen(channel)
     if seen is not None:
         yield Need(_link_key(group, channel), 0, seen, group.members[peer], key)
-
-
-def _of_one(group: Group, channel: Channel, key: int) -> Iterator[Need]:
-    """Yield what a broadcast needs that its root leads: the root, or who is too far behind me."""
-    mate = channel.get(at.C_BLOCKED_ON)
-    counter = channel.shared.counters[mate]
-    ticks = int(entry_points.load_word(counter))
-    if channel.get(at.C_BLOCKED_AT) == counter and ticks < channel.get(at.C_BLOCKED_FOR):
-        member = group.members[group.memory.numbers[mate]]
-        yield Need(_ticks_key(group), 0, ticks, member, key)
 
 
 def _seen(channel: Channel) -> int | None:
@@ -206,8 +189,6 @@ def _states(group: Group) -> Iterator[ProgressState]:
         return
     busy = group.channel.busy()
     yield ProgressState(_key(group.name), group.channel.get(at.C_OPS), busy)
-    ticks = int(entry_points.load_word(group.channel.get(at.C_SELF)))
-    yield ProgressState(_ticks_key(group), ticks, busy)
     for link in group.links.channels():
         busy = link.busy()
         yield ProgressState(_link_key(group, link), _count(link), busy)

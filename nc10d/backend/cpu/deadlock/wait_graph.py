@@ -11,8 +11,7 @@ group end with it, so who has left a group has met whatever was needed of it the
 
 Two kinds of needs. A collective ends for nobody before all have entered it, so a rank in number n
 of a group needs everybody to have entered that. A message needs the counter of the other end of its
-link to change; and in a broadcast that its root leads, who waits needs that of one rank, in the
-group: of the root, or of who is too far behind.
+link to change.
 
 Over distances, what a rank shows is a probe that follows the needs (Chandy, Misra and Haas 1983,
 "Distributed deadlock detection"): a rank that waits passes on what has led to it.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 from nc10d.backend.cpu.memory.peer_access import take_back
-from nc10d.backend.cpu.native import entry_points, interpreter, prepared_messages, rare_steps, ring
+from nc10d.backend.cpu.native import entry_points, interpreter, prepared_messages, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked
@@ -99,7 +99,7 @@ class Channel:
             at.C_ARRAY_TYPE: id(np.ndarray),
             at.C_SITES: call_sites.table(),
             at.C_LABEL: self.label,
-            at.C_RARE: plain.address(rare_steps.RARE),
+            at.C_SLOW_STEPS: plain.address(slow_steps.ADDRESS),
             at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
         }
         fields[at.C_RING] = self._new_ring(at.RING_SLOTS)
@@ -148,7 +148,7 @@ class Channel:
             self._drop(submission)
             raise
 
-    def submit_known(
+    def submit_prepared(
         self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
         """Submit a known operation on plain arrays; a short one is advanced here and now.
@@ -157,10 +157,10 @@ class Channel:
         """
         submission = self._blank(2, keep)
         words = submission.words
-        answer = plain.submit_known(words, known, deadline_ns, x, y)
+        answer = plain.submit_prepared(words, known, deadline_ns, x, y)
         while answer == at.NEW_SITE:
             self._before(submission, call_sites.learn)
-            answer = plain.submit_known(words, known, deadline_ns, x, y)
+            answer = plain.submit_prepared(words, known, deadline_ns, x, y)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission

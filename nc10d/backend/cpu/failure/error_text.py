@@ -187,7 +187,7 @@ class ErrorText:
     def mismatch(self, channel: Channel) -> CollectiveMismatch:
         """A rank called something else than this one."""
         index = channel.get(at.C_BLOCKED_ON)
-        seq = channel.get(at.C_DISAGREED) or channel.get(at.C_OPS)
+        seq = channel.get(at.C_OPS)
         memory = self._memory
         mine = memory.record(memory.rank, seq)
         ours = called(mine or "", memory.site(memory.rank, seq))

@@ -23,7 +23,7 @@ from nc10d.backend.cpu.lowering.strided import packs, unpacks
 from nc10d.backend.cpu.program.lines import line_up
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate
 from nc10d.backend.cpu.program.steps import (
-    divert,
+    branch_if_flagged,
     end_round,
     enter,
     free,
@@ -105,7 +105,7 @@ def _either(joined: Sequence[Step], ordered: Sequence[Step], *, flag: bool) -> t
     """The one way if nobody minds, else the other."""
     leave = end_round(1, 2)
     first = (leave, *joined, jump(1 + len(ordered)))
-    return (free(), enter(flag), signal(1), divert(len(first)), *first, leave, *ordered)
+    return (free(), enter(flag), signal(1), branch_if_flagged(len(first)), *first, leave, *ordered)
 
 
 def _fenced(requests: Sequence[LoweredOp], fences: Fences) -> list[Program]:

@@ -127,8 +127,8 @@ class PreparedCollective(Prepared):
         self.address: int = prepared_calls.address(words)
 
     def entry(self) -> EntryPoint:
-        """Return run_known."""
-        return prepared_calls.run_known
+        """Return run_prepared."""
+        return prepared_calls.run_prepared
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
@@ -144,9 +144,9 @@ class PreparedCollective(Prepared):
         how_soon: int = AT_ONCE,
     ) -> Work | None:
         """Submit the collective; a short one is advanced by this thread first."""
-        _ = prepared_calls.submit_known  # compiled before the deadline starts to run
+        _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
         deadline, ops = Deadline.after(timeout), self.ops(x, y)
-        answer, submission = self.channel.submit_known(
+        answer, submission = self.channel.submit_prepared(
             self.address, x, y, (ops, self), deadline_ns(deadline)
         )
         if answer == at.BUSY:

@@ -1,8 +1,8 @@
 """The shared part of a group: one area a rank, each in its rank's arena.
 
 An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
-the cause of a failure it reported, a ring of lines for what is led, where its links lie, what it
-did last on another device (its note, a record like those of the ring), and its two board halves.
+the cause of a failure it reported, where its links lie, what it did last on another device (its
+note, a record like those of the ring), and its two board halves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Raw memory, atomics and system calls for Numba code: addresses in, integers out.
 
-Loads that look at what others write acquire; stores that show something to others release;
+`load` and `store` are for memory of a single thread, or that an acquiring load or a lock has made
+visible. A load of a word that other threads write acquires, a store that publishes releases, and
 read-modify-writes are sequentially consistent. C functions are called by name, which the loader
 resolves, so that compiled code can be kept on disk.
 """
@@ -17,7 +18,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import NativeValue, intrinsic, register_model, unbox
 
-from nc10d.backend.cpu.native.offsets import FOLD_BLOCK
+from nc10d.backend.cpu.native import offsets as at
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
@@ -31,7 +32,7 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 @intrinsic
 def load(typingctx: Any, address: Any) -> Any:
-    """Return the int64 at `address`, in memory that nobody else writes."""
+    """Return the int64 at `address`, in memory that no other thread writes just now."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], I64.as_pointer()))
@@ -41,7 +42,7 @@ def load(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, address: Any, value: Any) -> Any:
-    """Set the int64 at `address`, in memory that nobody else reads."""
+    """Set the int64 at `address`, in memory that no other thread reads just now."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[1], builder.inttoptr(args[0], I64.as_pointer()))
@@ -52,7 +53,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def load_acquire(typingctx: Any, address: Any) -> Any:
-    """Return the int64 at `address`; what its writer wrote before is visible afterwards."""
+    """Return the int64 at `address`; earlier stores of its writer are visible afterwards."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], I64.as_pointer())
@@ -74,7 +75,7 @@ def load_acquire_32(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def store_release(typingctx: Any, address: Any, value: Any) -> Any:
-    """Set the int64 at `address`; what I wrote before becomes visible with it."""
+    """Set the int64 at `address`; earlier stores of this thread become visible with it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], builder.inttoptr(args[0], I64.as_pointer()), "release", 8)
@@ -104,7 +105,7 @@ keep_bits = _rmw("and", types.int64, 64)
 
 @intrinsic
 def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
-    """Set the int64 at `address` to `value` if it is `expected`; return what was there."""
+    """Set the int64 at `address` to `value` if it is `expected`; return the old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], I64.as_pointer())
@@ -116,7 +117,7 @@ def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
 
 @intrinsic
 def pause(typingctx: Any) -> Any:
-    """Tell the core that it is spinning."""
+    """Hint to the core that this is a spin loop."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         name = "llvm.x86.sse2.pause" if X86 else "llvm.aarch64.isb"
@@ -180,7 +181,7 @@ def block_on_stack(typingctx: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
-            slot = builder.alloca(ir.ArrayType(I8, FOLD_BLOCK))
+            slot = builder.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
         slot.align = 64
         return builder.ptrtoint(slot, I64)
 
@@ -190,7 +191,7 @@ def block_on_stack(typingctx: Any) -> Any:
 _L, _I = types.int64, types.int32
 _syscall = types.ExternalFunction("syscall", _L(_L, _L, _L, _L, _L, _L, _L))
 yield_core = types.ExternalFunction("sched_yield", _I())
-this_thread = types.ExternalFunction("pthread_self", _L())  # what threading.get_ident() says
+this_thread = types.ExternalFunction("pthread_self", _L())  # equals threading.get_ident()
 _clock_gettime = types.ExternalFunction("clock_gettime", _I(_I, _L))
 
 
@@ -213,16 +214,16 @@ def nc10d_futex_wait(address: int, expected: int, timeout_ns: int) -> None:
 
 @njit(nogil=True)
 def nc10d_futex_wake(address: int) -> None:
-    """Wake everybody who sleeps on the word."""
+    """Wake every thread that sleeps on the word."""
     _syscall(SYS_FUTEX, address, FUTEX_WAKE, np.int64(0x7FFFFFFF), 0, 0, 0)
 
 
 @njit(nogil=True)
 def nc10d_write_event(fd: int) -> None:
     """Add one to an eventfd."""
-    one = scratch()
-    store(one, 1)
-    _syscall(SYS_WRITE, fd, one, np.int64(8), 0, 0, 0)
+    increment = scratch()
+    store(increment, 1)
+    _syscall(SYS_WRITE, fd, increment, np.int64(8), 0, 0, 0)
 
 
 @njit(nogil=True)
@@ -245,7 +246,7 @@ def nc10d_read_process(pid: int, dst: int, src: int, nbytes: int) -> int:
 
 @njit(nogil=True)
 def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int) -> int:
-    """Copy into another process's memory, to where an iovec says; return how many bytes went.
+    """Copy into another process's memory, to the place in an iovec; return the bytes copied.
 
     0 if the kernel refuses. The process can empty the iovec, and sees at `writer` which thread may
     have read it before.
@@ -260,9 +261,9 @@ def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int
 
 
 class ObjectType(types.Type):
-    """Any Python object as it is handed over; native code sees where it lies.
+    """Any Python object, passed as it is; native code gets its address.
 
-    What it reads there is the caller's affair: see objects.py.
+    The caller answers for everything that it reads there: see prepared_calls.py.
     """
 
     def __init__(self) -> None:
@@ -285,7 +286,7 @@ def _unbox_object(kind: Any, value: Any, context: Any) -> Any:
 
 @intrinsic
 def as_int(typingctx: Any, value: Any) -> Any:
-    """Return where an `any_object` lies."""
+    """Return the address of an `any_object`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return args[0]

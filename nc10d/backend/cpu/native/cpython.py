@@ -1,7 +1,7 @@
-"""Where NumPy and CPython keep what compiled code reads out of their objects.
+"""Offsets inside objects of NumPy and CPython that compiled code reads.
 
-The places are found by looking at objects that are known, and looked up again on others. Where
-they are not as expected, importing this module (and so the engine) is an UnsupportedPlatform.
+The offsets are found by searching objects with known contents, and checked on other objects. If
+they are not as expected, importing this module (and so the engine) raises UnsupportedPlatform.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def words_at(address: int, count: int) -> list[int]:
 
 
 def array_offsets(probe: Array) -> tuple[int, int, int, int] | None:
-    """Return where `probe` keeps its data, its dimensions, its dtype and its flags; None if lost.
+    """Return the offsets of the data, dimensions, dtype and flags of `probe`; None if not found.
 
     The number of dimensions follows the data, then comes the address of their sizes; the flags
     follow the dtype.
@@ -52,7 +52,7 @@ def array_offsets(probe: Array) -> tuple[int, int, int, int] | None:
 
 
 def list_is_known(probe: Sequence[object]) -> bool:
-    """Say whether a list keeps its items where LIST_ITEMS_OFFSET says."""
+    """Return whether a list keeps its items at LIST_ITEMS_OFFSET."""
     words = words_at(id(probe), 4)
     if words[TYPE_OFFSET // 8] != id(list) or words[2] != len(probe):
         return False  # before its fourth word is taken for an address
@@ -87,7 +87,7 @@ _INSIDE = 24  # of a frame object: the address of the frame itself
 
 
 def first_instruction() -> int | None:
-    """Return how far behind a code object's start its instructions begin; None if that is lost."""
+    """Return the offset of the instructions in a code object; None if it can't be found."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 11):
         return None
     here = sys._getframe()
@@ -97,7 +97,7 @@ def first_instruction() -> int | None:
     state: int = _thread_state()
     inner, frame = _inside(here), _inside(outer)
     instruction = _word(frame + FRAME_INSTRUCTION)
-    # Whoever reads the thread's state is a frame itself, called by _word, called from here.
+    # The innermost frame is that of words_at, called by _word, called from here.
     innermost = _word(_word(state + FRAME) + 8)
     good = (
         _word(_word(innermost + FRAME_OUTER) + FRAME_OUTER) == inner
@@ -106,7 +106,7 @@ def first_instruction() -> int | None:
         and _word(frame + FRAME_CODE) == id(outer.f_code)
     )
     found = instruction - id(outer.f_code) - outer.f_lasti if good else None
-    del here, outer  # a frame that knows itself keeps what all its callers have
+    del here, outer  # a frame that refers to itself keeps all its callers' variables alive
     return found
 
 

@@ -1,13 +1,15 @@
-"""Python's arrays as compiled code meets them: are they plain, where do they lie, do they overlap.
+"""Prepared calls: check that two arrays fit a call made before, and run or submit it.
 
-A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. What the
-entries here are given must at least be Python objects; everything else about them is looked at.
+A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. The
+entries accept any Python objects and check all else. BUSY means that nothing has happened: the
+caller takes the ordinary way through Python.
 """
 
 from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
 from nc10d.backend.cpu.native.cpython import (
     DATA_OFFSET,
@@ -17,26 +19,6 @@ from nc10d.backend.cpu.native.cpython import (
     LIST_ITEMS_OFFSET,
     PLAIN_FLAGS,
     TYPE_OFFSET,
-)
-from nc10d.backend.cpu.native.offsets import (
-    BUSY,
-    C_ARRAY_TYPE,
-    C_BROKEN,
-    D_DEADLINE,
-    D_PROGRAM,
-    D_USERS,
-    DESCRIPTOR_WORDS,
-    K_CHANNEL,
-    K_DTYPE,
-    K_ONE,
-    K_PROGRAM,
-    K_SHORT,
-    K_X_BYTES,
-    K_X_COUNT,
-    K_X_LENGTH,
-    K_Y_BYTES,
-    K_Y_COUNT,
-    K_Y_LENGTH,
 )
 from nc10d.backend.cpu.native.progress import (
     LOOKS,
@@ -52,7 +34,7 @@ _WORD = types.int64
 
 @njit(nogil=True)
 def nc10d_plain(array: int, kind: int) -> bool:
-    """Say whether an object is a plain array; `kind` is where the type ndarray lies."""
+    """Return whether an object is a plain array; `kind` is the address of the type ndarray."""
     if load(array + TYPE_OFFSET) != kind:
         return False
     return load(array + FLAGS_OFFSET) & PLAIN_FLAGS == PLAIN_FLAGS
@@ -60,7 +42,7 @@ def nc10d_plain(array: int, kind: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_count(array: int) -> int:
-    """Return how many elements an ndarray object has."""
+    """Return the number of elements of an ndarray object."""
     count = 1
     sizes = load(array + DIMS_OFFSET + 8)
     for i in range(load(array + DIMS_OFFSET) & 0xFFFFFFFF):
@@ -70,7 +52,7 @@ def nc10d_count(array: int) -> int:
 
 @njit(nogil=True)
 def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
-    """Say whether an object is a plain array of a dtype, a size, and a length if that is not -1."""
+    """Return whether an object is a plain array of this dtype, count and (unless -1) length."""
     if not nc10d_plain(array, kind) or load(array + DTYPE_OFFSET) != dtype:
         return False
     if nc10d_count(array) != count:
@@ -83,44 +65,44 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_fits(known: int, x: int, y: int) -> bool:
-    """Say whether two objects (or one twice) are arrays that a known operation is for."""
-    kind, dtype = load(load(known + K_CHANNEL) + C_ARRAY_TYPE), load(known + K_DTYPE)
-    if not nc10d_is(x, kind, dtype, load(known + K_X_COUNT), load(known + K_X_LENGTH)):
+def nc10d_fits(prepared: int, x: int, y: int) -> bool:
+    """Return whether two objects (or the same twice) fit a prepared operation and don't overlap."""
+    kind, dtype = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(prepared + at.K_DTYPE)
+    if not nc10d_is(x, kind, dtype, load(prepared + at.K_X_COUNT), load(prepared + at.K_X_LENGTH)):
         return False
-    if x == y or load(known + K_ONE) != 0:
-        return x == y and load(known + K_ONE) != 0
-    if not nc10d_is(y, kind, dtype, load(known + K_Y_COUNT), load(known + K_Y_LENGTH)):
+    if x == y or load(prepared + at.K_ONE) != 0:
+        return x == y and load(prepared + at.K_ONE) != 0
+    if not nc10d_is(y, kind, dtype, load(prepared + at.K_Y_COUNT), load(prepared + at.K_Y_LENGTH)):
         return False
     a, b = load(x + DATA_OFFSET), load(y + DATA_OFFSET)
-    return a + load(known + K_X_BYTES) <= b or b + load(known + K_Y_BYTES) <= a
+    return a + load(prepared + at.K_X_BYTES) <= b or b + load(prepared + at.K_Y_BYTES) <= a
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
-def _run_known(words: object, x: object, y: object) -> int:
-    known = load(as_int(words) + DATA_OFFSET)
-    if not nc10d_fits(known, as_int(x), as_int(y)):
-        return BUSY
+def _run_prepared(words: object, x: object, y: object) -> int:
+    prepared = load(as_int(words) + DATA_OFFSET)
+    if not nc10d_fits(prepared, as_int(x), as_int(y)):
+        return at.BUSY
     a, b = load(as_int(x) + DATA_OFFSET), load(as_int(y) + DATA_OFFSET)
-    return nc10d_run(load(known + K_CHANNEL), load(known + K_PROGRAM), a, b, SLICE_NS)
+    return nc10d_run(load(prepared + at.K_CHANNEL), load(prepared + at.K_PROGRAM), a, b, SLICE_NS)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
-def _submit_known(words: object, known: int, deadline: int, x: object, y: object) -> int:
-    if not nc10d_fits(known, as_int(x), as_int(y)):
-        return BUSY
-    channel = load(known + K_CHANNEL)
+def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
+    if not nc10d_fits(prepared, as_int(x), as_int(y)):
+        return at.BUSY
+    channel = load(prepared + at.K_CHANNEL)
     descriptor = load(as_int(words) + DATA_OFFSET)
-    users = descriptor + 8 * DESCRIPTOR_WORDS
-    store(descriptor + D_PROGRAM, load(known + K_PROGRAM))
-    store(descriptor + D_USERS, users)
-    store(descriptor + D_DEADLINE, deadline)
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
     store(users, load(as_int(x) + DATA_OFFSET))
     store(users + 8, load(as_int(y) + DATA_OFFSET))
-    if load(known + K_SHORT) != 0:
+    if load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
-    if load_acquire(channel + C_BROKEN) != 0:
-        return BUSY
+    if load_acquire(channel + at.C_BROKEN) != 0:
+        return at.BUSY
     return nc10d_submit(channel, descriptor)
 
 
@@ -159,26 +141,27 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     return 1
 
 
-run_known: EntryPoint
-"""run_known(words, x, y): run a known operation here and now; x and y are any objects.
+run_prepared: EntryPoint
+"""run_prepared(words, x, y): run a prepared operation in this thread; x and y are any objects.
 
-`words` is the array that a known operation is in. As engine.run; BUSY also where x and y are not
-such as it is for (the same one twice, or two that share no memory).
+`words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
+entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
 """
-submit_known: EntryPoint
-"""submit_known(words, known, deadline_ns, x, y): fill in a descriptor and submit it.
+submit_prepared: EntryPoint
+"""submit_prepared(words, prepared, deadline_ns, x, y): fill in a descriptor and submit it.
 
-`words` is zeroed and has room for two addresses; `known` is where the operation's words lie. A
-short program is advanced in this thread first. DONE; BUSY as above, or if the channel is stopped
-or its ring full; NEW_SITE as above; or a failure of what was advanced.
+`words` is zeroed and has room for two addresses; `prepared` is the address of the operation.
+This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
+stopped or its ring full; NEW_SITE as above; or a failure of the channel.
 """
 address: EntryPoint
-"""address(array): where an ndarray's data lies. Anything but an ndarray gives garbage."""
+"""address(array): the address of an ndarray's data; garbage for any other object."""
 read_arrays: EntryPoint
 """read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
-addresses, dtypes (as object addresses) and element counts. -1, or which is no plain ndarray.
+addresses, dtypes (as object addresses) and element counts. Returns -1, or the index of the first
+object that is no plain ndarray.
 """
 same_arrays: EntryPoint
-"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as the table says."""
+"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as in the table, else 0."""
 
 __getattr__ = entry_points(__name__)

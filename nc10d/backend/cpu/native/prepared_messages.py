@@ -1,14 +1,22 @@
-"""Messages on a link's end: run one here and now if nothing is in its way, or submit it.
+"""Prepared messages on one end of a link: run a message in this thread, or submit it.
 
-Who runs a message in its own thread needs no place in the ring, and wakes nobody. A short one (it
-fits in half a board, and goes to a rank of this host) needs not even wait, once the board is free
-or the message there.
+A message that runs in the calling thread takes no place in the ring and wakes no thread. A short
+message (within one slot of the staging buffer, to a rank of this host) never waits in its middle:
+once the slot is free, or the message there, it runs to its end.
+
+    receiver of a message               mark                     excludes
+    a thread, past the ring             C_RECEIVING is 1         messages moved aside by Python
+    the unexpected queue (Python)       C_GUARD is not 0         receiving past the ring
+
+Both sides set their own mark and then look at the other's, with a full fence between the two, so at
+most a single side goes on.
 """
 
 from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     any_object,
     as_int,
@@ -22,43 +30,6 @@ from nc10d.backend.cpu.native.atomics import (
 )
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.log import nc10d_end_message
-from nc10d.backend.cpu.native.offsets import (
-    BLOCKED,
-    BUSY,
-    C_ADVANCE,
-    C_ARRAY_TYPE,
-    C_BEGUN,
-    C_BROKEN,
-    C_FLAGS,
-    C_GUARD,
-    C_HEAD,
-    C_KIND,
-    C_MESSAGE,
-    C_RECEIVING,
-    C_ROUND,
-    C_SEQ,
-    C_SITE,
-    C_STREAMS,
-    C_TAIL,
-    C_UNMATCHED,
-    D_ARRAY_COUNT,
-    D_ARRAY_DTYPE,
-    D_BYTES,
-    D_CHANNEL,
-    D_DEADLINE,
-    D_DTYPE,
-    D_PROGRAM,
-    D_TAG,
-    D_USERS,
-    DESCRIPTOR_WORDS,
-    DONE,
-    LINK_HEADER_BYTES,
-    LINK_TAG,
-    LINK_TICKS,
-    NEW_SITE,
-    RECEIVER,
-    S_PULL,
-)
 from nc10d.backend.cpu.native.prepared_calls import nc10d_is
 from nc10d.backend.cpu.native.progress import (
     nc10d_aborted,
@@ -79,77 +50,80 @@ from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
-A_LITTLE = 4096  # bytes: a look at the clock costs a message of so many a twentieth or more
+A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
 SLICE_NS = 50_000_000
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
-"""How patient who sends or receives is: not at all; for a spin; until it is over."""
+"""How long a sender or receiver waits: not at all; for a spin; until the message has passed."""
 
 
 @njit(nogil=True)
 def nc10d_carries(channel: int, model: int, array: int) -> bool:
-    """Say whether an object is an array that a known message is for."""
-    dtype, count = load(model + D_ARRAY_DTYPE), load(model + D_ARRAY_COUNT)
-    return nc10d_is(array, load(channel + C_ARRAY_TYPE), dtype, count, -1)
+    """Return whether an object is an array that fits a prepared message."""
+    dtype, count = load(model + at.D_ARRAY_DTYPE), load(model + at.D_ARRAY_COUNT)
+    return nc10d_is(array, load(channel + at.C_ARRAY_TYPE), dtype, count, -1)
 
 
 @njit(nogil=True)
 def nc10d_pulled(channel: int) -> bool:
-    """Say whether the header of the next message from another host comes within a little while.
+    """Return whether the header of the next message from another host comes soon.
 
-    What fails here fails once more for who then waits in the ring, and is told there.
+    A failure counts as no: the submission that waits in the ring then meets and reports it again.
     """
-    pull = load(load(channel + C_STREAMS) + S_PULL)
+    pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = call_engine(pull, channel)
-    while answer == BLOCKED and nc10d_linger(channel):
+    while answer == at.BLOCKED and nc10d_linger(channel):
         answer = call_engine(pull, channel)
-    return answer == DONE
+    return answer == at.DONE
 
 
 @njit(nogil=True)
 def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
-    """Say whether a counter has come; wait a little, unless it must be at once."""
+    """Return whether a counter has come to `target`, waiting as long as `how_soon` allows."""
     if load_acquire(flag) >= target:
         return True
     if how_soon == AT_ONCE:
         return False
     if how_soon == SOON:
         return nc10d_spin(channel, flag, target)
-    if load(channel + C_STREAMS) != 0:
+    if load(channel + at.C_STREAMS) != 0:
         return nc10d_pulled(channel)
     return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
 
 
 @njit(nogil=True)
 def nc10d_admitted(channel: int) -> bool:
-    """Say whether this thread may take the message at the head of a link past the ring.
+    """Return whether this thread may take the message at the head of a link past the ring.
 
-    The exchange is a full fence: either I see that the inbox is held, or its holder sees me.
+    The exchange is a full fence: this thread sees that the unexpected queue is held, or the holder
+    sees C_RECEIVING.
     """
-    if load_acquire(channel + C_RECEIVING) != 0:
+    if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
-    exchange(channel + C_RECEIVING, 1)
-    if load_acquire(channel + C_GUARD) == 0:
+    # Plain loads and stores would not do: both sides could miss the other's mark.
+    exchange(channel + at.C_RECEIVING, 1)
+    if load_acquire(channel + at.C_GUARD) == 0:
         return True
-    store_release(channel + C_RECEIVING, 0)
+    store_release(channel + at.C_RECEIVING, 0)
     return False
 
 
 @njit(nogil=True)
 def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
-    """Say whether the message at the head of a link is the one that a descriptor is for.
+    """Return whether the message at the head of a link fits a descriptor.
 
-    All of it must be there if I may not wait in the middle.
+    If the thread may not wait in the middle of a message, all of the message must be there.
     """
-    sent = load(load(channel + C_FLAGS))
-    wanted = 1 if how_soon == WAITS else LINK_TICKS
-    if not nc10d_soon(channel, sent, load(channel + C_SEQ) + wanted, how_soon):
+    sent = load(load(channel + at.C_FLAGS))
+    # Tick 1 states that the header is there, the last tick that the whole message is.
+    wanted = 1 if how_soon == WAITS else at.LINK_TICKS
+    if not nc10d_soon(channel, sent, load(channel + at.C_SEQ) + wanted, how_soon):
         return False
-    header = sent + LINK_TAG + LINK_HEADER_BYTES * (load(channel + C_ROUND) & 1)
+    header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
     return (
         load(header) == tag
-        and load(header + 8) == load(descriptor + D_BYTES)
-        and load(header + 16) == load(descriptor + D_DTYPE)
+        and load(header + 8) == load(descriptor + at.D_BYTES)
+        and load(header + 16) == load(descriptor + at.D_DTYPE)
     )
 
 
@@ -157,56 +131,58 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
 def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
-    """Run a message on a channel whose lock is held; BUSY if something is in the way."""
-    if load(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
-        return BUSY
-    if load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
-        return BUSY
-    if load(channel + C_KIND) == RECEIVER:
+    """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
+    if load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+        return at.BUSY
+    # Messages of a link keep their order: a message in the ring was called earlier.
+    if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        return at.BUSY
+    if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_awaited(channel, descriptor, tag, how_soon):
-            return BUSY
-        # Somebody asks for it now: it is no stray that could be taken aside.
-        store_release(channel + C_UNMATCHED, 0)
-    store(descriptor + D_TAG, tag)
-    store(load(descriptor + D_USERS), x)
-    store(channel + C_MESSAGE, descriptor)
-    store(channel + C_SITE, site)
-    # A look at the clock costs a little message much: if it never waits, one has to do.
-    little = load(descriptor + D_BYTES) <= A_LITTLE and load(channel + C_STREAMS) == 0
-    store(channel + C_BEGUN, 0 if little else nc10d_now())
-    nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-    if how_soon == WAITS and not little:
+            return at.BUSY
+        # A receive asks for it now: Python must not move it to the unexpected queue.
+        store_release(channel + at.C_UNMATCHED, 0)
+    store(descriptor + at.D_TAG, tag)
+    store(load(descriptor + at.D_USERS), x)
+    store(channel + at.C_MESSAGE, descriptor)
+    store(channel + at.C_SITE, site)
+    # Reading the clock is a large part of a small message: without a wait, once must do.
+    small = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
+    store(channel + at.C_BEGUN, 0 if small else nc10d_now())
+    nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+    if how_soon == WAITS and not small:
         return nc10d_drive(channel, SLICE_NS)
-    answer = call_engine(load(channel + C_ADVANCE), channel)
+    answer = call_engine(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
-        # A short message can block at its first step only: nothing has happened then.
-        return BUSY if answer == BLOCKED else DONE
-    if answer != BLOCKED:
+        # A short message can block at its first step only, with nothing done.
+        return at.BUSY if answer == at.BLOCKED else at.DONE
+    if answer != at.BLOCKED:
         return answer
-    store(channel + C_BEGUN, nc10d_now())
+    store(channel + at.C_BEGUN, nc10d_now())
     return nc10d_drive(channel, SLICE_NS)
 
 
 @njit(nogil=True)
 def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
-    """Send or receive here and now; see `run_message`."""
-    channel = load(descriptor + D_CHANNEL)
+    """Send or receive in this thread; see `run_message`."""
+    channel = load(descriptor + at.D_CHANNEL)
     if not nc10d_carries(channel, descriptor, array):
-        return BUSY
+        return at.BUSY
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
     if not nc10d_try_lock(channel):
-        return BUSY
-    if load(channel + C_KIND) == RECEIVER and not nc10d_admitted(channel):
+        return at.BUSY
+    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
         nc10d_unlock(channel)
-        return BUSY
+        return at.BUSY
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
-    if answer == DONE:
+    if answer == at.DONE:
         nc10d_end_message(channel, nc10d_now())
-    if answer in (DONE, BUSY):
-        store_release(channel + C_RECEIVING, 0)
+    # After any other answer the caller still holds the channel, and with it C_RECEIVING.
+    if answer in (at.DONE, at.BUSY):
+        store_release(channel + at.C_RECEIVING, 0)
         nc10d_unlock(channel)
     return answer
 
@@ -226,16 +202,16 @@ def _submit_message(
     channel: int, words: object, model: int, deadline: int, x: object, tag: int, spins: int
 ) -> int:
     array = as_int(x)
-    if not nc10d_carries(channel, model, array) or load_acquire(channel + C_BROKEN) != 0:
-        return BUSY
+    if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
+        return at.BUSY
     descriptor = load(as_int(words) + DATA_OFFSET)
-    users = descriptor + 8 * DESCRIPTOR_WORDS
-    store(descriptor + D_PROGRAM, load(model + D_PROGRAM))
-    store(descriptor + D_USERS, users)
-    store(descriptor + D_DEADLINE, deadline)
-    store(descriptor + D_TAG, tag)
-    store(descriptor + D_BYTES, load(model + D_BYTES))
-    store(descriptor + D_DTYPE, load(model + D_DTYPE))
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_TAG, tag)
+    store(descriptor + at.D_BYTES, load(model + at.D_BYTES))
+    store(descriptor + at.D_DTYPE, load(model + at.D_DTYPE))
     store(users, load(array + DATA_OFFSET))
     if spins >= 0:
         return nc10d_submit_here(channel, descriptor, spins)
@@ -243,24 +219,24 @@ def _submit_message(
 
 
 run_message: EntryPoint
-"""run_message(words, x, tag): send or receive here and now, and wait for the peer.
+"""run_message(words, x, tag): send or receive in this thread, and wait for the peer.
 
-`words` is a descriptor that says what message it is, on what channel; x is any object. DONE; BUSY:
-nothing has happened (x is not such an array, the peer is not there yet, another message is at the
-head, the inbox is held, the channel is used or stopped); NEW_SITE as engine.run; else as that, with
-`drive` to go on, and C_RECEIVING to be cleared after that.
+`words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
+with nothing done: x is no such array, the peer has not come, another message is at the head, the
+unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures are as
+those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
 """
 try_message: EntryPoint
-"""try_message(descriptor, x, tag, how_soon): as run_message for a short message, but either
-AT_ONCE or SOON; `descriptor` is where its words lie.
+"""try_message(descriptor, x, tag, how_soon): as run_message, for a short message and AT_ONCE or
+SOON; `descriptor` is the address of its words.
 """
 submit_message: EntryPoint
 """submit_message(channel, words, model, deadline_ns, x, tag, spins): fill in a descriptor and
 submit it.
 
-`words` is zeroed and has room for an address; the rest is as in the descriptor `model`. If its
-`spins` is not negative, this thread advances it first, and spins so often for the peer. As
-arrays.submit_known.
+`words` is zeroed and has room for an address; the rest is copied from the descriptor `model`. If
+`spins` is not negative, this thread first advances the channel and spins for the peer up to `spins`
+times. Answers as `submit_prepared` in prepared_calls.py.
 """
 
 __getattr__ = entry_points(__name__)

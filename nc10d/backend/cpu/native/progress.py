@@ -1,14 +1,32 @@
 """Submissions: how a channel's ring is filled, advanced and emptied.
 
-Whoever holds a channel's lock may advance it: the caller of a synchronous operation, a thread
-that waits for a submission, or the worker. Submissions run in the order of the ring, except that
-a link's receiving end first finds the receive that a message is for.
+Any thread that holds the channel's lock (C_LOCK) may advance it: the caller of a synchronous
+operation, a thread that waits for a submission, or the worker. Submissions run in the order of the
+ring. A link's receiving end is the exception: it first looks for the receive that fits the message
+at its head (matching.py).
+
+    state of a submission     where it is                              changed by
+    appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
+    running                   C_DESCRIPTOR, still at C_HEAD            holder of C_LOCK
+    FINISHED                  out of the ring (C_HEAD is past it)      the thread that waits for it
+
+    state of a channel        mark                                     ends by
+    free                      C_LOCK 0, ring empty                     run or submit
+    to be advanced            C_LOCK 0, ring not empty                 a thread that takes the lock
+    advanced                  C_LOCK is a thread                       unlocking
+    blocked                   C_BLOCKED_AT, _FOR, _ON                  that counter (or a failure)
+    broken                    C_BROKEN                                 never: the group has failed
+
+Invariant: a ring that is not empty is either being advanced, or a bell has been rung for a thread
+that will look, or this rank's bit (C_BELL_BIT) is set beside the counter that blocks the channel.
+Each function that lets go of the lock therefore looks at the ring again afterwards.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     add,
     call_engine,
@@ -25,65 +43,6 @@ from nc10d.backend.cpu.native.atomics import (
 from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.matching import nc10d_match
-from nc10d.backend.cpu.native.offsets import (
-    ABORTED,
-    AREA_ABORT,
-    BLOCKED,
-    BUSY,
-    C_ADVANCE,
-    C_AREA,
-    C_BEGUN,
-    C_BELL_BIT,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BLOCKED_ON,
-    C_BROKEN,
-    C_DESCRIPTOR,
-    C_HEAD,
-    C_KIND,
-    C_LOCK,
-    C_MESSAGE,
-    C_OWN_USERS,
-    C_PC,
-    C_PEER,
-    C_PROCESS,
-    C_RANK,
-    C_SEGMENT,
-    C_SITE,
-    C_TAIL,
-    C_TRACE_ID,
-    C_UNMATCHED,
-    C_USERS,
-    COLLECTIVE,
-    D_DEADLINE,
-    D_ENDED,
-    D_GATE,
-    D_PROGRAM,
-    D_SITE,
-    D_STARTED,
-    D_STATUS,
-    D_USERS,
-    DONE,
-    FAILING,
-    FINISHED,
-    IDLE,
-    LATE,
-    LINE_SLEEPERS,
-    NEW_SITE,
-    P_EVENT_FD,
-    P_LINK_WAITERS,
-    P_TRACE,
-    P_TRACE_NEXT,
-    P_TRACE_SIZE,
-    P_WAITING,
-    RECEIVER,
-    TRACE_BLOCKED,
-    TRACE_BYTES,
-    TRACE_DONE,
-    TRACE_START,
-    UNMATCHED,
-    WATCHED,
-)
 from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_slot
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.backend.cpu.native.waiting import (
@@ -99,64 +58,70 @@ from nc10d.backend.cpu.native.waiting import (
     nc10d_wake_own,
 )
 
-# How often a launching thread looks again before it leaves the rest to the worker.
+# How often a launching thread advances the channel again before it leaves the rest to the worker.
 LOOKS = 4
 
 
 @njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
-    """Note an event of a channel, if a trace is wanted."""
-    process = load(channel + C_PROCESS)
-    buffer = load(process + P_TRACE)
+    """Record an event of a channel, if tracing is on; drops events when the buffer is full."""
+    process = load(channel + at.C_PROCESS)
+    buffer = load(process + at.P_TRACE)
     if buffer != 0:
-        place = add(process + P_TRACE_NEXT, 1)
-        if place < load(process + P_TRACE_SIZE):
-            at = buffer + TRACE_BYTES * place
-            store(at, nc10d_now())
-            store(at + 8, load(channel + C_TRACE_ID))
-            store(at + 16, event)
-            store(at + 24, load(channel + C_DESCRIPTOR))
+        # All channels of the process share the buffer: an atomic add gives each event its place.
+        place = add(process + at.P_TRACE_NEXT, 1)
+        if place < load(process + at.P_TRACE_SIZE):
+            entry = buffer + at.TRACE_BYTES * place
+            store(entry, nc10d_now())
+            store(entry + 8, load(channel + at.C_TRACE_ID))
+            store(entry + 16, event)
+            store(entry + 24, load(channel + at.C_DESCRIPTOR))
 
 
 @njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
-    store(channel + C_PC, program)
-    store(channel + C_SEGMENT, 0)
-    store(channel + C_PEER, 0)
-    store(channel + C_USERS, users)
+    # C_ROUND, C_SEQ and C_PARITY stay: rounds count through all programs of the channel.
+    store(channel + at.C_PC, program)
+    store(channel + at.C_SEGMENT, 0)
+    store(channel + at.C_PEER, 0)
+    store(channel + at.C_USERS, users)
 
 
 @njit(nogil=True)
 def nc10d_aborted(channel: int) -> bool:
-    """Say whether the group has failed: what its peers have shown for a call counts no more."""
-    return load_acquire(load(channel + C_AREA) + AREA_ABORT) != 0
+    """Return whether the group has failed; then nothing that peers have shown counts."""
+    return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 
 @njit(nogil=True)
 def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
-    """Run a program here and now if the channel is free; see `run`.
+    """Run a program in this thread if the channel is free; see `run` in entry_points.py.
 
-    Its arrays are x and y or, if x is 0, lie in a table at y.
+    Its arrays are x and y or, if x is 0, those of the table at y. After any answer but DONE, BUSY
+    and NEW_SITE the caller still holds the lock.
     """
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
     if not nc10d_try_lock(channel):
-        return BUSY
-    failed = load(channel + C_BROKEN) != 0 or nc10d_aborted(channel)
-    if failed or load(channel + C_HEAD) != load_acquire(channel + C_TAIL):
+        return at.BUSY
+    # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
+    # that has the lock and sees no C_BROKEN may go on.
+    failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
+    if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        # Submissions in the ring were called earlier and must run first.
         nc10d_unlock(channel)
-        return BUSY
-    store(channel + C_SITE, site)
+        return at.BUSY
+    store(channel + at.C_SITE, site)
     if x == 0:
         nc10d_begin(channel, program, y)
     else:
-        store(channel + C_OWN_USERS, x)
-        store(channel + C_OWN_USERS + 8, y)
-        nc10d_begin(channel, program, channel + C_OWN_USERS)
+        store(channel + at.C_OWN_USERS, x)
+        store(channel + at.C_OWN_USERS + 8, y)
+        nc10d_begin(channel, program, channel + at.C_OWN_USERS)
     answer = nc10d_drive(channel, slice_ns)
-    if answer == DONE:
+    if answer == at.DONE:
         nc10d_log_end(channel, nc10d_now())
         nc10d_unlock(channel)
     return answer
@@ -164,195 +129,217 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
 
 @njit(nogil=True)
 def nc10d_submit(channel: int, descriptor: int) -> int:
-    """Append a descriptor to the ring, and have the worker look at it."""
+    """Append a descriptor to the ring and wake the worker; DONE, BUSY or NEW_SITE as append."""
     answer = nc10d_append(channel, descriptor)
-    if answer != NEW_SITE:
-        nc10d_wake_own(load(channel + C_PROCESS))
+    if answer != at.NEW_SITE:
+        nc10d_wake_own(load(channel + at.C_PROCESS))
     return answer
 
 
 @njit(nogil=True)
 def nc10d_finish(channel: int, descriptor: int) -> None:
-    """Publish the end of a submission and tell those who wait for it."""
-    process = load(channel + C_PROCESS)
+    """Publish the end of a submission and wake the threads that wait for it."""
+    process = load(channel + at.C_PROCESS)
     now = nc10d_now()
-    store(descriptor + D_ENDED, now)
-    if load(descriptor + D_GATE) != 0:
-        nc10d_post(channel, load(descriptor + D_GATE), 1)
-    if load(channel + C_KIND) == COLLECTIVE:
+    store(descriptor + at.D_ENDED, now)
+    # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
+    if load(descriptor + at.D_GATE) != 0:
+        nc10d_post(channel, load(descriptor + at.D_GATE), 1)
+    if load(channel + at.C_KIND) == at.COLLECTIVE:
         nc10d_log_end(channel, now)
     else:
         nc10d_end_message(channel, now)
-    store(channel + C_DESCRIPTOR, 0)
-    store_release(channel + C_HEAD, load(channel + C_HEAD) + 1)
-    # From here on the descriptor belongs to whoever waits for it.
-    watched = exchange(descriptor + D_STATUS, FINISHED) & WATCHED
-    # The worker need not look: what else it has to do, it is told by who submits or signals.
-    if load_acquire(process + P_WAITING) != 0:
+    store(channel + at.C_DESCRIPTOR, 0)
+    # Release: a submitter that sees the new head may use the ring's place again.
+    store_release(channel + at.C_HEAD, load(channel + at.C_HEAD) + 1)
+    # The status comes last. A waiting thread that sees FINISHED may free the descriptor at once, so
+    # nothing here touches it after the exchange; WATCHED is read by the exchange itself.
+    watched = exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
+    # The worker is not woken: submitters and signals of peers wake it for other work.
+    if load_acquire(process + at.P_WAITING) != 0:
         nc10d_wake_own(process)
     if watched != 0:
-        nc10d_write_event(load(process + P_EVENT_FD))
+        nc10d_write_event(load(process + at.P_EVENT_FD))
 
 
 @njit(nogil=True)
 def nc10d_progress(channel: int) -> int:
     """Run the ring's submissions as far as they go; the caller holds the lock.
 
-    IDLE when the ring is empty, else what the interpreter said (BLOCKED, a failure), or what
-    matching a message said.
+    Returns IDLE when the ring is empty, else the answer (BLOCKED or a failure) of the interpreter
+    or of matching a message.
     """
     while True:
-        if load(channel + C_BROKEN) != 0:
-            return ABORTED
-        descriptor = load(channel + C_DESCRIPTOR)
+        if load(channel + at.C_BROKEN) != 0:
+            return at.ABORTED
+        descriptor = load(channel + at.C_DESCRIPTOR)
         if descriptor == 0:
-            if load(channel + C_KIND) == RECEIVER:
+            if load(channel + at.C_KIND) == at.RECEIVER:
                 answer = nc10d_match(channel)
-                if answer != DONE:
+                if answer != at.DONE:
                     return answer
-            elif load(channel + C_HEAD) == load_acquire(channel + C_TAIL):
-                return IDLE
-            descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
-            store(channel + C_DESCRIPTOR, descriptor)
-            store(channel + C_MESSAGE, descriptor)
-            store(channel + C_SITE, load(descriptor + D_SITE))
-            store(channel + C_BEGUN, nc10d_now())
-            store(descriptor + D_STARTED, load(channel + C_BEGUN))
-            nc10d_begin(channel, load(descriptor + D_PROGRAM), load(descriptor + D_USERS))
-            nc10d_trace(channel, TRACE_START)
-        step = load(channel + C_PC)
-        answer = call_engine(load(channel + C_ADVANCE), channel)
-        if answer != DONE:
-            if load(channel + C_PC) != step:
-                nc10d_trace(channel, TRACE_BLOCKED)
-            if answer < 0:  # nobody begins it once more before the channel is stopped
-                store(channel + C_BROKEN, FAILING)
+            elif load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL):
+                return at.IDLE
+            # The acquire above makes the ring's place visible. Nothing may reorder the head from
+            # here on: the program below has begun to change shared memory.
+            descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+            store(channel + at.C_DESCRIPTOR, descriptor)
+            store(channel + at.C_MESSAGE, descriptor)
+            store(channel + at.C_SITE, load(descriptor + at.D_SITE))
+            store(channel + at.C_BEGUN, nc10d_now())
+            store(descriptor + at.D_STARTED, load(channel + at.C_BEGUN))
+            nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+            nc10d_trace(channel, at.TRACE_START)
+        step = load(channel + at.C_PC)
+        answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        if answer != at.DONE:
+            if load(channel + at.C_PC) != step:
+                nc10d_trace(channel, at.TRACE_BLOCKED)
+            if answer < 0:  # no thread may begin it again before Python breaks the channel
+                store(channel + at.C_BROKEN, at.FAILING)
             return answer
-        nc10d_trace(channel, TRACE_DONE)
+        nc10d_trace(channel, at.TRACE_DONE)
         nc10d_finish(channel, descriptor)
 
 
 @njit(nogil=True)
 def nc10d_awake(channel: int) -> None:
-    """Take my bit away from the counter that is waited for: I am looking, nobody need ring.
+    """Clear this rank's bit beside the counter that blocks the channel: this thread looks itself.
 
-    A link's may have other waiters too: one that comes meanwhile gets the bit back, and looks anew.
-    A gate may be waited for by several channels, so there the bit stays.
+    That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
+    counter too; a gate, which several channels may wait for, keeps its bit.
     """
-    if load(channel + C_BLOCKED_ON) == load(channel + C_RANK):
+    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):
         return
-    sleepers = load(channel + C_BLOCKED_AT) + LINE_SLEEPERS
-    bit, others = load(channel + C_BELL_BIT), load(channel + C_PROCESS) + P_LINK_WAITERS
+    sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
+    bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_PROCESS) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
+        # Clear, then look again: a thread that begins to wait counts itself (P_LINK_WAITERS) before
+        # it sets the bit. If it came between, its bit may be the one just cleared: set it again and
+        # have it look anew.
         keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
             set_bits(sleepers, bit)
-            nc10d_wake_own(load(channel + C_PROCESS))
+            nc10d_wake_own(load(channel + at.C_PROCESS))
 
 
 @njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
-    """Advance the channel, whose lock is held, until a submission of it has ended."""
+    """Advance the channel, whose lock is held, until a submission of it has ended.
+
+    Returns FINISHED, 0 when it is `until` (ns), IDLE or UNMATCHED, or a failure.
+    """
     while True:
         answer = nc10d_progress(channel)
-        if load_acquire(descriptor + D_STATUS) & FINISHED:
-            return FINISHED
-        if answer != BLOCKED:
+        # Looked at before the answer: the submission may have ended before another one failed.
+        if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
+            return at.FINISHED
+        if answer != at.BLOCKED:
             return answer
+        # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
         nc10d_awake(channel)
         if nc10d_streaming(channel):
             if nc10d_linger(channel) and nc10d_now() < until:
                 continue
-        elif nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+        elif nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)):
             continue
         answer = nc10d_await_flag(channel, until)
-        if answer == BLOCKED:
+        if answer == at.BLOCKED:
             return 0
-        if answer != DONE:
+        if answer != at.DONE:
             return answer
 
 
 @njit(nogil=True)
 def nc10d_waiting(channel: int) -> bool:
-    """Say whether a channel has submissions that the worker may advance."""
-    if load_acquire(channel + C_BROKEN) != 0:
+    """Return whether a channel has submissions that the worker may advance."""
+    if load_acquire(channel + at.C_BROKEN) != 0:
         return False
-    return load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL)
+    return load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL)
 
 
 @njit(nogil=True)
 def nc10d_soon_there(channel: int) -> bool:
-    """Say whether the counter that a channel is blocked on comes while this thread spins."""
+    """Spin for the counter that blocks a channel; return whether it has come."""
     if nc10d_streaming(channel):
         return False
-    return nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR))
+    return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
 
 
 @njit(nogil=True)
 def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
-    """Advance one channel: DONE if something moved, BLOCKED, BUSY (another thread is at it), or a
-    failure.
+    """Advance one channel without waiting for long.
 
-    A `sleepy` thread will do no more if nothing moves: sockets are armed. It spins for a peer up to
-    `spins` times, and then leaves the rest to whom the peer will wake.
+    Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
+    A `sleepy` thread sleeps next if nothing moves, so sockets are armed for it. The thread spins
+    for a peer up to `spins` times; then the peer wakes this rank.
     """
     if not nc10d_waiting(channel):
-        return BLOCKED
+        return at.BLOCKED
     if nc10d_aborted(channel):
-        return ABORTED
+        return at.ABORTED
     if not nc10d_try_lock(channel):
-        return BUSY
-    head = load(channel + C_HEAD)
-    step = load(channel + C_PC)
-    known = load(channel + C_UNMATCHED)
-    transfers = nc10d_moved(channel)
+        return at.BUSY
+    # Remembered to find out whether anything moves: a worker that moved something looks again
+    # before it sleeps.
+    head = load(channel + at.C_HEAD)
+    step = load(channel + at.C_PC)
+    unmatched = load(channel + at.C_UNMATCHED)
+    progress = nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == BLOCKED and spins > 0 and nc10d_soon_there(channel):
+    while answer == at.BLOCKED and spins > 0 and nc10d_soon_there(channel):
         answer = nc10d_progress(channel)
         spins -= 1
-    moved = load(channel + C_HEAD) != head or load(channel + C_PC) != step
-    moved = moved or nc10d_moved(channel) != transfers
-    stray = answer == UNMATCHED and (moved or known == 0)
-    if answer == BLOCKED:
-        flag = load(channel + C_BLOCKED_AT)
-        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
-        if sleepy:
+    moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
+    moved = moved or nc10d_moved(channel) != progress
+    unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
+    if answer == at.BLOCKED:
+        # The order matters: set the bit, then look at the counter again. The set is a full fence,
+        # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
+        flag = load(channel + at.C_BLOCKED_AT)
+        set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+        if sleepy:  # arming is a system call, so only a thread that is about to sleep does it
             nc10d_arm(channel)
-        moved = moved or load_acquire(flag) >= load(channel + C_BLOCKED_FOR)
-        descriptor = load(nc10d_slot(channel, load(channel + C_HEAD)))
-        deadline = load(descriptor + D_DEADLINE)
+        moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
+        # Only the submission that runs can be late; those behind it are judged when they run.
+        descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+        deadline = load(descriptor + at.D_DEADLINE)
         if not moved and deadline != 0 and nc10d_now() > deadline:
-            answer = LATE
-    exchange(channel + C_LOCK, 0)
-    # Whoever appended meanwhile found the channel taken, and left it to the one who had it.
-    moved = moved or (answer == IDLE and nc10d_waiting(channel))
-    if stray:
-        # Only Python can take a message aside that nobody asked for: call who waits or watches.
-        nc10d_wake_own(load(channel + C_PROCESS))
-        nc10d_write_event(load(load(channel + C_PROCESS) + P_EVENT_FD))
+            answer = at.LATE
+    # A full fence between letting go and looking at the ring: a thread that appended meanwhile
+    # found the channel locked and left its submission to this thread.
+    exchange(channel + at.C_LOCK, 0)
+    moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
+    if unexpected:
+        # Only Python can move an unexpected message aside: wake its waiting or watching thread.
+        nc10d_wake_own(load(channel + at.C_PROCESS))
+        nc10d_write_event(load(load(channel + at.C_PROCESS) + at.P_EVENT_FD))
     if answer < 0:
         return answer
-    return DONE if moved else BLOCKED
+    return at.DONE if moved else at.BLOCKED
 
 
 @njit(nogil=True)
 def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
-    """Append a descriptor, and advance the channel in this thread as far as it goes.
+    """Append a descriptor and advance the channel in this thread as far as it goes.
 
-    It may wait a moment for peers that come at the same time: that leaves nobody to wake. Where
-    it stops at a peer's counter, my bit is set beside that: the peer wakes the worker, which so
-    need not wake up only to find that there is nothing to do yet.
+    The thread may spin for peers that come at the same time, which saves waking the worker. Where
+    the channel blocks on a peer's counter, this rank's bit is set beside that counter: the peer
+    wakes the worker when there is something to do, and no earlier. Returns DONE, BUSY, NEW_SITE,
+    or a failure.
     """
-    if load_acquire(channel + C_BROKEN) != 0 or nc10d_aborted(channel):
-        return BUSY
+    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+        return at.BUSY
     answer = nc10d_append(channel, descriptor)
-    if answer != DONE:
+    if answer != at.DONE:
         return answer
     answer = nc10d_attend(channel, True, spins)
     tries = 1
-    while answer == DONE and tries < LOOKS and nc10d_waiting(channel):
+    while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)
         tries += 1
-    if answer in (DONE, BUSY) and nc10d_waiting(channel):
-        nc10d_wake_own(load(channel + C_PROCESS))
-    return min(answer, DONE)
+    # DONE with work left: the looks are used up. BUSY: the thread that holds the channel may have
+    # looked at the ring before the append. In both cases the worker has to look.
+    if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
+        nc10d_wake_own(load(channel + at.C_PROCESS))
+    return min(answer, at.DONE)

@@ -1,15 +1,21 @@
-"""A channel's ring: what was submitted and has not ended, in the order in which it is to run.
+"""A channel's ring: the submissions that have not ended, in the order in which they run.
 
-It is a word that is one less than how many it holds (a power of two), and their descriptors. A full
-one gives way to one that is twice as long, and stays as it is: somebody may still be reading it.
-Who appends, changes the order or replaces the ring holds C_SUBMITTING; who takes from it, the
-channel's lock.
+    word 0       capacity - 1 (the capacity is a power of two)
+    word 1 + i   address of the descriptor number n, for n & (capacity - 1) == i
+
+    change                                   needs
+    append, reorder, replace the ring        C_SUBMITTING
+    take from the head                       C_LOCK
+
+A full ring is replaced by a ring of twice the length and stays allocated: another thread may still
+read it. Invariant: places C_HEAD to C_TAIL - 1 hold the same descriptors in both.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire,
@@ -18,73 +24,68 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.offsets import (
-    BUSY,
-    C_HEAD,
-    C_RING,
-    C_SUBMITTING,
-    C_TAIL,
-    D_SITE,
-    DONE,
-    NEW_SITE,
-)
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 
 @njit(nogil=True)
 def nc10d_slot(channel: int, place: int) -> int:
-    """Return where the descriptor number `place` of all that were ever appended is kept."""
-    ring = load_acquire(channel + C_RING)
+    """Return the address of place `place`, counted over all descriptors ever appended."""
+    # Acquire: a replaced ring is visible with all of its descriptors.
+    ring = load_acquire(channel + at.C_RING)
     return ring + 8 + 8 * (place & load(ring))
 
 
 @njit(nogil=True)
 def nc10d_begin_to_change(channel: int) -> None:
-    """Be the only one who changes the ring, for a few instructions."""
-    while swap_if(channel + C_SUBMITTING, 0, 1) != 0:
+    """Lock the ring against other changes, for a few instructions."""
+    # Yields instead of spinning: the holder may have lost its core in the middle.
+    while swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
         yield_core()
 
 
 @njit(nogil=True)
 def nc10d_end_change(channel: int) -> None:
-    """Let others change the ring."""
-    swap_if(channel + C_SUBMITTING, 1, 0)
+    """Unlock the ring."""
+    swap_if(channel + at.C_SUBMITTING, 1, 0)
 
 
 @njit(nogil=True)
 def nc10d_append(channel: int, descriptor: int) -> int:
-    """Append a descriptor to the ring: DONE, or BUSY if it is full; wakes nobody.
+    """Append a descriptor to the ring, without waking a thread.
 
-    NEW_SITE, and nothing has happened, if it is the first call of its line of the program.
+    Returns DONE; BUSY if the ring is full; NEW_SITE, with nothing done, for the first call from a
+    line of the user's program.
     """
     site = nc10d_site(channel)
-    if site == NEW_SITE:
-        return NEW_SITE
-    store(descriptor + D_SITE, site)
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
+    # Before the append: from then on another thread may run the descriptor.
+    store(descriptor + at.D_SITE, site)
     nc10d_begin_to_change(channel)
-    tail = load(channel + C_TAIL)
-    full = tail - load_acquire(channel + C_HEAD) > load(load(channel + C_RING))
+    tail = load(channel + at.C_TAIL)
+    full = tail - load_acquire(channel + at.C_HEAD) > load(load(channel + at.C_RING))
     if not full:
         store(nc10d_slot(channel, tail), descriptor)
-        store_release(channel + C_TAIL, tail + 1)
+        # Release: a thread that sees the new tail sees the place and the whole descriptor.
+        store_release(channel + at.C_TAIL, tail + 1)
     nc10d_end_change(channel)
-    return BUSY if full else DONE
+    return at.BUSY if full else at.DONE
 
 
 @on_demand("int64(int64, int64)")
 def _lengthen(channel: int, ring: int) -> int:
     nc10d_begin_to_change(channel)
-    longer = load(ring) > load(load(channel + C_RING))
+    longer = load(ring) > load(load(channel + at.C_RING))
     if longer:
-        for place in range(load_acquire(channel + C_HEAD), load(channel + C_TAIL)):
+        for place in range(load_acquire(channel + at.C_HEAD), load(channel + at.C_TAIL)):
             store(ring + 8 + 8 * (place & load(ring)), load(nc10d_slot(channel, place)))
-        store_release(channel + C_RING, ring)
+        store_release(channel + at.C_RING, ring)
     nc10d_end_change(channel)
-    return DONE if longer else BUSY
+    return at.DONE if longer else at.BUSY
 
 
 lengthen: EntryPoint
-"""lengthen(channel, ring): go on with a longer ring; BUSY if another one is as long already."""
+"""lengthen(channel, ring): replace the ring by a longer one; BUSY if it is as long already."""
 
 __getattr__ = entry_points(__name__)

@@ -1,59 +1,52 @@
-"""Call sites: the line of the program that made a call, for next to nothing.
+"""Call sites: find the line of the user's program that made a call, in some tens of ns.
 
-Whoever enters the engine from Python is the innermost of its thread's frames. Those of nc10d itself
-are known by their code; the first other one is the caller's, and the instruction that it is at is
-looked up in a table of the texts ("train.py:41") that sites.py has made of all instructions seen so
-far. Only a thread's own frames are read, which stand still while it is in here.
+The function that entered the engine is the innermost frame of its thread. Frames of nc10d itself
+are recognised by their code objects; the first other frame is the user's. Its current instruction
+is looked up in a table from instructions to texts ("train.py:41"), which call_sites.py fills. A
+thread reads only its own frames, which stand still while it is in here.
 """
 
 from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire
 from nc10d.backend.cpu.native.cpython import FRAME, FRAME_CODE, FRAME_INSTRUCTION, FRAME_OUTER
-from nc10d.backend.cpu.native.offsets import (
-    C_SITES,
-    NEW_SITE,
-    SITE_FULL,
-    SITE_KEYS,
-    SITE_OURS,
-    SITE_SLOTS,
-)
 
-DEEPEST = 64  # frames of nc10d's own above a caller's
-# What this thread's state is, with or without the GIL (CPython's C interface).
+DEEPEST = 64  # frames of nc10d above the caller's
+# CPython's C interface: this thread's state, with or without the GIL.
 thread_state = types.ExternalFunction("PyGILState_GetThisThreadState", types.int64())
 
 
 @njit(nogil=True)
 def nc10d_look_up(table: int, key: int) -> int:
-    """Return what a table of sites has for an address, or 0."""
-    slot = ((key >> 4) * 0x9E3779B1 >> 12) & (SITE_SLOTS - 1)
+    """Return the entry of a table of sites for an address, or 0."""
+    slot = ((key >> 4) * 0x9E3779B1 >> 12) & (at.SITE_SLOTS - 1)
     while True:
-        place = table + SITE_KEYS + 16 * slot
+        place = table + at.SITE_KEYS + 16 * slot
         found = load_acquire(place)
         if found == key:
             return load(place + 8)
         if found == 0:  # the table is never full
             return 0
-        slot = (slot + 1) & (SITE_SLOTS - 1)
+        slot = (slot + 1) & (at.SITE_SLOTS - 1)
 
 
 @njit(nogil=True)
 def nc10d_site(channel: int) -> int:
-    """Return the address of the text of the caller's line; 0 if it has none, NEW_SITE: learn it."""
-    table = load(channel + C_SITES)
+    """Return the address of the text of the caller's line; 0 if none, NEW_SITE if unseen."""
+    table = load(channel + at.C_SITES)
     if table == 0:
         return 0
     frame = load(load(thread_state() + FRAME) + 8)
     for _ in range(DEEPEST):
         if frame == 0:
             return 0
-        if nc10d_look_up(table, load(frame + FRAME_CODE)) != SITE_OURS:
+        if nc10d_look_up(table, load(frame + FRAME_CODE)) != at.SITE_OURS:
             text = nc10d_look_up(table, load(frame + FRAME_INSTRUCTION))
             if text != 0:
                 return text
-            return 0 if load(table + SITE_FULL) != 0 else NEW_SITE
+            return 0 if load(table + at.SITE_FULL) != 0 else at.NEW_SITE
         frame = load(frame + FRAME_OUTER)
     return 0

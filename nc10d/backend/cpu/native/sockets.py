@@ -1,9 +1,16 @@
-"""Links to other hosts: sockets that never block, and how a thread that wants to sleep arms them.
+"""Links to other hosts: sockets that never block, and how a thread arms them before it sleeps.
 
-A link is one socket to one rank, and how far the transfer in hand has come in each direction.
-A channel that is blocked on sockets waits, like any other, for a counter: its line. Before a
-thread sleeps it arms the links that the channel waits for; the net thread (net.py) sees when one
-is ready and counts the line up. Addresses in, integers out.
+A link is one socket to a rank, with the progress of the current transfer in each direction. A
+channel that is blocked on sockets waits for a counter like any other channel: its line. Before a
+thread sleeps, it arms the links that the channel waits for. The net thread (net.py) counts the line
+up when a link is ready. Addresses in, integers out.
+
+    L_ARMED of a link        epoll watches it for          changed under L_LOCK by
+    0                        nothing                       the net thread, when it has fired
+    WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
+
+Invariant: a line is read before its sockets are tried, so a socket that gets ready after the try
+counts the line up to the awaited value or past it.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ import socket
 import numpy as np
 from numba import njit, types
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire_32,
@@ -25,25 +33,6 @@ from nc10d.backend.cpu.native.atomics import (
     swap_if,
     yield_core,
 )
-from nc10d.backend.cpu.native.offsets import (
-    C_STREAMS,
-    L_ARMED,
-    L_FD,
-    L_LINE_IN,
-    L_LINE_OUT,
-    L_LOCK,
-    L_SENT,
-    L_TAKEN,
-    S_COPY,
-    S_COUNT,
-    S_EPOLL,
-    S_LINE,
-    S_POLL,
-    S_SPARE,
-    S_WAITING,
-    SPARE_BYTES,
-    WANT_IN,
-)
 from nc10d.backend.cpu.native.step_format import nc10d_copy
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
@@ -52,8 +41,8 @@ EVENT_BYTES = 12 if PACKED else 16
 QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
-# What one call moves at most, so that no direction starves the other. A call more costs more than
-# bytes that have left the second cache.
+# Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
+# call takes longer than bytes that have left the second cache.
 BURST = 1024 * 1024
 PAGE, SLOW_UP_TO, WORTH_A_COPY = 4096, 31, 32 * 1024
 
@@ -74,22 +63,22 @@ def nc10d_errno() -> int:
 
 @njit(nogil=True)
 def nc10d_transfer(link: int, progress: int, address: int, nbytes: int) -> int:
-    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as goes now.
+    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as the socket takes.
 
-    The bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is the peer's orderly end.
+    Returns the bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is an orderly end.
     """
     done = load(link + progress)
     return nc10d_move(link, progress, address + done, min(nbytes - done, BURST))
 
 
 @njit(nogil=True)
-def nc10d_move(link: int, progress: int, at: int, count: int) -> int:
+def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
     """Send from an address or receive there, once; see nc10d_transfer."""
-    fd = np.int32(load(link + L_FD))
-    if progress == L_SENT:
-        moved = _send(fd, at, count, np.int32(QUIET))
+    fd = np.int32(load(link + at.L_FD))
+    if progress == at.L_SENT:
+        moved = _send(fd, address, count, np.int32(QUIET))
     else:
-        moved = _recv(fd, at, count, np.int32(QUIET))
+        moved = _recv(fd, address, count, np.int32(QUIET))
     if moved > 0:
         store(link + progress, load(link + progress) + moved)
         return moved
@@ -101,37 +90,37 @@ def nc10d_move(link: int, progress: int, at: int, count: int) -> int:
 
 @njit(nogil=True)
 def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
-    """Receive as nc10d_transfer does; where the kernel would copy slowly, by way of a spare place.
+    """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly.
 
-    On some machines it copies at half its speed to what begins up to 31 bytes further into a page
-    than what it copies. What a sender on the same machine (in another container, say) writes first
-    into an idle socket begins a page; a large NumPy array begins 16 bytes into one. Where the
-    sender is, nobody asks: from another machine the second copy is in vain.
+    Some kernels copy at half speed to a destination that begins up to 31 bytes further into a page
+    than the source. Bytes that a sender on the same machine (in another container) writes
+    first into an idle socket begin a page; a large NumPy array begins 16 bytes into a page. The
+    place of the sender is unknown: from another machine the second copy is in vain.
     """
-    spare, inside = load(streams + S_SPARE), address & (PAGE - 1)
+    spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
-        return nc10d_transfer(link, L_TAKEN, address, nbytes)
-    done = load(link + L_TAKEN)
+        return nc10d_transfer(link, at.L_TAKEN, address, nbytes)
+    done = load(link + at.L_TAKEN)
     place = spare + (done & (PAGE - 1))
-    moved = nc10d_move(link, L_TAKEN, place, min(nbytes - done, SPARE_BYTES))
+    moved = nc10d_move(link, at.L_TAKEN, place, min(nbytes - done, at.SPARE_BYTES))
     if moved > 0:
-        nc10d_copy(load(streams + S_COPY), address + done, place, moved)
+        nc10d_copy(load(streams + at.S_COPY), address + done, place, moved)
     return moved
 
 
 @njit(nogil=True)
 def nc10d_await_link(streams: int, link: int, want: int) -> None:
-    """Note that the channel waits for a link; `nc10d_arm` arms all that were noted."""
-    count = load(streams + S_COUNT)
-    place = load(streams + S_WAITING) + 16 * count
+    """Record that the channel waits for a link; `nc10d_arm` arms all recorded links."""
+    count = load(streams + at.S_COUNT)
+    place = load(streams + at.S_WAITING) + 16 * count
     store(place, link)
     store(place + 8, want)
-    store(streams + S_COUNT, count + 1)
+    store(streams + at.S_COUNT, count + 1)
 
 
 @njit(nogil=True)
 def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
-    """Tell epoll what to watch a descriptor for."""
+    """Set the events for which epoll watches a descriptor."""
     event = scratch()
     if PACKED:
         store(event, events | (data << 32))
@@ -145,7 +134,7 @@ def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -
 @njit(nogil=True)
 def nc10d_lock_link(link: int) -> None:
     """Guard a link's arming; held for a few instructions and one system call."""
-    while swap_if(link + L_LOCK, 0, 1) != 0:
+    while swap_if(link + at.L_LOCK, 0, 1) != 0:
         yield_core()
 
 
@@ -153,36 +142,38 @@ def nc10d_lock_link(link: int) -> None:
 def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
     """Have the net thread count `line` up once, as soon as a link is ready."""
     nc10d_lock_link(link)
-    store(link + (L_LINE_IN if want == WANT_IN else L_LINE_OUT), line)
-    armed = load(link + L_ARMED)
+    store(link + (at.L_LINE_IN if want == at.WANT_IN else at.L_LINE_OUT), line)
+    armed = load(link + at.L_ARMED)
     if armed & want == 0:
         armed |= want
-        store(link + L_ARMED, armed)
-        nc10d_control(epoll, CTL_MOD, load(link + L_FD), armed | ONESHOT, link)
-    store_release(link + L_LOCK, 0)
+        store(link + at.L_ARMED, armed)
+        nc10d_control(epoll, CTL_MOD, load(link + at.L_FD), armed | ONESHOT, link)
+    store_release(link + at.L_LOCK, 0)
 
 
 @njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a link that a channel waits for is ready; False after the timeout.
 
-    For a thread that has nothing else to wait for: it is woken at once, and by nobody else.
+    For a thread that waits for nothing else: the kernel wakes it directly, not the net thread.
     """
-    streams = load(channel + C_STREAMS)
-    waiting, table = load(streams + S_WAITING), load(streams + S_POLL)
-    count = load(streams + S_COUNT)
+    streams = load(channel + at.C_STREAMS)
+    waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
+    count = load(streams + at.S_COUNT)
     for i in range(count):
         # struct pollfd: int fd, short events, short revents
         link, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
-        store(table + 8 * i, load(link + L_FD) | (want << 32))
+        store(table + 8 * i, load(link + at.L_FD) | (want << 32))
     return _poll(table, count, np.int32(timeout_ms)) > 0
 
 
 @njit(nogil=True)
 def nc10d_watch_all(channel: int) -> None:
     """Have the net thread watch every link that a channel blocked on sockets waits for."""
-    streams = load(channel + C_STREAMS)
-    table = load(streams + S_WAITING)
-    for i in range(load(streams + S_COUNT)):
+    streams = load(channel + at.C_STREAMS)
+    table = load(streams + at.S_WAITING)
+    for i in range(load(streams + at.S_COUNT)):
         place = table + 16 * i
-        nc10d_watch(load(streams + S_EPOLL), load(place), load(place + 8), load(streams + S_LINE))
+        nc10d_watch(
+            load(streams + at.S_EPOLL), load(place), load(place + 8), load(streams + at.S_LINE)
+        )

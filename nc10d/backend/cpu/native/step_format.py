@@ -1,4 +1,4 @@
-"""A packed step: where its fields are, and what its operands mean now.
+"""A packed step: the offsets of its fields, and the addresses that its operands mean now.
 
 A step is FIELDS integers (linker.py packs them); an operand is a selector, an offset and a stride.
 """
@@ -7,32 +7,29 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import call_kernel, load, move, store
-from nc10d.backend.cpu.native.offsets import (
-    BLOCKED,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BLOCKED_ON,
-    C_PC,
-    C_SEGMENT,
-)
 
-# A step's fields, in bytes from its start (program.py packs them).
+# A step's fields, in bytes from its start (linker.py packs them).
 STEP = 168
 NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
 KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
-# The kinds of steps that rare_steps.py carries out, and AGREE.
-PACK, UNPACK, GATE, OPEN, DIVERT = 15, 16, 17, 18, 19
-EXPOSE, FETCH, FOLD, JUMP, PICK, RECALL, FILL = 20, 21, 22, 23, 24, 25, 26
+# The kinds of steps, as StepKind in program.py numbers them. The interpreter carries out these:
+END, COPY, SIGNAL, WAIT, WAITALL, FREE, REDN, MAP = 0, 1, 2, 3, 4, 5, 6, 7
+ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
+PAIR, LOOP = 38, 39
+# slow_steps.py carries out these (the interpreter tests for AGREE and the range PACK..FILL):
 AGREE = 12
-# Steps from FLOW on are those of streams.py.
+PACK, UNPACK, GATE, OPEN, BRANCH_IF_FLAGGED = 15, 16, 17, 18, 19
+EXPOSE, FETCH, FOLD, JUMP, BRANCH_IF_UNREADABLE, RECALL, FILL = 20, 21, 22, 23, 24, 25, 26
+# tcp_streams.py carries out these (the interpreter tests for FLOW and above):
 FLOW, GIVE, TAKE, HEAD, SHOW, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47
 
 
 @njit(nogil=True)
 def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Return the address that an operand means now."""
+    """Return the address of an operand in this round and segment."""
     selector = load(step)
     base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
     return base + load(step + 8) + segment * load(step + 16)
@@ -40,7 +37,7 @@ def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) 
 
 @njit(nogil=True)
 def nc10d_length(step: int, segment: int) -> int:
-    """Return the bytes of this segment: all, or what is left of the total."""
+    """Return the bytes of this segment: `nbytes`, or the rest of the total."""
     nbytes = load(step + NBYTES)
     total = load(step + TOTAL)
     if total != 0:
@@ -61,10 +58,10 @@ def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
 
 @njit(nogil=True)
 def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
-    """Note where to go on and which counter is waited for."""
-    store(channel + C_PC, step)
-    store(channel + C_SEGMENT, segment)
-    store(channel + C_BLOCKED_AT, flag)
-    store(channel + C_BLOCKED_FOR, target)
-    store(channel + C_BLOCKED_ON, peer)
-    return BLOCKED
+    """Record the step to go on with and the counter that it waits for; return BLOCKED."""
+    store(channel + at.C_PC, step)
+    store(channel + at.C_SEGMENT, segment)
+    store(channel + at.C_BLOCKED_AT, flag)
+    store(channel + at.C_BLOCKED_FOR, target)
+    store(channel + at.C_BLOCKED_ON, peer)
+    return at.BLOCKED

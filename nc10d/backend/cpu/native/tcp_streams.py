@@ -1,9 +1,16 @@
-"""Steps that cross to other hosts: transfers, and what is compared of what came.
+"""Steps that cross to other hosts: transfers, and checks of received headers.
 
-A `FLOW` step drives the rows behind it (GIVE to a link, TAKE from one) all at once, as far as
-their sockets go; it is done when all of them are, so no order of ranks can deadlock on full
-sockets. Only a PUSH need not be: it goes as far as it can, and a later row goes on with it. A
-link does what programs ask for in their order: it is the FIFO and the flow control.
+A FLOW step drives the rows behind it (GIVE to a link, TAKE from a link) together, as far as their
+sockets go. It is done when all rows are, so no order of ranks can deadlock on full sockets. A PUSH
+row need not be done: a later row continues it. A link moves bytes in the order of its programs: the
+socket is the FIFO and the flow control.
+
+    a FLOW         S_COUNT, table          counters
+    moves          being rebuilt           S_MOVED grows
+    is blocked     links to wait for       C_BLOCKED_AT is S_LINE, C_BLOCKED_FOR its next value
+    is done        -                       L_SENT, L_TAKEN are 0 again (but for a PUSH)
+
+Invariant: progress lives in L_SENT and L_TAKEN, so a FLOW may be repeated by any thread.
 """
 
 from __future__ import annotations
@@ -12,6 +19,8 @@ from typing import Any
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import (
     load,
     load_acquire,
@@ -23,67 +32,6 @@ from nc10d.backend.cpu.native.atomics import (
     yield_core,
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_show_site
-from nc10d.backend.cpu.native.offsets import (
-    ABORTED,
-    AREA_ABORT,
-    AWAY_HEADER_BYTES,
-    BLOCKED,
-    C_AREA,
-    C_AWAITED,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BLOCKED_ON,
-    C_BROKEN,
-    C_FLAGS,
-    C_MESSAGE,
-    C_MESSAGE_BYTES,
-    C_OPS,
-    C_PARITY,
-    C_PC,
-    C_ROUND,
-    C_SEGMENT,
-    C_SELF,
-    C_SEQ,
-    C_SPIN,
-    C_STREAMS,
-    C_USERS,
-    C_YIELD,
-    D_TAG,
-    DONE,
-    HEADER_BYTES,
-    L_RANK,
-    L_SENT,
-    L_TAKEN,
-    LINK_BOARD,
-    LINK_HEADER_BYTES,
-    LINK_SITES,
-    LINK_TAG,
-    LOST,
-    MISMATCH,
-    RECORD_SITE,
-    RECORD_TEXT,
-    S_ARM,
-    S_COUNT,
-    S_ERROR,
-    S_LAST,
-    S_LEFT,
-    S_LINE,
-    S_LINGER,
-    S_LINKS,
-    S_MOVED,
-    S_PATIENCE,
-    S_PULL,
-    S_SEEN,
-    S_SLEEP,
-    S_STEP,
-    S_TRIES,
-    S_UNTIL,
-    SITE_BYTES,
-    SIZES,
-    TEXT_BYTES,
-    WANT_IN,
-    WANT_OUT,
-)
 from nc10d.backend.cpu.native.sockets import (
     nc10d_await_link,
     nc10d_poll,
@@ -91,125 +39,116 @@ from nc10d.backend.cpu.native.sockets import (
     nc10d_transfer,
     nc10d_watch_all,
 )
-from nc10d.backend.cpu.native.step_format import (
-    CHECK,
-    DST,
-    EXTRA,
-    FLOW,
-    HEAD,
-    KERNEL,
-    NBYTES,
-    OWN,
-    PUSH,
-    SHOW,
-    SRC,
-    STEP,
-    TAKE,
-    TICK,
-    TOTAL,
-    nc10d_block,
-    nc10d_length,
-    nc10d_place,
-)
+from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_length, nc10d_place
 from nc10d.kernels.cache import compiled_callback
 
-# Sleeps on sockets are short: nothing but the socket ends them.
+# Sleeps on sockets are short: only the socket ends them, and failures must be seen.
 POLL_MS = 10
 PAUSES = 8
 SHORTEST_LINGER = 32  # some 20 µs, more than a round trip
 MUCH = 1024 * 1024
-"""Bytes: while more are to come, in this segment and those after it, one sleeps at once. Sockets'
-buffers fill meanwhile, and whoever feeds them may need the core."""
+"""Bytes: while more are to come, later segments included, a thread sleeps at once. The sockets'
+buffers fill meanwhile, and the processes that fill them may need the core."""
 
 
 @njit(nogil=True)
 def nc10d_check(channel: int, step: int, header: int) -> int:
-    """Compare what a rank of another host calls with what this one does."""
-    same = load(header) == load(channel + C_OPS) and load(header + 8) == load(step + EXTRA)
+    """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
+    same = load(header) == load(channel + at.C_OPS) and load(header + 8) == load(
+        step + packed.EXTRA
+    )
     if same:
-        return DONE
-    move(load(channel + C_STREAMS) + S_SEEN, header, HEADER_BYTES)
-    store(channel + C_BLOCKED_ON, ~load(step + TICK))
-    return MISMATCH
+        return at.DONE
+    move(load(channel + at.C_STREAMS) + at.S_SEEN, header, at.HEADER_BYTES)
+    store(channel + at.C_BLOCKED_ON, ~load(step + packed.TICK))
+    return at.MISMATCH
 
 
 @njit(nogil=True)
 def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Drive all rows behind `step` as far as their sockets go."""
-    streams = load(channel + C_STREAMS)
-    links = load(streams + S_LINKS)
-    last = step + STEP * load(step + EXTRA)
+    streams = load(channel + at.C_STREAMS)
+    links = load(streams + at.S_LINKS)
+    last = step + packed.STEP * load(step + packed.EXTRA)
     while True:
-        # Read before looking: whatever gets ready after the look counts it up.
-        target = load_acquire(load(streams + S_LINE)) + 1
-        store(streams + S_COUNT, 0)
+        # Read before the sockets are tried: a socket that gets ready later counts it up.
+        target = load_acquire(load(streams + at.S_LINE)) + 1
+        store(streams + at.S_COUNT, 0)  # the links to wait for are collected anew
         moved, left, coming, peer = 0, 0, 0, 0
         row = step
         while row < last:
-            row += STEP
-            link = load(links + 8 * load(row + EXTRA))
+            row += packed.STEP
+            link = load(links + 8 * load(row + packed.EXTRA))
             answer = nc10d_row(channel, users, row, parity, segment, link)
             if answer < 0:
                 return answer
             moved += answer
             if nc10d_left(row, segment, link) > 0:
-                if load(row) != PUSH:
+                if load(row) != packed.PUSH:
                     left += 1
                     coming = max(coming, nc10d_to_come(row, segment, link))
-                    peer = load(link + L_RANK)
-                want = WANT_IN if load(row) == TAKE else WANT_OUT
+                    peer = load(link + at.L_RANK)
+                want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
                 nc10d_await_link(streams, link, want)
+        # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
             nc10d_rewind(links, step, last)
-            return DONE
+            return at.DONE
         if moved == 0:
-            store(streams + S_LEFT, coming)
-            return nc10d_block(channel, step, segment, load(streams + S_LINE), target, ~peer)
-        store(streams + S_MOVED, load(streams + S_MOVED) + 1)
+            store(streams + at.S_LEFT, coming)
+            return nc10d_block(channel, step, segment, load(streams + at.S_LINE), target, ~peer)
+        store(streams + at.S_MOVED, load(streams + at.S_MOVED) + 1)
 
 
 @njit(nogil=True)
 def nc10d_left(row: int, segment: int, link: int) -> int:
     """Return the bytes that a row has not moved yet."""
-    progress = L_TAKEN if load(row) == TAKE else L_SENT
+    progress = at.L_TAKEN if load(row) == packed.TAKE else at.L_SENT
     return nc10d_length(row, segment) - load(link + progress)
 
 
 @njit(nogil=True)
 def nc10d_to_come(row: int, segment: int, link: int) -> int:
     """Return the bytes that a row has not moved yet, those of later segments included."""
-    nbytes = load(row + NBYTES)
-    later = max(load(row + TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
+    nbytes = load(row + packed.NBYTES)
+    later = max(load(row + packed.TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
     return later + nc10d_left(row, segment, link)
 
 
 @njit(nogil=True)
 def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, link: int) -> int:
-    """Move one row on: how many bytes went, or LOST."""
+    """Move the bytes of a row that its socket takes; return their number, or LOST."""
     if nc10d_left(row, segment, link) == 0:
         return 0
     kind = load(row)
-    if kind == HEAD:
-        address = load(channel + C_SELF) + LINK_BOARD
-        if load(link + L_SENT) == 0:
-            move(address, load(channel + C_MESSAGE) + D_TAG, LINK_HEADER_BYTES)
-            nc10d_show_site(channel, address + LINK_HEADER_BYTES)
+    if kind == packed.HEAD:
+        address = load(channel + at.C_SELF) + at.LINK_BOARD
+        # Written once: a header that has gone in part must not change.
+        if load(link + at.L_SENT) == 0:
+            move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
+            nc10d_show_site(channel, address + at.LINK_HEADER_BYTES)
     else:
-        address = nc10d_place(channel, users, row + (DST if kind == TAKE else SRC), parity, segment)
+        address = nc10d_place(
+            channel,
+            users,
+            row + (packed.DST if kind == packed.TAKE else packed.SRC),
+            parity,
+            segment,
+        )
     nbytes = nc10d_length(row, segment)
-    if kind == TAKE:
-        moved = nc10d_take(load(channel + C_STREAMS), link, address, nbytes)
+    if kind == packed.TAKE:
+        moved = nc10d_take(load(channel + at.C_STREAMS), link, address, nbytes)
     else:
-        moved = nc10d_transfer(link, L_SENT, address, nbytes)
+        moved = nc10d_transfer(link, at.L_SENT, address, nbytes)
     return moved if moved >= 0 else nc10d_lost(channel, link, moved)
 
 
 @njit(nogil=True)
 def nc10d_lost(channel: int, link: int, answer: int) -> int:
-    """Note which link has failed, and how."""
-    store(load(channel + C_STREAMS) + S_ERROR, -1 - answer)
-    store(channel + C_BLOCKED_ON, ~load(link + L_RANK))
-    return LOST
+    """Record the link that has failed and its errno; return LOST."""
+    store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
+    store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
+    return at.LOST
 
 
 @njit(nogil=True)
@@ -217,91 +156,93 @@ def nc10d_rewind(links: int, step: int, last: int) -> None:
     """Make the links of a FLOW ready for the next one."""
     row = step
     while row < last:
-        row += STEP
-        if load(row) == PUSH:
-            continue
-        link = load(links + 8 * load(row + EXTRA))
-        store(link + (L_TAKEN if load(row) == TAKE else L_SENT), 0)
+        row += packed.STEP
+        if load(row) == packed.PUSH:
+            continue  # its progress belongs to the row that goes on with it
+        link = load(links + 8 * load(row + packed.EXTRA))
+        store(link + (at.L_TAKEN if load(row) == packed.TAKE else at.L_SENT), 0)
 
 
 @compiled_callback("int64(int64)")
 def _step(channel: int) -> int:
-    step, segment = load(channel + C_PC), load(channel + C_SEGMENT)
-    users, parity = load(channel + C_USERS), load(channel + C_PARITY)
+    step, segment = load(channel + at.C_PC), load(channel + at.C_SEGMENT)
+    users, parity = load(channel + at.C_USERS), load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == FLOW:
+    if kind == packed.FLOW:
         return nc10d_flow(channel, users, step, parity, segment)
-    if kind == SHOW:
-        header = nc10d_place(channel, users, step + DST, parity, segment)
-        store(header, load(channel + C_OPS))
-        store(header + 8, load(step + EXTRA))
-        move(header + RECORD_TEXT, load(step + KERNEL), TEXT_BYTES)
-        nc10d_show_site(channel, header + RECORD_SITE)
-        return DONE
-    src = nc10d_place(channel, users, step + SRC, parity, segment)
-    if kind == CHECK:
+    if kind == packed.SHOW:
+        header = nc10d_place(channel, users, step + packed.DST, parity, segment)
+        store(header, load(channel + at.C_OPS))
+        store(header + 8, load(step + packed.EXTRA))
+        move(header + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+        nc10d_show_site(channel, header + at.RECORD_SITE)
+        return at.DONE
+    src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
+    if kind == packed.CHECK:
         return nc10d_check(channel, step, src)
-    own = nc10d_place(channel, users, step + OWN, parity, segment)
-    for i in range(load(step + NBYTES) >> 3):
+    own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+    # EXPECT: the sizes that another host announces against those that this rank awaits.
+    for i in range(load(step + packed.NBYTES) >> 3):
         if load(src + 8 * i) != load(own + 8 * i):
-            store(channel + C_BLOCKED_ON, ~load(step + EXTRA))
-            store(channel + C_MESSAGE_BYTES, load(src + 8 * i))
-            store(channel + C_AWAITED, load(own + 8 * i))
-            return SIZES
-    return DONE
+            store(channel + at.C_BLOCKED_ON, ~load(step + packed.EXTRA))
+            store(channel + at.C_MESSAGE_BYTES, load(src + 8 * i))
+            store(channel + at.C_AWAITED, load(own + 8 * i))
+            return at.SIZES
+    return at.DONE
 
 
 @compiled_callback("int64(int64)")
 def _pull(channel: int) -> int:
-    sent = load(load(channel + C_FLAGS))
-    header = sent + LINK_BOARD
-    streams = load(channel + C_STREAMS)
-    link = load(load(streams + S_LINKS))
-    line = load(streams + S_LINE)
-    while load(link + L_TAKEN) < AWAY_HEADER_BYTES:
+    sent = load(load(channel + at.C_FLAGS))
+    header = sent + at.LINK_BOARD
+    streams = load(channel + at.C_STREAMS)
+    link = load(load(streams + at.S_LINKS))
+    line = load(streams + at.S_LINE)
+    while load(link + at.L_TAKEN) < at.AWAY_HEADER_BYTES:
         target = load_acquire(line) + 1
-        moved = nc10d_transfer(link, L_TAKEN, header, AWAY_HEADER_BYTES)
+        moved = nc10d_transfer(link, at.L_TAKEN, header, at.AWAY_HEADER_BYTES)
         if moved < 0:
             return nc10d_lost(channel, link, moved)
         if moved == 0:
-            store(streams + S_COUNT, 0)
-            store(streams + S_LEFT, 0)
-            nc10d_await_link(streams, link, WANT_IN)
-            store(channel + C_BLOCKED_AT, line)
-            store(channel + C_BLOCKED_FOR, target)
-            store(channel + C_BLOCKED_ON, ~load(link + L_RANK))
-            return BLOCKED
-    store(link + L_TAKEN, 0)
-    # As if its sender had put it here.
-    half = load(channel + C_ROUND) & 1
-    move(sent + LINK_TAG + LINK_HEADER_BYTES * half, header, LINK_HEADER_BYTES)
-    move(sent + LINK_SITES + SITE_BYTES * half, header + LINK_HEADER_BYTES, SITE_BYTES)
-    store_release(sent, load(channel + C_SEQ) + 1)
-    return DONE
+            store(streams + at.S_COUNT, 0)
+            store(streams + at.S_LEFT, 0)
+            nc10d_await_link(streams, link, at.WANT_IN)
+            store(channel + at.C_BLOCKED_AT, line)
+            store(channel + at.C_BLOCKED_FOR, target)
+            store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
+            return at.BLOCKED
+    store(link + at.L_TAKEN, 0)
+    # Copied to the place where a sender of this host would have put it: matching.py reads it there.
+    half = load(channel + at.C_ROUND) & 1
+    move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half, header, at.LINK_HEADER_BYTES)
+    move(sent + at.LINK_SITES + at.SITE_BYTES * half, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
+    # Last: other threads that match look at the counter first.
+    store_release(sent, load(channel + at.C_SEQ) + 1)
+    return at.DONE
 
 
 @compiled_callback("int64(int64)")
 def _linger(channel: int) -> int:
-    # Patience that was in vain halves; it doubles when something came while it lasted. Where ranks
-    # share a core, looking again only keeps somebody else from running.
-    streams = load(channel + C_STREAMS)
-    if load(streams + S_LEFT) > MUCH:
-        store(streams + S_TRIES, -1)  # what moves next has come while this thread slept
+    # Patience in vain halves; it doubles when bytes came while it lasted. Where ranks share a core,
+    # looking again only keeps another rank from running.
+    streams = load(channel + at.C_STREAMS)
+    if load(streams + at.S_LEFT) > MUCH:
+        store(streams + at.S_TRIES, -1)  # the next bytes will have come while this thread sleeps
         return 0
-    moved, patience = load(streams + S_MOVED), load(streams + S_PATIENCE)
-    tries = load(streams + S_TRIES)
-    if moved != load(streams + S_LAST):
-        store(streams + S_LAST, moved)
+    moved, patience = load(streams + at.S_MOVED), load(streams + at.S_PATIENCE)
+    tries = load(streams + at.S_TRIES)
+    if moved != load(streams + at.S_LAST):
+        store(streams + at.S_LAST, moved)
         if tries >= 0:
-            longest = load(channel + C_SPIN) + load(channel + C_YIELD)
-            store(streams + S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
+            longest = load(channel + at.C_SPIN) + load(channel + at.C_YIELD)
+            store(streams + at.S_PATIENCE, min(max(2 * patience, SHORTEST_LINGER), longest))
         tries = 0
     elif tries > patience:
-        store(streams + S_TRIES, -1)
-        store(streams + S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
+        store(streams + at.S_TRIES, -1)
+        store(streams + at.S_PATIENCE, max(patience >> 1, SHORTEST_LINGER))
         return 0
-    store(streams + S_TRIES, max(tries, 0) + 1)
-    # A look is a system call: a pause between two is soon too short to be worth keeping the core.
+    store(streams + at.S_TRIES, max(tries, 0) + 1)
+    # Each look is a system call: after some, a pause is too short to be worth keeping the core.
     if tries < PAUSES:
         pause()
     else:
@@ -311,34 +252,34 @@ def _linger(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _sleep(channel: int) -> int:
-    until = load(load(channel + C_STREAMS) + S_UNTIL)
-    abort = load(channel + C_AREA) + AREA_ABORT
+    until = load(load(channel + at.C_STREAMS) + at.S_UNTIL)
+    abort = load(channel + at.C_AREA) + at.AREA_ABORT
     while True:
-        if load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
-            return ABORTED
+        if load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
+            return at.ABORTED
         if nc10d_poll(channel, POLL_MS):
-            return DONE
+            return at.DONE
         if nc10d_now() >= until:
-            return BLOCKED
+            return at.BLOCKED
 
 
 @compiled_callback("int64(int64)")
 def _arm(channel: int) -> int:
     nc10d_watch_all(channel)
-    return DONE
+    return at.DONE
 
 
 FUNCTIONS: dict[int, Any] = {
-    S_STEP: _step,
-    S_PULL: _pull,
-    S_LINGER: _linger,
-    S_SLEEP: _sleep,
-    S_ARM: _arm,
+    at.S_STEP: _step,
+    at.S_PULL: _pull,
+    at.S_LINGER: _linger,
+    at.S_SLEEP: _sleep,
+    at.S_ARM: _arm,
 }
-"""What the engine calls by address, so that who has no other hosts need not compile it.
+"""Functions that the engine calls by address, so that jobs of one host need not compile them.
 
 Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
-takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` looks after the time
-between two looks at sockets: 0 when it is time to sleep. `_sleep` does, until S_UNTIL: DONE,
-ABORTED or BLOCKED. `_arm` has the net thread watch.
+takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
+at sockets: 0 when it is time to sleep. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED.
+`_arm` has the net thread watch the sockets.
 """

@@ -1,14 +1,21 @@
 """Waiting for a counter: spin, then yield the core, then sleep on the process's doorbell.
 
-Before sleeping, a thread sets its rank's bit beside the counter that it waits for and looks again;
-who changes the counter rings. No wait is longer than the slice it was given: deadlines, signals
-and the liveness of peers are looked at in between, by Python.
+    order of a sleeper                     order of a rank that posts (interpreter.py)
+    1. count itself in P_SLEEPING          1. change the counter (full fence)
+    2. read the doorbell's value           2. look at the bits beside it
+    3. set its rank's bit (full fence)     3. take them and ring each bell: change its value, wake
+    4. look at the counter again
+    5. sleep unless the bell has changed
+
+Invariant: a change between 4 and 5 changes the bell's value, so the futex does not sleep. No wait
+is longer than its slice: Python looks at deadlines, signals and the liveness of peers in between.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     add,
     add_32,
@@ -27,88 +34,65 @@ from nc10d.backend.cpu.native.atomics import (
     this_thread,
     yield_core,
 )
-from nc10d.backend.cpu.native.offsets import (
-    ABORTED,
-    AREA_ABORT,
-    BLOCKED,
-    C_ADVANCE,
-    C_AREA,
-    C_BELL_BIT,
-    C_BLOCKED_AT,
-    C_BLOCKED_FOR,
-    C_BROKEN,
-    C_HEAD,
-    C_LOCK,
-    C_PROCESS,
-    C_SPIN,
-    C_SPIN_NOW,
-    C_STREAMS,
-    C_TAIL,
-    C_YIELD,
-    DONE,
-    LINE_SLEEPERS,
-    P_BELL,
-    P_SLEEPING,
-    S_ARM,
-    S_LINE,
-    S_LINGER,
-    S_MOVED,
-    S_SLEEP,
-    S_UNTIL,
-)
 
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
 LONG_NS = 1_000_000
-"""How long a thread yields at most: where others want the core, one yield may last for 4 ms."""
+"""Longest time of yielding: where other threads want the core, a yield may last for 4 ms."""
 
 
 @njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
-    """Take the channel if nobody has it; the lock tells which thread did."""
-    return load_acquire(channel + C_LOCK) == 0 and swap_if(channel + C_LOCK, 0, this_thread()) == 0
+    """Lock the channel if it is free; the lock word is the thread that holds it."""
+    # The plain look first: a failed swap would take the cache line from the lock's holder.
+    return (
+        load_acquire(channel + at.C_LOCK) == 0
+        and swap_if(channel + at.C_LOCK, 0, this_thread()) == 0
+    )
 
 
 @njit(nogil=True)
 def nc10d_wake_own(process: int) -> None:
-    """Wake this rank's own sleepers: something changed inside the process."""
-    if load_acquire(process + P_SLEEPING) != 0:
-        bell = load(process + P_BELL)
+    """Wake this rank's own sleepers after a change inside the process."""
+    if load_acquire(process + at.P_SLEEPING) != 0:
+        bell = load(process + at.P_BELL)
         add_32(bell, 1)
         nc10d_futex_wake(bell)
 
 
 @njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
-    """Give the channel back; if submissions wait in it, tell the worker."""
-    exchange(channel + C_LOCK, 0)
-    if load_acquire(channel + C_HEAD) != load_acquire(channel + C_TAIL):
-        nc10d_wake_own(load(channel + C_PROCESS))
+    """Unlock the channel; wake the worker if submissions wait in it."""
+    # A full fence: a submitter appends and then tries the lock, this thread unlocks and then looks
+    # at the ring. One of the two sees the other, so no submission is left without a thread.
+    exchange(channel + at.C_LOCK, 0)
+    if load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        nc10d_wake_own(load(channel + at.C_PROCESS))
 
 
 @njit(nogil=True)
 def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
-    """Sleep until the doorbell rings (it has not since `bell_value` was read) or `until`."""
+    """Sleep until `until` (ns) or until the doorbell's value is no longer `bell_value`."""
     left = until - nc10d_now()
     if left > 0:
-        nc10d_futex_wait(load(process + P_BELL), bell_value, left)
+        nc10d_futex_wait(load(process + at.P_BELL), bell_value, left)
 
 
 @njit(nogil=True)
 def nc10d_spin(channel: int, flag: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain.
 
-    A spin in vain halves the next one and a good one doubles it: where another program takes a
-    core, or the partner computes, spinning only keeps somebody else from running. So does a wait
-    that yielding ended soon (nc10d_yield): a short spin must not make all waits seem long.
+    A spin in vain halves the next spin and a good spin doubles it: where another program takes a
+    core, or the peer computes, spinning only keeps other threads from running. A wait that ends
+    soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
     """
-    limit = load(channel + C_SPIN_NOW)
+    limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
         if load_acquire(flag) >= target:
-            store(channel + C_SPIN_NOW, min(2 * limit, load(channel + C_SPIN)))
+            store(channel + at.C_SPIN_NOW, min(2 * limit, load(channel + at.C_SPIN)))
             return True
         pause()
-    store(channel + C_SPIN_NOW, max(limit >> 1, min(SHORTEST_SPIN, load(channel + C_SPIN))))
+    store(channel + at.C_SPIN_NOW, max(limit >> 1, min(SHORTEST_SPIN, load(channel + at.C_SPIN))))
     return False
 
 
@@ -116,17 +100,18 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
 def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
     """Yield the core, `most` times, until a counter has come to `target`; False if it has not.
 
-    Where others want the core each time takes long: sleeping is better then, and no slower.
+    Where other threads want the core, each yield is long; then sleeping is better and no slower.
     """
     if load_acquire(flag) >= target:
         return True
+    # Yields are timed: one that comes back late means that other threads use this core.
     began = nc10d_now()
     for _ in range(most):
         yield_core()
         if load_acquire(flag) >= target:
             if nc10d_now() - began < SOON_NS:
-                limit = max(SHORTEST_SPIN, 2 * load(channel + C_SPIN_NOW))
-                store(channel + C_SPIN_NOW, min(limit, load(channel + C_SPIN)))
+                limit = max(SHORTEST_SPIN, 2 * load(channel + at.C_SPIN_NOW))
+                store(channel + at.C_SPIN_NOW, min(limit, load(channel + at.C_SPIN)))
             return True
         if nc10d_now() - began > LONG_NS:
             return False
@@ -135,77 +120,80 @@ def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_streaming(channel: int) -> bool:
-    """Say whether what a blocked channel waits for is a socket."""
-    streams = load(channel + C_STREAMS)
-    return streams != 0 and load(channel + C_BLOCKED_AT) == load(streams + S_LINE)
+    """Return whether a blocked channel waits for sockets."""
+    streams = load(channel + at.C_STREAMS)
+    return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_LINE)
 
 
 @njit(nogil=True)
 def nc10d_arm(channel: int) -> None:
-    """Before the worker sleeps: have the net thread see to what a channel waits for."""
+    """Have the net thread watch the sockets that a channel waits for; before the worker sleeps."""
     if nc10d_streaming(channel):
-        call_engine(load(load(channel + C_STREAMS) + S_ARM), channel)
+        call_engine(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
 
 @njit(nogil=True)
 def nc10d_await_socket(channel: int, until: int) -> int:
     """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED."""
-    streams = load(channel + C_STREAMS)
-    store(streams + S_UNTIL, until)
-    return call_engine(load(streams + S_SLEEP), channel)
+    streams = load(channel + at.C_STREAMS)
+    store(streams + at.S_UNTIL, until)
+    return call_engine(load(streams + at.S_SLEEP), channel)
 
 
 @njit(nogil=True)
 def nc10d_linger(channel: int) -> bool:
-    """Look after the time between two looks at sockets; False: sleep now."""
-    return call_engine(load(load(channel + C_STREAMS) + S_LINGER), channel) != 0
+    """Pause between two looks at sockets; False when it is time to sleep."""
+    return call_engine(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
 
 
 @njit(nogil=True)
 def nc10d_await_flag(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    flag = load(channel + C_BLOCKED_AT)
-    target = load(channel + C_BLOCKED_FOR)
+    flag = load(channel + at.C_BLOCKED_AT)
+    target = load(channel + at.C_BLOCKED_FOR)
     if nc10d_streaming(channel):
         return nc10d_await_socket(channel, until)
-    if nc10d_yield(channel, flag, target, load(channel + C_YIELD)):
-        return DONE
-    process = load(channel + C_PROCESS)
-    abort = load(channel + C_AREA) + AREA_ABORT
-    add(process + P_SLEEPING, 1)
-    answer = BLOCKED
-    while answer == BLOCKED:
-        bell = load_acquire_32(load(process + P_BELL))
-        set_bits(flag + LINE_SLEEPERS, load(channel + C_BELL_BIT))
+    if nc10d_yield(channel, flag, target, load(channel + at.C_YIELD)):
+        return at.DONE
+    process = load(channel + at.C_PROCESS)
+    abort = load(channel + at.C_AREA) + at.AREA_ABORT
+    # Counted first: a thread of this process that changes something wakes only counted sleepers.
+    add(process + at.P_SLEEPING, 1)
+    answer = at.BLOCKED
+    while answer == at.BLOCKED:
+        # The bell's value is read before the looks below: a ring after any of them changes it, and
+        # the futex returns at once. The bit is set anew each time, since a post takes it away.
+        bell = load_acquire_32(load(process + at.P_BELL))
+        set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if load_acquire(flag) >= target:
-            answer = DONE
-        elif load_acquire(abort) != 0 or load_acquire(channel + C_BROKEN) != 0:
-            answer = ABORTED
+            answer = at.DONE
+        elif load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
+            answer = at.ABORTED
         elif nc10d_now() >= until:
             break
         else:
             nc10d_sleep(process, bell, until)
-    add(process + P_SLEEPING, -1)
+    add(process + at.P_SLEEPING, -1)
     return answer
 
 
 @njit(nogil=True)
 def nc10d_moved(channel: int) -> int:
-    """Return a number that changes with every transfer of a channel's streams that got on."""
-    streams = load(channel + C_STREAMS)
-    return load(streams + S_MOVED) if streams != 0 else 0
+    """Return a number that changes whenever a transfer of a channel's streams makes progress."""
+    streams = load(channel + at.C_STREAMS)
+    return load(streams + at.S_MOVED) if streams != 0 else 0
 
 
 @njit(nogil=True)
 def nc10d_drive(channel: int, slice_ns: int) -> int:
-    """Advance the program in hand until it is done, failed, or the slice is over (BLOCKED)."""
+    """Advance the running program until it is done, failed, or the slice is over (BLOCKED)."""
     until = 0
     waits = 0
     while True:
-        answer = call_engine(load(channel + C_ADVANCE), channel)
-        if answer != BLOCKED:
+        answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        if answer != at.BLOCKED:
             return answer
-        # Most waits are short: the clock is read only when one was not, and now and then, since
+        # Most waits are short: the clock is read only after a long wait, and now and then because
         # a long program may wait often and never long.
         waits += 1
         if waits & 15 == 0:
@@ -213,18 +201,21 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
             if until == 0:
                 until = now + slice_ns
             elif now >= until:
-                return BLOCKED
+                return at.BLOCKED
+        # Sockets have no counter to spin on: looking again is running the step again.
         if nc10d_streaming(channel):
             if nc10d_linger(channel):
                 continue
             if until == 0:
                 until = nc10d_now() + slice_ns
             answer = nc10d_await_flag(channel, until)
-            if answer != DONE:
+            if answer != at.DONE:
                 return answer
-        elif not nc10d_spin(channel, load(channel + C_BLOCKED_AT), load(channel + C_BLOCKED_FOR)):
+        elif not nc10d_spin(
+            channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
+        ):
             if until == 0:
                 until = nc10d_now() + slice_ns
             answer = nc10d_await_flag(channel, until)
-            if answer != DONE:
+            if answer != at.DONE:
                 return answer

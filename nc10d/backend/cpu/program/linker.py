@@ -1,7 +1,7 @@
-"""From steps to integers: a program that the engine can run.
+"""The linker: turn a program's steps into the integers that the engine runs.
 
 Operands become selectors into the channel's tables, kernels become addresses. A wrong selector
-would crash the process, so every program is checked here, once, before it is packed.
+would crash the process, so `check` looks at every program once before it is packed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.native import rare_steps
+from nc10d.backend.cpu.native import slow_steps
 from nc10d.backend.cpu.native.offsets import (
     FLAG_BIT,
     TABLE_INLINE,
@@ -47,12 +47,15 @@ ABROAD = (
     StepKind.EXPECT,
     StepKind.PUSH,
 )
-"""Steps whose peer is a rank of the group, on whatever host, and not a host mate."""
-RARE = {StepKind.AGREE, *(StepKind(number) for number in range(StepKind.PACK, StepKind.FILL + 1))}
-"""Steps that rare_steps.py carries out."""
+"""Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
+SLOW_STEPS = {
+    StepKind.AGREE,
+    *(StepKind(number) for number in range(StepKind.PACK, StepKind.FILL + 1)),
+}
+"""Steps that slow_steps.py carries out."""
 LOOPS = (StepKind.LOOP_AGREED, StepKind.LOOP, StepKind.FETCH, StepKind.FILL, StepKind.FOLD)
 COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL, StepKind.REDN)
-"""Steps that copy bytes, by a function that is chosen here."""
+"""Steps that copy bytes; the linker chooses the function that does."""
 MANY = 1 << 30
 SHORT = 256 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
@@ -60,7 +63,7 @@ SHORT = 256 * 1024
 
 @dataclass(slots=True)
 class Linked:
-    """A program the engine can run: packed steps, and what they point to, kept alive."""
+    """A program that the engine can run: packed steps, and the memory that they point to."""
 
     program: Program
     code: npt.NDArray[np.int64]
@@ -69,7 +72,7 @@ class Linked:
     scratch: Bytes
     address: int = field(init=False)
     short: int = field(init=False)
-    """1 if who launches it should advance it at once: it moves little, and waits are short."""
+    """1 if the launching thread should advance it at once: it moves few bytes, waits are short."""
 
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
@@ -81,7 +84,7 @@ class Linked:
 class Scratch:
     """Memory that the programs of a channel use in turn; it grows with their needs.
 
-    A program keeps what it was linked with alive, also when a later one needs more.
+    A program keeps the memory that it was linked with, also when a later program needs more.
     """
 
     def __init__(self) -> None:
@@ -106,11 +109,12 @@ def link(
 ) -> Linked:
     """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it.
 
-    `scratch` makes room for what a program that crosses hosts works on by itself.
+    `scratch` returns memory for the intermediate results of a program that crosses hosts. May block
+    to compile kernels and slow-path steps.
     """
     check(program, size)
-    if any(step.kind in RARE for step in program.steps):
-        rare_steps.prepare()
+    if any(step.kind in SLOW_STEPS for step in program.steps):
+        slow_steps.prepare()
     room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
     record = record_bytes(program.call)
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
@@ -136,9 +140,9 @@ def link(
 def check(program: Program, size: int) -> None:
     """Assert that no step points outside its tables, which would crash the process.
 
-    Nor into the half of another program's round.
+    Nor may a step point into the slot of another program's round.
     """
-    later = False  # a program's first round knows nothing of the one before
+    later = False  # a program's first round must not read from the round before it
     for index, step in enumerate(program.steps):
         assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
         assert step.nbytes >= 0, (program.call, index, step)
@@ -172,13 +176,13 @@ def scratch_bytes(program: Program) -> int:
 
 
 def copiers(program: Program) -> list[int]:
-    """Return for each step the function by which it copies; 0: by the C library, or not at all.
+    """Return the address of each step's copy function; 0: the C library's, or no copy.
 
     Arrays go past the cache if they fill it and the program does not read them. May compile.
     """
     steps = program.steps
     read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
-    # By place: a program with two ways has some copies twice, and goes one of them.
+    # By destination: a program with two branches has some copies in both, and takes one branch.
     filled: dict[tuple[StepKind, At], int] = {}
     for step, times in zip(steps, _times(steps), strict=True):
         much = step.nbytes * times
@@ -191,10 +195,10 @@ def copiers(program: Program) -> list[int]:
 
 
 def _copier(step: Step, in_all: int) -> int:
-    """Return the function by which a step copies, if `in_all` bytes go into its user array."""
+    """Return the copy function of a step if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is StepKind.REDN:  # what it copies lies in the first cache
+    if step.kind is StepKind.REDN:  # it copies from the first cache
         in_all = 0
     elif step.kind is StepKind.FILL:
         in_all = step.nbytes
@@ -204,12 +208,12 @@ def _copier(step: Step, in_all: int) -> int:
 
 
 def _sources(step: Step) -> tuple[At, ...]:
-    """Return the places that a step reads; peers read what is exposed."""
+    """Return the places that a step reads itself; peers read an exposed array, not the step."""
     return () if step.kind is StepKind.EXPOSE else (step.src, step.own)
 
 
 def _times(steps: Sequence[Step]) -> list[int]:
-    """Return how often each step is carried out; MANY where ranks settle that by the way."""
+    """Return how often each step is carried out; MANY if the ranks agree on it at run time."""
     times = [1] * len(steps)
     for index, step in enumerate(steps):
         repeat = MANY if step.kind is StepKind.LOOP_AGREED else max(1, step.repeat)
@@ -225,12 +229,12 @@ ROWS = {
     Space.EARLIER: TABLE_OTHER,
     Space.SCRATCH: TABLE_ZEROS,  # a word that is 0: the offset is an address
 }
-"""Which row of the channel's tables a place is in."""
+"""The row of the channel's tables for each kind of memory."""
 
 
 def _selector(at: At, size: int, table: int) -> int:
-    # Users' arrays are found from the front of their table; shared places by negative numbers,
-    # from the channel's own: boards, inline slots, and what is the other half's in this round.
+    # Users' arrays have selectors from the front of their table. Shared places have negative
+    # selectors, into the channel's tables: staging buffers, inline slots, and the other slot's.
     if at.space is Space.NONE:
         return NO_OPERAND
     if at.space is Space.USER:
@@ -252,13 +256,11 @@ def _pack(
         row += [_selector(at, size, table), at.offset, at.stride]
     kernel = kernel_address(step.kernel) if step.kernel is not None else 0
     last = kernel_address(step.last) if step.last is not None else 0
-    # What a step needs besides operands shares fields: no kind needs both meanings.
+    # Values other than operands share fields: no kind needs two meanings of a field.
     extra = step.peer
-    if step.kind in (StepKind.LEAD, StepKind.FOLLOW):
-        last = program.call.fingerprint()
-    elif step.kind in (StepKind.ENTER, StepKind.BEGIN):
+    if step.kind is StepKind.ENTER:
         kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
-    elif step.kind in (StepKind.DIVERT, StepKind.JUMP, StepKind.PICK):
+    elif step.kind in (StepKind.BRANCH_IF_FLAGGED, StepKind.JUMP, StepKind.BRANCH_IF_UNREADABLE):
         extra = step.skip
     elif step.kind in (StepKind.ROUND, StepKind.LOOP_AGREED, StepKind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat

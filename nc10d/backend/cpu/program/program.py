@@ -1,17 +1,18 @@
-"""Programs: what one rank does in one collective, as a list of small steps (made by `steps`).
+"""Programs: a rank's part of a collective, as a list of small steps (made by `steps`).
 
 An algorithm is a pure function that returns steps; the simulator runs them in Python, the engine
 runs the same steps natively after `link` has packed them into integers. Nothing here touches
 shared memory.
 
-How ranks keep in step: every rank of a group has one counter that only grows. A round of a
-program spends `ticks`; every rank's version of a program spends the same ticks, so programs mix
-freely and need no protocol of their own. `signal(t)` sets my counter to (ticks spent so far + t);
-`wait(peer, t)` waits until the peer's counter has come there. Boards and inline slots exist twice
-and alternate from round to round; a round's `free` is the first tick (counted from its start) at
-which a peer has surely left it, and `free()` waits for that before the same half is used again.
-A `free` of 0 says that the round has not used its half. Who reads what the round before has shown
-(`earlier`) has left that one when this one's reads are done.
+How ranks keep in step: every rank of a group has a counter that only grows. A round of a program
+spends `ticks` (phases); every rank's version of a program spends the same ticks, so programs mix
+freely and need no protocol of their own. `signal(t)` sets this rank's counter to (ticks spent so
+far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer
+("board") has two slots ("halves"), as its inline payload has, which alternate from round to round.
+A round's `free` is the first tick (counted from the round's start) at which every peer has surely
+left the round, and `free()` waits for that before the same slot is used again.
+A rank that reads from the round before (`earlier`) has left that round when the reads of this round
+are done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 
 class StepKind(enum.IntEnum):
-    """What a step does; the engine's switch has the same numbers."""
+    """The kinds of steps; native/step_format.py has the same numbers."""
 
     END = 0
     COPY = 1
@@ -44,18 +45,14 @@ class StepKind(enum.IntEnum):
     UNPACK = 16
     GATE = 17
     OPEN = 18
-    DIVERT = 19
+    BRANCH_IF_FLAGGED = 19
     EXPOSE = 20
     FETCH = 21
     FOLD = 22
     JUMP = 23
-    PICK = 24
+    BRANCH_IF_UNREADABLE = 24
     RECALL = 25
     FILL = 26
-    BEGIN = 27
-    LEAD = 28
-    LISTEN = 29
-    FOLLOW = 30
     PAIR = 38
     LOOP = 39
     FLOW = 40
@@ -69,7 +66,7 @@ class StepKind(enum.IntEnum):
 
 
 class Space(enum.IntEnum):
-    """Where an operand lies: an array of the user, or what a rank shows its peers."""
+    """The memory of an operand: an array of the user, or memory that peers read."""
 
     NONE = 0
     USER = 1
@@ -80,18 +77,18 @@ class Space(enum.IntEnum):
 
 
 SHOWN = (Space.BOARD, Space.INLINE, Space.EARLIER)
-"""Where mates can read."""
+"""Memory that peers of this host can read."""
 INLINE_BYTES = 16
-"""Payload that travels in the cache line of the counter itself."""
+"""Most bytes of a payload that travels in the cache line of the counter itself."""
 GATE_BYTES = 16
-"""A gate: 0 or 1, and who sleeps on it."""
+"""Bytes of a gate: a word that is 0 or 1, and the mask of ranks that sleep on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
     """An address: (space, index) + offset + segment * stride, in bytes.
 
-    `index` is the number of the user's array, or the rank whose board it is.
+    `index` is the number of the user's array, or the rank of the staging buffer.
     """
 
     space: Space
@@ -104,7 +101,7 @@ NOWHERE = At(Space.NONE, 0)
 
 
 def moved(at: At, offset: int, stride: int | None = None) -> At:
-    """Return a place so many bytes further; `stride` says how it advances, if otherwise."""
+    """Return the place `offset` bytes further, with another `stride` if that is given."""
     return At(at.space, at.index, at.offset + offset, at.stride if stride is None else stride)
 
 
@@ -114,12 +111,12 @@ def user(index: int, offset: int = 0, stride: int = 0) -> At:
 
 
 def board(rank: int, offset: int = 0, stride: int = 0) -> At:
-    """Point into the current half of a rank's board."""
+    """Point into the current slot of a rank's staging buffer."""
     return At(Space.BOARD, rank, offset, stride)
 
 
 def earlier(rank: int, offset: int = 0, stride: int = 0) -> At:
-    """Point into the half of a rank's board that the round before this one used."""
+    """Point into the slot of a rank's staging buffer that the round before used."""
     return At(Space.EARLIER, rank, offset, stride)
 
 
@@ -142,18 +139,18 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """How contributions become one: a pairwise kernel, and a last map for averages."""
+    """The kernels of a reduction: a pairwise kernel, and a last map for averages."""
 
     pair: Kernel
     last: Kernel | None = None
     last_arg: int = 0
     both: Kernel | None = None
-    """For two ranks, if there is one: both contributions become the result, in one go."""
+    """For two ranks: the kernel that turns both contributions into the result in a single pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; which fields count depends on its kind (see `steps`)."""
+    """A step; its kind decides which fields it uses (see `steps`)."""
 
     kind: StepKind
     nbytes: int = 0
@@ -176,9 +173,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """What a program is for: what ranks compare, and what errors tell.
+    """The call that a program carries out: ranks compare it, and error messages show it.
 
-    `count` is -1 where ranks may differ in it.
+    `count` is -1 if ranks may differ in it.
     """
 
     op: str
@@ -212,7 +209,7 @@ class CallInfo:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps of one rank, and the call that they carry out. `users` arrays come with each launch."""
+    """The steps of a rank and the call that they carry out; a launch brings `users` arrays."""
 
     call: CallInfo
     steps: tuple[Step, ...]
@@ -220,7 +217,7 @@ class Program:
 
 
 def concatenate(call: CallInfo, programs: Sequence[Program]) -> Program:
-    """Run programs one after another as one; their arrays are numbered through."""
+    """Return a program that runs several in turn; their arrays are numbered through."""
     steps: list[Step] = []
     base = 0
     for program in programs:

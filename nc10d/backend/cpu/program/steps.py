@@ -1,11 +1,10 @@
-"""The steps that algorithms are written with: one function for each, which says what it does.
+"""The steps that algorithms are written with: a function for each kind.
 
-What a round, a tick and a half are is said at the head of `program`.
+The head of `program` explains rounds, ticks and slots.
 """
 
 from __future__ import annotations
 
-from nc10d.backend.cpu.native.offsets import MOST_AHEAD
 from nc10d.backend.cpu.program.program import (
     GATE_BYTES,
     NOWHERE,
@@ -17,9 +16,6 @@ from nc10d.backend.cpu.program.program import (
     board,
     user,
 )
-
-BEHIND = 1 - MOST_AHEAD
-"""The tick that all have come to before anybody leads, or follows, in a round."""
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
@@ -37,9 +33,9 @@ def reduce_ranks(
 ) -> Step:
     """dst = contributions of all ranks folded in rank order.
 
-    `src` says where in everyone's board (or inline slot) a contribution lies, `own` where mine
-    does; `also` is a second destination, written while the result is hot. What goes on a board is
-    written there when it is folded: until then `dst` is as it was.
+    `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` the
+    place of this rank's; `also` is a second destination, written while the result is in the cache.
+    A result for the staging buffer is written when it is folded: until then `dst` is unchanged.
     """
     return Step(
         StepKind.REDN,
@@ -56,7 +52,7 @@ def reduce_ranks(
 
 
 def signal(tick: int) -> Step:
-    """Set my counter to `tick` of this round, visible to everyone."""
+    """Set this rank's counter to `tick` of this round, visible to all ranks."""
     return Step(StepKind.SIGNAL, tick=tick)
 
 
@@ -71,52 +67,28 @@ def wait_all(tick: int) -> Step:
 
 
 def free() -> Step:
-    """Wait until every peer has left the round that last used this half."""
+    """Wait until every peer has left the round that last used this slot."""
     return Step(StepKind.FREE)
 
 
 def enter(flag: bool = False) -> Step:
-    """Begin an operation: show my fingerprint, a flag and a record of it (after `free()`)."""
+    """Begin an operation: show its fingerprint, a flag and its record (after `free()`)."""
     return Step(StepKind.ENTER, tick=int(flag))
 
 
-def begin() -> Step:
-    """Begin an operation that shows nothing in its round's half: see `lead`."""
-    return Step(StepKind.BEGIN)
-
-
-def lead(src: At, nbytes: int) -> Step:
-    """Show `nbytes`, INLINE_BYTES at most, and my call: for who comes when I have gone on.
-
-    Goes between wait_all(BEHIND) and signal(1). If another rank has led in the same round, that
-    is noticed by a later wait for all.
-    """
-    return Step(StepKind.LEAD, nbytes, src=src)
-
-
-def listen(peer: int) -> Step:
-    """Show that I follow a peer, after wait_all(BEHIND); a mismatch if it shows that it follows."""
-    return Step(StepKind.LISTEN, peer=peer)
-
-
-def follow(dst: At, peer: int, nbytes: int) -> Step:
-    """dst := what a peer has led with, after wait(peer, 1); compares its call with mine."""
-    return Step(StepKind.FOLLOW, nbytes, dst=dst, peer=peer)
-
-
 def meet(peer: int) -> Step:
-    """Wait for a peer's tick 1 and compare its fingerprint with mine."""
+    """Wait for a peer's tick 1 and compare its fingerprint with this rank's."""
     return Step(StepKind.MEET, tick=1, peer=peer)
 
 
 def meet_all() -> Step:
-    """Wait for everyone's tick 1 and compare fingerprints."""
+    """Wait for every rank's tick 1 and compare fingerprints."""
     return Step(StepKind.MEETALL, tick=1)
 
 
-def divert(steps: int) -> Step:
-    """Like meet_all; if anybody has entered with the flag, leave out the next `steps`."""
-    return Step(StepKind.DIVERT, tick=1, skip=steps)
+def branch_if_flagged(steps: int) -> Step:
+    """Like meet_all; if any rank has entered with the flag, leave out the next `steps`."""
+    return Step(StepKind.BRANCH_IF_FLAGGED, tick=1, skip=steps)
 
 
 def jump(steps: int) -> Step:
@@ -127,49 +99,49 @@ def jump(steps: int) -> Step:
 def expose(
     rank: int, src: At, access: int = 0, flag: bool = True, lent: int = 0, slot: int = 0
 ) -> Step:
-    """Let peers read an array of mine where it lies, until they say that they have.
+    """Expose an array of this rank to its peers, until they signal that they have read it.
 
-    Goes before signal(1). If it is not registered the kernel is asked to copy it, where it gives
-    the group that `access`: READS or WRITES (0: never). An array that can't be read sets my flag
-    (`divert`); without `flag` it is shown only for peers to write.
-    The first `lent` bytes peers may also write, until `recall`: if it is registered and begins a
-    page, or if the kernel copies it and all mates are other processes. `slot` is where on my board
-    it is shown.
+    Goes before signal(1). If the array is not registered, peers have the kernel copy it, provided
+    that the group has that `access`: READS or WRITES (0: never). An array that can't be read sets
+    this rank's flag (`branch_if_flagged`); without `flag` it is exposed for writes only.
+    Peers may also write the first `lent` bytes, until `recall`: if the array is registered and
+    begins a page, or if the kernel copies it and all peers are other processes. `slot` is the
+    offset in this rank's staging buffer where the two words are shown.
     """
     return Step(StepKind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)
 
 
 def recall() -> Step:
-    """Peers have written all of what I have lent them: it is mine again."""
+    """Withdraw the memory that peers could write; goes after their last signal."""
     return Step(StepKind.RECALL)
 
 
-def pick(rank: int, steps: int) -> Step:
-    """If what a rank has exposed can't be read, leave out the next `steps`; for two ranks alone."""
-    return Step(StepKind.PICK, src=board(rank), skip=steps)
+def branch_if_unreadable(rank: int, steps: int) -> Step:
+    """Leave out the next `steps` if a rank's exposed array can't be read; for two ranks only."""
+    return Step(StepKind.BRANCH_IF_UNREADABLE, src=board(rank), skip=steps)
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     """dst := `nbytes` from `offset` on of the array that a peer has exposed.
 
-    What I have lent, the peer has put there already.
+    Bytes that this rank has exposed for writes are left out: the peer has put them there already.
     """
     return Step(StepKind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
 
 
 def fill_lent(src: At, nbytes: int, slot: int = 0) -> Step:
-    """Put `nbytes` of mine into every array that is lent to me, and shown at `slot`."""
+    """Write `nbytes` of this rank to every array that a peer exposes for writes at `slot`."""
     return Step(StepKind.FILL, nbytes, src=board(0, slot), own=src)
 
 
 def fold_exposed(
     dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, most: int, lent: int = 0
 ) -> Step:
-    """dst := the bytes from `offset` on of everyone's exposed array, folded in rank order.
+    """dst := the bytes from `offset` on of every rank's exposed array, folded in rank order.
 
-    `own` is where mine are. dst may be the same place, and is where peers have lent the first
-    `lent` bytes of their arrays and get the result too. At `most` so many bytes are folded at a
-    time; `room` is for twice as many.
+    `own` is this rank's array, which dst may be. It must be if `lent`: peers have exposed the first
+    `lent` bytes of their arrays for writes and get the result there too. At most `most` bytes are
+    folded at a time; `room` has twice as many.
     """
     assert not lent or dst == own, (dst, own)
     return Step(
@@ -190,42 +162,40 @@ def fold_exposed(
 
 
 def gate(words: int, number: int) -> Step:
-    """Wait until gate `number` of user array `words` is open. Only this rank knows of it."""
+    """Wait until gate `number` of user array `words` is open; gates are private to a rank."""
     return Step(StepKind.GATE, dst=user(words, GATE_BYTES * number))
 
 
 def open_gate(words: int, number: int) -> Step:
-    """Open a gate: what waits for it may go on."""
+    """Open a gate: programs that wait for it go on."""
     return Step(StepKind.OPEN, dst=user(words, GATE_BYTES * number))
 
 
 def agree(send: int, expect: int, slot: int) -> Step:
-    """Compare announced sizes with those expected; settle how many rounds the exchange takes.
+    """Compare announced with expected sizes; compute the number of rounds of the exchange.
 
-    Every board starts with one int64 per rank: the bytes that its owner sends there. User array
-    `expect` holds what I await from each, `slot` is how many bytes travel per pair and round.
+    Every staging buffer starts with an int64 per rank: the bytes that its owner sends to that rank.
+    User array `expect` holds the bytes that this rank awaits from each; `slot` bytes travel per
+    pair and round.
     """
     return Step(StepKind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
-    """End a round; run the last `body` steps `repeat` times in all, one segment further each.
-
-    `free_at` 0: nothing in this round's half was used.
-    """
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
     return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 
 def header() -> Step:
-    """Show a message's tag, size and dtype, taken from its descriptor, beside my counter."""
+    """Show a message's tag, size and dtype, taken from its descriptor, beside the counter."""
     return Step(StepKind.HEADER)
 
 
 def pack(flat: int, strided: int, shape: int) -> Step:
-    """User array `flat`, contiguous, := user array `strided`; `shape` says how that lies.
+    """User array `flat`, contiguous, := user array `strided`, laid out as in `shape`.
 
-    `shape` is the number of a user array of words: bytes of an element, dimensions, then sizes,
-    strides in bytes, and as many words again for the engine.
+    `shape` is the number of a user array of words: bytes of an element, number of dimensions, then
+    sizes, strides in bytes, and as many words again for the engine.
     """
     return Step(StepKind.PACK, dst=user(flat), src=user(strided), own=user(shape))
 
@@ -236,5 +206,5 @@ def unpack(strided: int, flat: int, shape: int) -> Step:
 
 
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
-    """Like end_round, but repeats as often as the last `agree` settled."""
+    """Like end_round, but repeats for the number of rounds of the last `agree`."""
     return Step(StepKind.LOOP_AGREED, tick=ticks, free=free_at, back=body)

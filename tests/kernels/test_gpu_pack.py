@@ -1,4 +1,4 @@
-"""Blocks of threads move what a loop would: a GPU kernel's own body, run thread by thread here."""
+"""Blocks of threads move the bytes that a loop would: a GPU kernel's own body, thread by thread."""
 
 import functools
 
@@ -30,7 +30,7 @@ CPU = gpu_pack.Target(intrinsic, 0, coordinate)
 
 @functools.cache
 def every_thread(src=None, dst=None):
-    """Return what runs a body for all threads of all blocks, one after another."""
+    """Return a function that runs a body for all threads of all blocks in turn."""
     body = njit(gpu_pack.copy_body(CPU) if src is None else gpu_pack.cast_body(CPU, src, dst))
 
     @njit
@@ -92,7 +92,7 @@ PAIRS = [(F32, F32), (F32, BF16), (BF16, F32), (F16, BF16), (F32, E4M3), (E5M2, 
 
 COUNTS = [0, 1, 5, 33, 600, gpu_pack.CHUNK // 4 + 41]
 ROOM = 5120
-"""Elements from one row to the next: a multiple of 64, so that rows begin aligned, or not."""
+"""Elements from row to row: a multiple of 64, so that rows begin aligned, or not."""
 
 
 def aligned(count, dtype):

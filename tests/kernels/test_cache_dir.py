@@ -1,4 +1,4 @@
-"""The cache folder is private, or another one is taken; the lock excludes, ends and dies well."""
+"""The cache folder is private, or another is taken; the lock excludes, ends and dies well."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def test_the_lock_excludes_and_is_given_up_at_its_limit(tmp_path):
         assert first
         with cache_dir.exclusive(path, limit=0.05) as second:
             assert not second
-    # The one who gave up gets the lock late, and lets go of it again.
+    # The waiter that gave up gets the lock late, and releases it.
     with cache_dir.exclusive(path, limit=30) as third:
         assert third
 

@@ -1,4 +1,4 @@
-"""What Python packs and what the engine reads are the same numbers."""
+"""The linker packs the numbers that the engine reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.native import interpreter, step_format
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import step_format
 from nc10d.backend.cpu.program import linker
 from nc10d.backend.cpu.program.linker import link
 from nc10d.backend.cpu.program.program import (
@@ -28,7 +28,7 @@ from nc10d.ops import SUM
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    known = {**vars(step_format), **vars(interpreter)}
+    known = vars(step_format)
     assert {kind.name: int(kind) for kind in StepKind} == {k.name: known[k.name] for k in StepKind}
 
 
@@ -138,7 +138,7 @@ def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() 
 @pytest.mark.parametrize(("each", "kept"), [(MUCH // 2, PAST), (MUCH // 2 - 64, QUICK)])
 def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
     outs = [user(1), user(1, each)]
-    # The kernel's half of a swap is fetched as a whole, over boards it comes in pieces.
+    # The kernel fetches its half of a swap as a whole, over staging buffers it comes in pieces.
     assert copies(gather.all_gather(SHAPE, [each, each], user(0), outs), 2) == {
         (*FILLED, QUICK),
         (*FETCHED, QUICK),

@@ -1,0 +1,177 @@
+"""Slow-path steps: those that most programs do without, compiled when a program first needs one.
+
+The interpreter calls `_advance_slow_step` for one such step at C_PC, by the address in ADDRESS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import step_format as packed
+from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
+from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_post
+from nc10d.backend.cpu.native.peer_array_steps import (
+    nc10d_expose,
+    nc10d_fetch,
+    nc10d_fill,
+    nc10d_fold_exposed,
+    nc10d_recall,
+)
+from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place
+from nc10d.kernels.cache import compiled_callback, compiling
+
+ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+"""The address of `_advance_slow_step`, 0 until it is compiled."""
+_alive: list[Any] = []
+
+
+@njit(nogil=True)
+def nc10d_flagged(channel: int) -> int:
+    """Return 1 if a rank's fingerprint has the flag, else 0; MISMATCH if they differ otherwise."""
+    slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
+    mine = load(load(channel + at.C_SELF) + slot)
+    flags = load(channel + at.C_FLAGS)
+    flagged = mine
+    for peer in range(load(channel + at.C_SIZE)):
+        theirs = load(load(flags + 8 * peer) + slot)
+        if (theirs ^ mine) & ((1 << at.FLAG_BIT) - 1) != 0:
+            store(channel + at.C_BLOCKED_ON, peer)
+            return at.MISMATCH
+        flagged |= theirs
+    return flagged >> at.FLAG_BIT
+
+
+@njit(nogil=True)
+def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
+    """Copy between contiguous and strided memory; see `pack` in steps.py for `shape`."""
+    item, dims = load(shape), load(shape + 8)
+    sizes = shape + 16
+    strides = sizes + 8 * dims
+    place = strides + 8 * dims
+    last = dims - 1
+    length, step = load(sizes + 8 * last), load(strides + 8 * last)
+    for d in range(dims):
+        store(place + 8 * d, 0)
+    while True:
+        element = strided
+        for _ in range(length):
+            if packing:
+                move(flat, element, item)
+            else:
+                move(element, flat, item)
+            flat += item
+            element += step
+        # Like an odometer: the end of a dimension moves the dimension before it.
+        d = last - 1
+        while d >= 0:
+            strided += load(strides + 8 * d)
+            turn = load(place + 8 * d) + 1
+            store(place + 8 * d, turn)
+            if turn < load(sizes + 8 * d):
+                break
+            strided -= turn * load(strides + 8 * d)
+            store(place + 8 * d, 0)
+            d -= 1
+        if d < 0:
+            return
+
+
+@njit(nogil=True)
+def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
+    """Compare announced with awaited sizes; compute C_AGREED, the number of rounds."""
+    size = load(channel + at.C_SIZE)
+    me = load(channel + at.C_RANK)
+    table = channel - load(step + packed.SRC) + parity
+    expected = load(users + load(step + packed.OWN))
+    largest = 0
+    for rank in range(size):
+        shown = load(table + 8 * rank)
+        if load(shown + 8 * me) != load(expected + 8 * rank):
+            store(channel + at.C_BLOCKED_ON, rank)
+            store(channel + at.C_MESSAGE_BYTES, load(shown + 8 * me))
+            store(channel + at.C_AWAITED, load(expected + 8 * rank))
+            return at.SIZES
+        for peer in range(size):
+            largest = max(largest, load(shown + 8 * peer))
+    slot = load(step + packed.ARG)
+    store(channel + at.C_AGREED, max(1, (largest + slot - 1) // slot))
+    return at.DONE
+
+
+@njit(nogil=True)
+def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
+    """Wait for all ranks, compare fingerprints, and branch if any rank has set its flag."""
+    target = load(channel + at.C_SEQ) + load(step + packed.TICK)
+    answer = nc10d_everyone(channel, step, segment, target)
+    if answer != at.DONE:
+        return answer
+    flagged = nc10d_flagged(channel)
+    if flagged == at.MISMATCH:
+        return at.MISMATCH
+    if flagged == 1:
+        nc10d_recall(channel)  # in the other branch no peer writes to exposed memory
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
+    return at.DONE
+
+
+@njit(nogil=True)
+def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+    """Return DONE once a gate is open, else BLOCKED on it."""
+    flag = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    if load_acquire(flag) != 0:
+        return at.DONE
+    return nc10d_block(channel, step, segment, flag, 1, load(channel + at.C_RANK))
+
+
+def _advance_slow_step(channel: int) -> int:
+    """Carry out the step at C_PC: DONE, with C_PC just before the next step, or as `_advance`."""
+    step = load(channel + at.C_PC)
+    segment = load(channel + at.C_SEGMENT)
+    users = load(channel + at.C_USERS)
+    parity = load(channel + at.C_PARITY)
+    kind = load(step)
+    if kind == packed.BRANCH_IF_FLAGGED:
+        return nc10d_branch_if_flagged(channel, step, segment)
+    if kind == packed.FETCH:
+        return nc10d_fetch(channel, users, step, parity, segment)
+    if kind == packed.FOLD:
+        return nc10d_fold_exposed(channel, users, step, parity, segment)
+    if kind == packed.FILL:
+        return nc10d_fill(channel, users, step, parity, segment)
+    if kind == packed.GATE:
+        return nc10d_gate(channel, users, step, parity, segment)
+    if kind == packed.AGREE:
+        return nc10d_agree(channel, users, step, parity)
+    if kind == packed.EXPOSE:
+        nc10d_expose(channel, users, step, parity, segment)
+    elif kind == packed.JUMP:
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
+    elif kind == packed.BRANCH_IF_UNREADABLE:
+        if load(nc10d_place(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
+            store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
+    elif kind == packed.RECALL:
+        nc10d_recall(channel)
+    elif kind == packed.OPEN:
+        nc10d_post(channel, nc10d_place(channel, users, step + packed.DST, parity, segment), 1)
+    else:
+        dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
+        src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
+        shape = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+        if kind == packed.PACK:
+            nc10d_lines(dst, src, shape, True)
+        else:
+            nc10d_lines(src, dst, shape, False)
+    return at.DONE
+
+
+def prepare() -> None:
+    """Compile `_advance_slow_step` once; blocks for seconds if it is not on disk yet."""
+    with compiling:
+        if not _alive:
+            _alive.append(compiled_callback("int64(int64)")(_advance_slow_step))
+            ADDRESS[0] = _alive[0].address
