@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.access import access, arrays_of, first_array, outputs, touched
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.ops import (
     SUM,
     AllGather,
@@ -45,10 +45,10 @@ def test_a_root_and_the_others_use_their_arrays_differently() -> None:
 
 def test_an_operation_keeps_all_but_its_arrays() -> None:
     x, parts = np.zeros(3), [np.zeros(1), np.zeros(2)]
-    changed = on_each(Gather(parts, x, root=7), lambda array: array.size)
+    changed = map_arrays(Gather(parts, x, root=7), lambda array: array.size)
     assert (changed.out, changed.inp, changed.root) == ([1, 2], 3, 7)  # type: ignore[union-attr]
     assert len(arrays_of(Gather(parts, x, root=7))) == 3
-    elsewhere = on_each(Gather(None, x, root=7), lambda array: array.size)
+    elsewhere = map_arrays(Gather(None, x, root=7), lambda array: array.size)
     assert (elsewhere.out, elsewhere.inp) == (None, 3)  # type: ignore[union-attr]
 
 

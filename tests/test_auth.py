@@ -85,12 +85,12 @@ def test_what_others_can_reach_needs_a_token_or_trust(
     for name, value in (("NC10D_INSECURE", "1"), ("NC10D_TOKEN", TOKEN)):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            auth.demand(host, "the store")
+            auth.require_token(host, "the store")
     if beyond:
         with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*NC10D_INSECURE=1"):
-            auth.demand(host, "the store")
+            auth.require_token(host, "the store")
     else:
-        auth.demand(host, "the store")
+        auth.require_token(host, "the store")
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from nc10d.auth.handshake import (
     LONGEST_FRAME,
     PROOF_BYTES,
     SEAL_BYTES,
-    STRANGER_BYTES,
+    UNPROVEN_BYTES,
     BadHandshake,
     BadSeal,
     HandshakeAnswerer,
@@ -25,7 +25,7 @@ from nc10d.auth.handshake import (
     Opener,
     Sealer,
     group_digest,
-    seal_under,
+    seal_function,
 )
 
 KEY = b"k" * 32
@@ -65,7 +65,7 @@ def shaken(cuts: list[int], key: bytes = KEY) -> tuple[HandshakeCaller, Handshak
 def test_two_that_know_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list[int]) -> None:
     caller, answerer = shaken(cuts)
     assert caller.wants == answerer.wants == 0
-    assert answerer.who == WHO
+    assert answerer.introduction == WHO
     assert caller.keys is not None
     assert answerer.keys is not None
     assert (caller.keys.sending, caller.keys.taking) == (
@@ -77,7 +77,7 @@ def test_two_that_know_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list
 
 
 def test_little_is_read_of_a_stranger() -> None:
-    assert STRANGER_BYTES == HELLO.size + PROOF_BYTES <= 128
+    assert UNPROVEN_BYTES == HELLO.size + PROOF_BYTES <= 128
 
 
 def test_another_key_is_noticed_by_the_caller_first() -> None:
@@ -167,7 +167,7 @@ def test_what_is_sealed_is_opened_in_order_however_it_is_cut(
 
 @given(key=st.binary(min_size=32, max_size=32), data=st.binary(max_size=200))
 def test_a_seal_is_what_the_standard_library_says(key: bytes, data: bytes) -> None:
-    assert seal_under(key)(data) == hmac.digest(key, data, "sha256")[:SEAL_BYTES]
+    assert seal_function(key)(data) == hmac.digest(key, data, "sha256")[:SEAL_BYTES]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LONGEST_FRAME, LONGEST_FRAME + 1, 3 * LONGEST_FRAME])

@@ -16,7 +16,7 @@ import pytest
 from build import build
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver
-from nc10d.cuda.events import event_pool, is_over
+from nc10d.cuda.events import event_done, event_pool
 from nc10d.cuda.streams import LEGACY
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
@@ -62,7 +62,7 @@ def has_come(stream: int, device: int) -> bool:
     with cuda.on_device(device):
         call("cuEventRecord", event, stream)
         other.synchronize()
-    return is_over(event)
+    return event_done(event)
 
 
 def value(x: cuda.DeviceArray) -> float:

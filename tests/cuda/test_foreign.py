@@ -31,7 +31,7 @@ class Plain:
 def numba_and_interface_agree(_group: Any) -> None:
     from numba import cuda as numba
 
-    from nc10d.arrays.buffer import as_buffer, device_type, settled
+    from nc10d.arrays.buffer import as_buffer, device_type, single_device_types
     from nc10d.cuda import driver
 
     driver.driver()
@@ -48,7 +48,7 @@ def numba_and_interface_agree(_group: Any) -> None:
                 assert found.owner is x
                 assert _told(found) == _told(expected), (dtype, shape)
                 assert device_type(x) == "cuda"
-    assert type(whole) in settled
+    assert type(whole) in single_device_types
 
 
 def _told(buffer: Any) -> tuple[Any, ...]:

@@ -333,11 +333,11 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
             one = TCPStore("127.0.0.1", store.port, timeout=30)
             thread = threading.Thread(target=ask, args=(one,))
             thread.start()
-            while not one._caller._holder:
+            while not one._session._holder:
                 pass
             one.close()
             thread.join(30)
-            assert one._caller._link is None
+            assert one._session._connection is None
     assert [type(error) for error in errors] == [StoreError] * 5, errors
     assert all("closed on this rank" in str(error) for error in errors)
 
@@ -345,8 +345,8 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
 def test_the_descriptor_of_a_call_under_way_is_closed_by_who_makes_the_call() -> None:
     """Its number may be another file's as soon as it is closed."""
     with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
-        caller = store._caller
-        link = caller._link
+        caller = store._session
+        link = caller._connection
         assert link is not None
         with caller._lock, ThreadPoolExecutor(1) as pool:  # as a call holds it
             pool.submit(store.close).result(10)
@@ -407,7 +407,7 @@ class InterruptedLock:
 
 @pytest.mark.parametrize("name", ["set", "add"])
 def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name: str) -> None:
-    caller: Any = store._caller
+    caller: Any = store._session
     caller._lock = InterruptedLock(caller._lock)
     with pytest.raises(KeyboardInterrupt):
         store.set("k", "v") if name == "set" else store.add("n", 1)
@@ -418,7 +418,7 @@ def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name
     with pytest.raises(KeyboardInterrupt):
         store.set("k", "v") if name == "set" else store.add("n", 1)
     store.close()
-    assert caller._link is None
+    assert caller._connection is None
 
 
 def test_ctrl_c_as_a_wait_is_taken_back_drops_the_connection(
@@ -427,7 +427,7 @@ def test_ctrl_c_as_a_wait_is_taken_back_drops_the_connection(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    link = store._caller._link
+    link = store._session._connection
     assert link is not None
     monkeypatch.setattr(StoreConnection, "cancel_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -448,7 +448,7 @@ def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStor
     main = threading.get_ident()
 
     def disturb() -> None:
-        while store._caller._holder != main:
+        while store._session._holder != main:
             os.sched_yield()
         signal.pthread_kill(main, signal.SIGUSR1)
 

@@ -203,7 +203,7 @@ def test_a_wait_and_its_get_may_travel_in_one_packet(port):
         assert ask(waiter, b"", 0) == b""
         writer.sendall(m.with_values(m.SET, b"/k", b"v"))
         assert take(waiter, 10) == m.STOP_WAITING + m.string(b"v")
-        assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_NEAR
+        assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_UNIX
 
 
 def test_what_stands_behind_a_mistake_is_not_done_once_others_were_released(port):

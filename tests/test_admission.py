@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.auth.admission import Admission
-from nc10d.auth.handshake import STRANGER_SECONDS
+from nc10d.auth.handshake import UNPROVEN_SECONDS
 
 
 @given(
@@ -20,19 +20,19 @@ def test_whoever_is_there_has_come_lately_and_is_one_of_few(
     guests, now, came = Admission[int](most), 0.0, dict[int, float]()
     for number, gap in enumerate(gaps):
         now += gap
-        for gone in guests.late(now):
-            assert came[gone] + STRANGER_SECONDS <= now, "nobody goes before its time"
-            guests.leave(gone)
+        for gone in guests.overdue(now):
+            assert came[gone] + UNPROVEN_SECONDS <= now, "nobody goes before its time"
+            guests.remove(gone)
         came[number] = now
-        pushed = guests.welcome(number, now)
+        pushed = guests.admit(number, now)
         if pushed is not None:
             assert all(other >= pushed for other in range(number + 1) if other in guests)
-            guests.leave(pushed)
+            guests.remove(pushed)
         if number in proved:
-            guests.leave(number)
+            guests.remove(number)
         there = [one for one in came if one in guests]
         assert len(there) <= most
-        assert all(now < came[one] + STRANGER_SECONDS for one in there)
-        patience = guests.patience(now)
+        assert all(now < came[one] + UNPROVEN_SECONDS for one in there)
+        patience = guests.seconds_to_next(now)
         assert (patience is None) == (not there)
-        assert patience is None or patience == came[there[0]] + STRANGER_SECONDS - now
+        assert patience is None or patience == came[there[0]] + UNPROVEN_SECONDS - now

@@ -31,7 +31,7 @@ def test_what_was_written_is_read(
     kind: type[DistError], message: str, rank: int | None, last: dict[int, int] | None
 ) -> None:
     error = kind(message, rank=rank, last=last, cause="killed by signal 9", waited=0.5)
-    again = error_wire.read(error_wire.written(error))
+    again = error_wire.decode_error(error_wire.encode_error(error))
     assert type(again) is kind
     assert str(again) == message
     assert vars(again) == vars(error)
@@ -41,9 +41,9 @@ def test_what_was_written_is_read(
 @given(message=st.text(min_size=1), most=st.integers(400, 2000))
 def test_a_message_is_cut_until_it_fits(message: str, most: int) -> None:
     error = errors.PeerLost(500 * message, rank=1, host="h" * 500)
-    text = error_wire.written(error, most)
+    text = error_wire.encode_error(error, most)
     assert len(text) <= most
-    assert error_wire.read(text).rank == 1
+    assert error_wire.decode_error(text).rank == 1
 
 
 @given(
@@ -57,16 +57,16 @@ def test_attributes_are_cut_where_there_is_no_room_for_them(
 ) -> None:
     last = dict.fromkeys(range(ranks), 10**9)
     error = errors.PeerLost("why", rank=1, last=last, group="\0" * 200, **{of: words})
-    text = error_wire.written(error, most)
+    text = error_wire.encode_error(error, most)
     assert len(text) <= most
-    again = error_wire.read(text)
+    again = error_wire.decode_error(text)
     assert (type(again), str(again), again.rank) == (errors.PeerLost, "why", 1)
     assert again.last in (last, None)
 
 
 def test_why_goes_before_what_each_rank_did_last() -> None:
     error = errors.PeerLost("the fan broke", rank=1, last=dict.fromkeys(range(500), 10**9))
-    assert str(error_wire.read(error_wire.written(error, 600))) == "the fan broke"
+    assert str(error_wire.decode_error(error_wire.encode_error(error, 600))) == "the fan broke"
 
 
 class Wordless(DistError):
@@ -89,15 +89,21 @@ class Wordless(DistError):
     ids=["integer", "float", "error", "wordless", "digits", "list"],
 )
 def test_whatever_an_attribute_is_the_error_is_told(given_as: Any, told_as: object) -> None:
-    again = error_wire.read(error_wire.written(errors.PeerLost("x", rank=given_as, cause=given_as)))
+    again = error_wire.decode_error(
+        error_wire.encode_error(errors.PeerLost("x", rank=given_as, cause=given_as))
+    )
     assert (again.rank, again.cause) == (told_as, told_as)
-    numbers = error_wire.read(error_wire.written(Aborted("x", last={np.int64(1): np.int64(2)})))
+    numbers = error_wire.decode_error(
+        error_wire.encode_error(Aborted("x", last={np.int64(1): np.int64(2)}))
+    )
     assert numbers.last == {1: 2}
-    assert error_wire.read(error_wire.written(Aborted("x", last={"a": 2}))).last is None  # type: ignore[dict-item]
+    assert (
+        error_wire.decode_error(error_wire.encode_error(Aborted("x", last={"a": 2}))).last is None
+    )  # type: ignore[dict-item]
 
 
 def test_an_error_without_words_is_told() -> None:
-    again = error_wire.read(error_wire.written(Wordless("why", rank=2)))
+    again = error_wire.decode_error(error_wire.encode_error(Wordless("why", rank=2)))
     assert (str(again), again.rank) == ("Wordless, which can't be put in words", 2)
 
 
@@ -111,13 +117,13 @@ class PeerLost(Own):
 
 @pytest.mark.parametrize("kind", [Own, PeerLost])
 def test_a_callers_own_type_is_told_as_what_it_means(kind: type[DistError]) -> None:
-    again = error_wire.read(error_wire.written(kind("why", rank=2), group="world"))
+    again = error_wire.decode_error(error_wire.encode_error(kind("why", rank=2), group="world"))
     assert type(again) is Aborted
     assert (str(again), again.rank, again.group) == ("why", 2, "world")
 
 
 def said(kind: object) -> str:
-    return json.dumps({**json.loads(error_wire.written(Aborted("why"))), "kind": kind})
+    return json.dumps({**json.loads(error_wire.encode_error(Aborted("why"))), "kind": kind})
 
 
 @given(
@@ -126,11 +132,11 @@ def said(kind: object) -> str:
     | st.sampled_from(["Any", "annotations", "_rebuild", "OSError", "RuntimeError", 3]).map(said)
 )
 def test_what_can_not_be_read_is_an_error_all_the_same(text: str) -> None:
-    error = error_wire.read(text)
+    error = error_wire.decode_error(text)
     assert type(error) is Aborted
     assert "can't be read" in str(error)
 
 
 def test_a_number_that_is_none_makes_it_unreadable() -> None:
-    text = error_wire.written(Aborted("why"), last={0: float("inf")})
-    assert "can't be read" in str(error_wire.read(text))
+    text = error_wire.encode_error(Aborted("why"), last={0: float("inf")})
+    assert "can't be read" in str(error_wire.decode_error(text))

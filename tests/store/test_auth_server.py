@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from nc10d.auth.handshake import STRANGER_SECONDS, HandshakeCaller, Sealer
+from nc10d.auth.handshake import UNPROVEN_SECONDS, HandshakeCaller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
-from nc10d.store.auth_server import MOST_GUESTS, WHO
+from nc10d.store.auth_server import MOST_UNPROVEN, STORE_INTRODUCTION
 from nc10d.store.table import Table
 
 HOST = "127.0.0.1"
@@ -114,16 +114,16 @@ def idle(sock: socket.socket, chance: random.Random) -> None:
 
 
 def half(sock: socket.socket, chance: random.Random) -> None:
-    hello = HandshakeCaller(TOKEN, WHO).hello
+    hello = HandshakeCaller(TOKEN, STORE_INTRODUCTION).hello
     sock.sendall(hello[: chance.randrange(len(hello))])
 
 
 def no_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(HandshakeCaller(bytes(32), WHO).hello)
+    sock.sendall(HandshakeCaller(bytes(32), STORE_INTRODUCTION).hello)
 
 
 def wrong_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(HandshakeCaller(bytes(32), WHO).hello + bytes(32))
+    sock.sendall(HandshakeCaller(bytes(32), STORE_INTRODUCTION).hello + bytes(32))
 
 
 def hasty(sock: socket.socket, chance: random.Random) -> None:
@@ -206,9 +206,9 @@ def test_strangers_are_turned_away_in_time_and_cost_little(count: int) -> None:
         assert store.list_keys() == ["n"]
     # None is there until it goes by itself; most go as soon as they are due, or before.
     assert max(late) < GENEROUS
-    assert statistics.median(late) < STRANGER_SECONDS + 1.0
+    assert statistics.median(late) < UNPROVEN_SECONDS + 1.0
     assert len(took) > 10, "honest clients are served meanwhile"
-    assert statistics.median(took) < STRANGER_SECONDS / 2, "and not behind a stranger"
+    assert statistics.median(took) < UNPROVEN_SECONDS / 2, "and not behind a stranger"
 
 
 def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
@@ -226,7 +226,7 @@ def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
 
 
 def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> None:
-    hello = HandshakeCaller(TOKEN, WHO).hello
+    hello = HandshakeCaller(TOKEN, STORE_INTRODUCTION).hello
     came = time.monotonic()
     with socket.create_connection((HOST, store.port), GENEROUS) as sock:
         sock.settimeout(0.1)
@@ -241,7 +241,7 @@ def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> N
                 break
         else:
             raise AssertionError("it was listened to for as long as it spoke")
-        assert time.monotonic() - came >= STRANGER_SECONDS
+        assert time.monotonic() - came >= UNPROVEN_SECONDS
 
 
 def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in() -> None:
@@ -255,7 +255,7 @@ def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in() -> None:
         with contextlib.closing(client(store.port)) as one:
             one.set("k", "v")
             assert one.get("k") == b"v"
-            assert len(os.listdir(f"/proc/{pid}/fd")) < MOST_GUESTS + 20
+            assert len(os.listdir(f"/proc/{pid}/fd")) < MOST_UNPROVEN + 20
 
 
 @pytest.mark.parametrize("token", [b"", b"short", bytes(31), bytes(33), "t" * 32])

@@ -54,8 +54,8 @@ def say_near(listener: socket.socket, name: bytes) -> None:
     peer, _ = listener.accept()
     with peer:
         hello = peer.recv(1 << 16)
-        peer.sendall(hello[6:10] + m.READY_NEAR)
-        assert peer.recv(1 << 16) == m.with_key(m.GET, m.NEAR)
+        peer.sendall(hello[6:10] + m.READY_UNIX)
+        assert peer.recv(1 << 16) == m.with_key(m.GET, m.UNIX_NAME)
         peer.sendall(m.string(name))
         if peer.recv(1 << 16):
             peer.sendall(m.I64.pack(7))
