@@ -1,4 +1,4 @@
-"""Strangers at a door: each has its time, and those who are too many push out the eldest."""
+"""Unproven connections: each has a time limit; beyond the maximum, the oldest must go."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from nc10d.auth.handshake import UNPROVEN_SECONDS
     gaps=st.lists(st.floats(0, 1.5), max_size=20),
     proved=st.sets(st.integers(0, 19)),
 )
-def test_whoever_is_there_has_come_lately_and_is_one_of_few(
+def test_admitted_connections_are_recent_and_few(
     most: int, gaps: list[float], proved: set[int]
 ) -> None:
-    guests, now, came = Admission[int](most), 0.0, dict[int, float]()
+    admission, now, came = Admission[int](most), 0.0, dict[int, float]()
     for number, gap in enumerate(gaps):
         now += gap
-        for gone in guests.overdue(now):
-            assert came[gone] + UNPROVEN_SECONDS <= now, "nobody goes before its time"
-            guests.remove(gone)
+        for late in admission.overdue(now):
+            assert came[late] + UNPROVEN_SECONDS <= now, "none is overdue before its time"
+            admission.remove(late)
         came[number] = now
-        pushed = guests.admit(number, now)
-        if pushed is not None:
-            assert all(other >= pushed for other in range(number + 1) if other in guests)
-            guests.remove(pushed)
+        oldest = admission.admit(number, now)
+        if oldest is not None:
+            assert all(other >= oldest for other in range(number + 1) if other in admission)
+            admission.remove(oldest)
         if number in proved:
-            guests.remove(number)
-        there = [one for one in came if one in guests]
-        assert len(there) <= most
-        assert all(now < came[one] + UNPROVEN_SECONDS for one in there)
-        patience = guests.seconds_to_next(now)
-        assert (patience is None) == (not there)
-        assert patience is None or patience == came[there[0]] + UNPROVEN_SECONDS - now
+            admission.remove(number)
+        admitted = [other for other in came if other in admission]
+        assert len(admitted) <= most
+        assert all(now < came[other] + UNPROVEN_SECONDS for other in admitted)
+        seconds = admission.seconds_to_next(now)
+        assert (seconds is None) == (not admitted)
+        assert seconds is None or seconds == came[admitted[0]] + UNPROVEN_SECONDS - now

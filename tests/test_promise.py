@@ -1,4 +1,4 @@
-"""A failure that many will raise: each raises a copy of it."""
+"""Each thread that raises a failure raises a copy of it."""
 
 from __future__ import annotations
 
