@@ -86,29 +86,29 @@ def map_to_numpy(op: Op) -> Op:
     return map_arrays(op, numpy_view)
 
 
-def map_arrays(op: Op, see: View) -> Op:
-    """Return `op` with each of its arrays x replaced by `see(x)`."""
-    made = _MAPPERS.get(type(op))
-    return op if made is None else made(op, see, partial(_map_value, see))
+def map_arrays(op: Op, replace: View) -> Op:
+    """Return `op` with each of its arrays x replaced by `replace(x)`."""
+    mapper = _MAPPERS.get(type(op))
+    return op if mapper is None else mapper(op, replace, partial(_map_value, replace))
 
 
-def _map_value(see: View, xs: Arrays | None) -> Any:
+def _map_value(replace: View, xs: Arrays | None) -> Any:
     if xs is None:  # Gather and Scatter: only the root has it
         return None
-    return [see(x) for x in xs] if isinstance(xs, (list, tuple)) else see(xs)
+    return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)
 
 
 _MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = {
-    AllReduce: lambda op, see, each: AllReduce(see(op.x), op.op),
-    Reduce: lambda op, see, each: Reduce(see(op.x), op.root, op.op),
-    Broadcast: lambda op, see, each: Broadcast(see(op.x), op.root),
-    AllGather: lambda op, see, each: AllGather(each(op.out), see(op.inp)),
-    ReduceScatter: lambda op, see, each: ReduceScatter(see(op.out), each(op.inp), op.op),
-    AllToAll: lambda op, see, each: AllToAll(
+    AllReduce: lambda op, replace, each: AllReduce(replace(op.x), op.op),
+    Reduce: lambda op, replace, each: Reduce(replace(op.x), op.root, op.op),
+    Broadcast: lambda op, replace, each: Broadcast(replace(op.x), op.root),
+    AllGather: lambda op, replace, each: AllGather(each(op.out), replace(op.inp)),
+    ReduceScatter: lambda op, replace, each: ReduceScatter(replace(op.out), each(op.inp), op.op),
+    AllToAll: lambda op, replace, each: AllToAll(
         each(op.out), each(op.inp), op.out_splits, op.in_splits
     ),
-    Gather: lambda op, see, each: Gather(each(op.out), see(op.inp), op.root, op.even),
-    Scatter: lambda op, see, each: Scatter(see(op.out), each(op.inp), op.root, op.even),
-    Send: lambda op, see, each: Send(see(op.x), op.peer, op.tag),
-    Recv: lambda op, see, each: Recv(see(op.x), op.peer, op.tag),
+    Gather: lambda op, replace, each: Gather(each(op.out), replace(op.inp), op.root, op.even),
+    Scatter: lambda op, replace, each: Scatter(replace(op.out), each(op.inp), op.root, op.even),
+    Send: lambda op, replace, each: Send(replace(op.x), op.peer, op.tag),
+    Recv: lambda op, replace, each: Recv(replace(op.x), op.peer, op.tag),
 }

@@ -65,11 +65,9 @@ def describe(code: int) -> str:
 @functools.cache
 def address(name: str) -> int:
     """Return the address of a function of the driver API, for compiled code that calls it."""
-    from ctypes import c_void_p
-
     driver()  # loads the library, NC10D_CUDA_LIBRARY first
     library = ctypes.CDLL("libcuda.so.1")
-    found = ctypes.cast(getattr(library, name), c_void_p).value
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert found
     return found
 

@@ -186,17 +186,17 @@ def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
     Memory is freed in the order of default streams. While a graph is captured, this does nothing.
     """
     if not in_capture(here):
-        devices = {here.device, *(place.device for place in others)}
-        for place in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
-            order_after(place, here)
+        devices = {here.device, *(key.device for key in others)}
+        for key in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
+            order_after(key, here)
 
 
-def in_capture(place: StreamKey) -> bool:
+def in_capture(key: StreamKey) -> bool:
     """Return whether work queued on a stream becomes part of a graph."""
-    if place.stream <= PER_THREAD:
+    if key.stream <= PER_THREAD:
         return False
-    with on_device(place.device):
-        return is_captured(place.stream)
+    with on_device(key.device):
+        return is_captured(key.stream)
 
 
 class _Allocation:

@@ -85,11 +85,11 @@ def order_after(later: StreamKey, earlier: StreamKey) -> None:
     pool.give(event)  # the queued wait keeps the recorded state, so the event is free
 
 
-def _device_of(place: StreamKey) -> int:
+def _device_of(key: StreamKey) -> int:
     """Return the device of a stream: it may be current for arrays of other devices."""
-    if place.stream <= PER_THREAD:
-        return place.device
-    call("cuCtxPushCurrent", call("cuStreamGetCtx", place.stream))
+    if key.stream <= PER_THREAD:
+        return key.device
+    call("cuCtxPushCurrent", call("cuStreamGetCtx", key.stream))
     try:
         return int(call("cuCtxGetDevice"))
     finally:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.errors import StoreTimeout
-
-if TYPE_CHECKING:
-    from nc10d.base.deadline import Deadline
-    from nc10d.store.base import Store
+from nc10d.store.base import Store
 
 POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""

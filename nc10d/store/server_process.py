@@ -2,8 +2,8 @@
 
 LISTENER and OWNER are descriptors. The first SECRET bytes read from OWNER are the job's token.
 
-To start in a few milliseconds, the process loads nothing but the standard library and the store's
-modules: an empty module replaces the package, so that its `__init__` does not run.
+To start in a few milliseconds, the process loads only the standard library and the few modules of
+nc10d that a server needs: an empty module replaces the package, so its `__init__` does not run.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class StoreSession:
         """Cancel the wait or close the connection; return the error to raise."""
         if isinstance(error, TimeoutError):
             self._cancel_or_drop()
-            return self._late(limit, keys)
+            return self._timeout_error(limit, keys)
         self._drop()
         why = "it was closed on this rank" if self._closed else explain_lost(error)
         return StoreError(f"{self.name}{_keys_text(keys)}: {why}")
@@ -164,7 +164,7 @@ class StoreSession:
                 return
             left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
             if not self._lock.acquire(timeout=left):
-                raise self._late(limit, keys, "; another thread's call was under way")
+                raise self._timeout_error(limit, keys, "; another thread's call was under way")
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the lock was not taken
                 self._lock.release()
@@ -195,7 +195,7 @@ class StoreSession:
         if connection is not None:
             connection.close()
 
-    def _late(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
+    def _timeout_error(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
         return StoreTimeout(f"{self.name}{_keys_text(keys)}: no answer within {limit:g} s{why}")
 
     def after_fork(self) -> None:
