@@ -70,7 +70,7 @@ class CompletedMessage(Work):
     __slots__ = ("_message",)
 
     _state = DONE
-    _exception = _callbacks = _gate = None
+    _exception = _callbacks = _finished = None
     _started = _ended = 0.0
 
     def __init__(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> None:
