@@ -153,7 +153,7 @@ class Dispatcher(Collectives, PointToPoint):
         backend = self._preparing
         if backend is None:
             return None
-        seen = [op if type(op.x) is np.ndarray else on_views(op) for op in ops]
+        seen = [op if type(op.x) is np.ndarray else map_to_numpy(op) for op in ops]
         works = backend.start_messages(seen, self.timeout)
         if works is not None:
             next(self._launches)
