@@ -1,7 +1,7 @@
 """How a launched operation ends: Work for operations, Future for values.
 
 A backend subclasses Work and fills in `_poll`, `_block` and `_watch`; what they must do, and on
-which threads callbacks run, is written in nc10d.base.outcome. Making a Work takes 0.2 us: no lock
+which threads callbacks run, is written in nc10d.base.promise. Making a Work takes 0.2 us: no lock
 and
 no event is made until somebody needs it.
 """
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout
-from nc10d.base.outcome import DONE, PENDING, Promise
+from nc10d.base.promise import DONE, PENDING, Promise
 from nc10d.ops import OP_NAMES, Op
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Work(Promise):
         self._exception = None
         self._result = None
         self._callbacks = None
-        self._gate = None
+        self._finished = None
         self._ended = 0.0
         self.ops = ops
         self._started = perf_counter()

@@ -104,15 +104,21 @@ BUGS: dict[str, Bug] = {
     "caller's proof not checked": Bug(
         "auth.handshake:HandshakeAnswerer._check", wrong.instead(wrong.believed), ("strange",)
     ),
-    "strangers stay": Bug("store.auth_server:AuthServer._patience", wrong.nothing, ("strange",)),
+    "strangers stay": Bug(
+        "store.auth_server:AuthServer._poll_timeout", wrong.nothing, ("strange",)
+    ),
     "differing sizes unnoticed": Bug(
-        "rendezvous.methods:_dispute", wrong.instead(lambda store, rank, size: ""), ("gathering",)
+        "rendezvous.methods:_size_disagreement",
+        wrong.instead(lambda store, rank, size: ""),
+        ("gathering",),
     ),
     "missing rank not named": Bug(
-        "rendezvous.methods:_who_is_missing", wrong.one_rank_less, ("gathering",)
+        "rendezvous.methods:_missing_ranks", wrong.one_rank_less, ("gathering",)
     ),
-    "verdict not seen": Bug("store.arrival:there", wrong.unseen, _MEETS),
-    "far store never answers": Bug("store.arrival:there", wrong.instead(wrong.impatient), _MEETS),
+    "verdict not seen": Bug("store.arrival:wait_for_keys", wrong.unseen, _MEETS),
+    "far store never answers": Bug(
+        "store.arrival:wait_for_keys", wrong.instead(wrong.impatient), _MEETS
+    ),
     "death not looked for": Bug(
         "backend.cpu.membership.formation:check_alive", wrong.nothing, ("founding",)
     ),

@@ -218,13 +218,13 @@ def own_verdict(verdict: Any, error: Any, *, wait: bool) -> None:
 
 def tells_itself(areas: Any, error: Any) -> None:
     """Tell a cause to nobody else on the host."""
-    areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
+    areas.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
     entry_points.compare_and_swap(areas.address(areas.rank) + at.AREA_ABORT, 0, areas.rank + 1)
 
 
 def last_counts(areas: Any, error: Any) -> None:
     """Let the last cause win."""
-    areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
+    areas.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
     for rank in range(areas.size):
         areas._word(rank, at.AREA_ABORT)[0] = areas.rank + 1
 

@@ -15,7 +15,7 @@ from random import Random
 from nc10d.auth.handshake import HELLO, MAGIC
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
-from nc10d.store.auth_server import WHO
+from nc10d.store.auth_server import STORE_INTRODUCTION
 from simulation.clock import Simulation
 from simulation.laws import Wrong, demand, ending, in_time, typed
 from simulation.network import Network, Weather
@@ -230,7 +230,7 @@ def strange(sim: Simulation) -> None:
     site = Site(net, TOKEN)
     wish = m.with_value(m.SET, b"/stolen", b"yes")
     hello = m.with_u32(m.VALIDATE, m.MAGIC)
-    forged = HELLO.pack(MAGIC, *WHO, bytes(32)) + bytes(32)
+    forged = HELLO.pack(MAGIC, *STORE_INTRODUCTION, bytes(32)) + bytes(32)
     way = sim.random.randrange(4)
 
     def intrude() -> str:

@@ -90,7 +90,7 @@ class VirtualServer(Server):
 
     def look_at_guests(self) -> None:
         """Close who has not shown the token in time."""
-        self._patience()
+        self._poll_timeout()
 
 
 class VirtualGuardedServer(AuthServer, VirtualServer):
@@ -167,8 +167,8 @@ class VirtualLink(StoreConnection):
         self._recv = self._received
         self._got, self._at = b"", 0
         answer = self._shake_hands()
-        self.holds_requests = answer in (m.READY, m.READY_NEAR)
-        self.has_near = False
+        self.holds_requests = answer in (m.READY, m.READY_UNIX)
+        self.has_unix = False
 
     def _received(self, most: int, flags: int = 0) -> bytes:
         try:
@@ -230,10 +230,10 @@ class VirtualCaller(StoreSession):
         self._note(packet, keys)
         return super().call(packet, take, keys, timeout, waits)
 
-    def tell(self, packet: bytes, keys: Sequence[str]) -> None:
-        """Tell, and leave a line in the trace."""
+    def post(self, packet: bytes, keys: Sequence[str]) -> None:
+        """Post, and leave a line in the trace."""
         self._note(packet, keys)
-        super().tell(packet, keys)
+        super().post(packet, keys)
 
     def _note(self, packet: bytes, keys: Sequence[str]) -> None:
         sim = self._site.sim
@@ -246,7 +246,7 @@ class VirtualCaller(StoreSession):
         end: Any = self._site.dial(self._owner)
         token = self._token
         made = VirtualSealedLink(end, deadline, token) if token else VirtualLink(end, deadline)
-        self._link = made
+        self._connection = made
         return made
 
 
@@ -260,6 +260,6 @@ class VirtualStore(TCPStore):
         self._token = token or site.token
         self._hosting = None
         self._host, self._port = "server", 1
-        self._caller = VirtualCaller(site, owner, self._seconds, self._token)
-        self._call, self._tell = self._caller.call, self._caller.tell
-        self._wait_then = self._caller.wait_then
+        self._session = VirtualCaller(site, owner, self._seconds, self._token)
+        self._call, self._post = self._session.call, self._session.post
+        self._wait_then = self._session.wait_then

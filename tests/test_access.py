@@ -1,4 +1,4 @@
-"""Which arrays operations have: what a rank reads and writes, and what any rank may write."""
+"""The arrays of operations: those that a rank reads or writes, and those any rank writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.access import access, arrays_of, first_array, outputs, touched
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.ops import (
     SUM,
     AllGather,
@@ -27,7 +27,7 @@ from nc10d.ops import (
 
 
 def names(op: Any, rank: int) -> tuple[str, str]:
-    """Say which of op's fields are read and which are written, by name."""
+    """Return the names of the fields of `op` that are read, and of those that are written."""
     fields = {id(getattr(op, name)): name for name in ("x", "out", "inp") if hasattr(op, name)}
     reads, writes = access(op, rank)
     return " ".join(fields[id(x)] for x in reads), " ".join(fields[id(x)] for x in writes)
@@ -45,10 +45,10 @@ def test_a_root_and_the_others_use_their_arrays_differently() -> None:
 
 def test_an_operation_keeps_all_but_its_arrays() -> None:
     x, parts = np.zeros(3), [np.zeros(1), np.zeros(2)]
-    changed = on_each(Gather(parts, x, root=7), lambda array: array.size)
+    changed = map_arrays(Gather(parts, x, root=7), lambda array: array.size)
     assert (changed.out, changed.inp, changed.root) == ([1, 2], 3, 7)  # type: ignore[union-attr]
     assert len(arrays_of(Gather(parts, x, root=7))) == 3
-    elsewhere = on_each(Gather(None, x, root=7), lambda array: array.size)
+    elsewhere = map_arrays(Gather(None, x, root=7), lambda array: array.size)
     assert (elsewhere.out, elsewhere.inp) == (None, 3)  # type: ignore[union-attr]
 
 
@@ -73,11 +73,11 @@ def ids(arrays: Any) -> set[int]:
     return {id(x) for x in arrays}
 
 
-def test_what_some_rank_writes_is_what_may_be_written() -> None:
+def test_touched_and_outputs_agree_with_the_access_of_each_rank() -> None:
     for op in ALL:
         ranks = [access(op, rank) for rank in (0, 1)]
-        written = {one for _, writes in ranks for one in ids(writes)}
-        read = {one for reads, _ in ranks for one in ids(reads)}
+        written = {x for _, writes in ranks for x in ids(writes)}
+        read = {x for reads, _ in ranks for x in ids(reads)}
         assert written == ids(outputs([op])) == ids(x for x, written in touched(op) if written)
         assert written | read == ids(arrays_of(op)) == ids(x for x, _ in touched(op))
 
@@ -88,4 +88,4 @@ def test_the_first_array_of_a_launch_is_found_whatever_comes_before_it() -> None
     assert first_array([Barrier()]) is None
     same = AllReduces([Y, X], SUM)
     assert first_array(same) is Y
-    assert not same._made, "no operation is made for it"
+    assert not same._made, "no operation was created"

@@ -1,4 +1,4 @@
-"""Where a job's token comes from, and what is refused without one."""
+"""The sources of a job's token, and the addresses that are refused without a token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "x" * 64, TOKEN[:-1], TOKEN + "0", "secret"])
-def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
+def test_a_malformed_token_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.touch(0o600)
     path.write_text(text)
@@ -59,7 +59,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         auth.job_token({auth.FILE: str(tmp_path / "token")})
 
 
-def test_a_file_that_is_not_there_is_an_error_that_names_it() -> None:
+def test_a_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(AuthError, match=r"/nowhere/token \(NC10D_TOKEN_FILE\): No such file"):
         auth.job_token({auth.FILE: "/nowhere/token"})
 
@@ -78,19 +78,19 @@ def test_a_file_that_is_not_there_is_an_error_that_names_it() -> None:
         ("2001:db8::1", True),
     ],
 )
-def test_what_others_can_reach_needs_a_token_or_trust(
+def test_an_address_that_others_can_reach_needs_a_token_or_trust(
     monkeypatch: pytest.MonkeyPatch, host: str, beyond: bool
 ) -> None:
     assert auth.reachable(host) == beyond
     for name, value in (("NC10D_INSECURE", "1"), ("NC10D_TOKEN", TOKEN)):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            auth.demand(host, "the store")
+            auth.require_token(host, "the store")
     if beyond:
         with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*NC10D_INSECURE=1"):
-            auth.demand(host, "the store")
+            auth.require_token(host, "the store")
     else:
-        auth.demand(host, "the store")
+        auth.require_token(host, "the store")
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -98,9 +98,9 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def test_the_command_makes_a_file_and_says_how_to_use_it(tmp_path: Path) -> None:
+def test_the_command_makes_a_file_and_prints_how_to_use_it(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    os.umask(os.umask(0))  # whatever the user's is
+    os.umask(os.umask(0))  # keep the user's umask
     done = command(str(path))
     assert done.stdout == f"export NC10D_TOKEN_FILE={path}\n"
     assert auth.job_token({auth.FILE: str(path)}) is not None

@@ -1,4 +1,4 @@
-"""Buffers: whatever library made an array, the memory is found and nothing is copied."""
+"""Buffers describe the memory of arrays of all libraries without a copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_array_is_its_address_count_and_dtype(x: np.ndarray[Any, Any]) -> Non
 
 @st.composite
 def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    """Slices of one array, with steps of either sign."""
+    """Draw slices of an array, with steps of either sign."""
     base = np.arange(24, dtype=np.int16).reshape(4, 6)
     steps = draw(st.tuples(*[st.sampled_from([-2, -1, 1, 2, 3])] * 2))
     starts = draw(st.tuples(st.integers(0, 3), st.integers(0, 5)))
@@ -82,7 +82,9 @@ def test_slices_and_transposes_repeat_nothing(x: np.ndarray[Any, Any]) -> None:
 
 
 @given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.integers(0, 9), st.integers(0, 9))
-def test_what_repeats_an_address_is_always_noticed(shape: tuple[int, int], a: int, b: int) -> None:
+def test_arrays_that_repeat_an_address_are_always_detected(
+    shape: tuple[int, int], a: int, b: int
+) -> None:
     x = np.lib.stride_tricks.as_strided(np.arange(99), shape, (8 * a, 8 * b))
     collides = len(set(x.ravel().tolist())) < x.size
     assert as_buffer(x).repeats or not collides
@@ -120,7 +122,7 @@ def test_dtypes_beyond_the_usual_are_known(dtype: type) -> None:
         (np.zeros(2, ">i4"), "byte order"),
     ],
 )
-def test_what_is_no_array_is_refused_with_what_to_pass(wrong: object, advice: str) -> None:
+def test_an_object_that_is_no_array_is_refused_with_advice(wrong: object, advice: str) -> None:
     with pytest.raises(TypeError, match=advice):
         as_buffer(wrong)
 
@@ -142,7 +144,7 @@ def test_masked_arrays_are_refused_and_other_subclasses_are_their_memory(
 
 
 class CudaArray:
-    """A device array as other libraries show it; never touched, so any address will do."""
+    """A device array as other libraries describe it; never accessed, so any address will do."""
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> None:
         self.__cuda_array_interface__ = {
@@ -218,10 +220,10 @@ def test_as_numpy_is_for_the_cpu() -> None:
         (torch.zeros(2, dtype=torch.complex64).conj(), "plain array"),
     ],
 )
-def test_a_tensor_that_dlpack_refuses_is_a_type_error_that_says_what_to_pass(
+def test_a_tensor_that_dlpack_refuses_is_a_type_error_with_advice(
     x: torch.Tensor, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Other tests import nc10d.torch, which knows tensors.
+    # Other tests import nc10d.torch, which registers tensors.
     monkeypatch.delitem(buffer._resolvers, torch.Tensor, raising=False)
     with pytest.raises(TypeError, match=advice):
         as_buffer(x)

@@ -82,7 +82,7 @@ def test_ints_are_scaled_by_whole_numbers_only(factor):
     check_reduce(DType.FLOAT32, premul_sum(factor))
 
 
-def test_what_is_not_refused_is_allowed():
+def test_reductions_that_are_not_refused_are_allowed():
     for dtype in set(DType) - set(COMPLEX) - set(FLOATS) - {DType.BOOL}:
         for op in (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, premul_sum(3)):
             check_reduce(dtype, op)

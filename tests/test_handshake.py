@@ -1,4 +1,4 @@
-"""The handshake and the frames behind it: the right peer, and what it has sent, in its order."""
+"""The handshake and its frames accept only the right peer and its data, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nc10d.auth.handshake import (
     LONGEST_FRAME,
     PROOF_BYTES,
     SEAL_BYTES,
-    STRANGER_BYTES,
+    UNPROVEN_BYTES,
     BadHandshake,
     BadSeal,
     HandshakeAnswerer,
@@ -25,16 +25,16 @@ from nc10d.auth.handshake import (
     Opener,
     Sealer,
     group_digest,
-    seal_under,
+    seal_function,
 )
 
 KEY = b"k" * 32
-WHO = Introduction(3, 1, 0, group_digest("world"))
+INTRODUCTION = Introduction(3, 1, 0, group_digest("world"))
 CUTS = st.lists(st.integers(1, 40), max_size=8)
 
 
-def expected(who: Introduction) -> bool:
-    return who == WHO
+def expected(introduction: Introduction) -> bool:
+    return introduction == INTRODUCTION
 
 
 def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -46,26 +46,26 @@ def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def feed(side: HandshakeCaller | HandshakeAnswerer, data: bytes, cuts: list[int]) -> bytes:
-    """Feed `data` in pieces, never more than is wanted; return all that is to be sent."""
-    said = b""
+    """Feed `data` in pieces, never more than `wants`; return the bytes to send."""
+    answer = b""
     for piece in in_pieces(data, cuts):
         assert len(piece) <= side.wants
-        said += side.feed(piece)
-    return said
+        answer += side.feed(piece)
+    return answer
 
 
 def shaken(cuts: list[int], key: bytes = KEY) -> tuple[HandshakeCaller, HandshakeAnswerer]:
-    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(key, expected)
+    caller, answerer = HandshakeCaller(KEY, INTRODUCTION), HandshakeAnswerer(key, expected)
     answer = feed(answerer, caller.hello, cuts)
     feed(answerer, feed(caller, answer, cuts), cuts)
     return caller, answerer
 
 
 @given(cuts=CUTS)
-def test_two_that_know_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list[int]) -> None:
+def test_two_sides_with_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list[int]) -> None:
     caller, answerer = shaken(cuts)
     assert caller.wants == answerer.wants == 0
-    assert answerer.who == WHO
+    assert answerer.introduction == INTRODUCTION
     assert caller.keys is not None
     assert answerer.keys is not None
     assert (caller.keys.sending, caller.keys.taking) == (
@@ -76,18 +76,18 @@ def test_two_that_know_the_key_share_fresh_keys_however_bytes_are_cut(cuts: list
     assert len({*(other.keys or ()), *caller.keys}) == 4, "no key serves twice"
 
 
-def test_little_is_read_of_a_stranger() -> None:
-    assert STRANGER_BYTES == HELLO.size + PROOF_BYTES <= 128
+def test_few_bytes_are_read_from_an_unproven_connection() -> None:
+    assert UNPROVEN_BYTES == HELLO.size + PROOF_BYTES <= 128
 
 
-def test_another_key_is_noticed_by_the_caller_first() -> None:
+def test_the_caller_detects_another_key_first() -> None:
     with pytest.raises(BadHandshake, match="does not know the key"):
         shaken([], key=b"K" * 32)
 
 
 @given(at=st.integers(0, HELLO.size - 1), bit=st.integers(0, 7))
 def test_no_bit_of_a_hello_may_change(at: int, bit: int) -> None:
-    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, INTRODUCTION), HandshakeAnswerer(KEY, expected)
     with pytest.raises(BadHandshake):
         caller.feed(answerer.feed(flipped(caller.hello, at, bit)))
     assert caller.keys is None
@@ -95,14 +95,14 @@ def test_no_bit_of_a_hello_may_change(at: int, bit: int) -> None:
 
 @given(at=st.integers(0, ANSWER_BYTES - 1), bit=st.integers(0, 7))
 def test_no_bit_of_an_answer_may_change(at: int, bit: int) -> None:
-    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, INTRODUCTION), HandshakeAnswerer(KEY, expected)
     with pytest.raises(BadHandshake):
         caller.feed(flipped(answerer.feed(caller.hello), at, bit))
 
 
 @given(at=st.integers(0, PROOF_BYTES - 1), bit=st.integers(0, 7))
 def test_no_bit_of_a_callers_proof_may_change(at: int, bit: int) -> None:
-    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
+    caller, answerer = HandshakeCaller(KEY, INTRODUCTION), HandshakeAnswerer(KEY, expected)
     proof = caller.feed(answerer.feed(caller.hello))
     with pytest.raises(BadHandshake):
         answerer.feed(flipped(proof, at, bit))
@@ -113,8 +113,8 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
 
 
-def test_what_was_heard_once_proves_nothing_later() -> None:
-    caller, answerer = HandshakeCaller(KEY, WHO), HandshakeAnswerer(KEY, expected)
+def test_a_recorded_handshake_proves_nothing_later() -> None:
+    caller, answerer = HandshakeCaller(KEY, INTRODUCTION), HandshakeAnswerer(KEY, expected)
     proof = caller.feed(answerer.feed(caller.hello))
     again = HandshakeAnswerer(KEY, expected)
     again.feed(caller.hello)
@@ -123,30 +123,30 @@ def test_what_was_heard_once_proves_nothing_later() -> None:
 
 
 def test_an_answer_is_not_a_proof_of_the_caller() -> None:
-    """Who knows nothing can't have an answerer make the proof that another one wants."""
+    """A client without the key can't use an answerer's proof for another answerer."""
     first, second = HandshakeAnswerer(KEY, expected), HandshakeAnswerer(KEY, expected)
-    hello = HandshakeCaller(KEY, WHO).hello
+    hello = HandshakeCaller(KEY, INTRODUCTION).hello
     second.feed(hello)
     with pytest.raises(BadHandshake):
         second.feed(first.feed(hello)[-PROOF_BYTES:])
 
 
 @pytest.mark.parametrize(
-    "who",
+    "introduction",
     [
-        WHO._replace(rank=2),
-        WHO._replace(peer=0),
-        WHO._replace(purpose=1),
-        WHO._replace(group=group_digest("other")),
+        INTRODUCTION._replace(rank=2),
+        INTRODUCTION._replace(peer=0),
+        INTRODUCTION._replace(purpose=1),
+        INTRODUCTION._replace(group=group_digest("other")),
     ],
 )
-def test_who_is_not_awaited_gets_no_answer(who: Introduction) -> None:
+def test_a_caller_that_is_not_expected_gets_no_answer(introduction: Introduction) -> None:
     with pytest.raises(BadHandshake, match="nobody of that description"):
-        HandshakeAnswerer(KEY, expected).feed(HandshakeCaller(KEY, who).hello)
+        HandshakeAnswerer(KEY, expected).feed(HandshakeCaller(KEY, introduction).hello)
 
 
 @given(first=st.binary(min_size=1, max_size=8).filter(lambda b: not b"nc10d-2\n".startswith(b)))
-def test_another_language_is_noticed_at_its_first_bytes(first: bytes) -> None:
+def test_another_protocol_is_detected_at_its_first_bytes(first: bytes) -> None:
     with pytest.raises(BadHandshake):
         HandshakeAnswerer(KEY, expected).feed(first)
 
@@ -157,7 +157,7 @@ MESSAGES = st.lists(st.binary(max_size=60), min_size=1, max_size=6)
 
 
 @given(messages=MESSAGES, cuts=CUTS)
-def test_what_is_sealed_is_opened_in_order_however_it_is_cut(
+def test_sealed_data_is_opened_in_order_however_it_is_cut(
     messages: list[bytes], cuts: list[int]
 ) -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
@@ -166,8 +166,8 @@ def test_what_is_sealed_is_opened_in_order_however_it_is_cut(
 
 
 @given(key=st.binary(min_size=32, max_size=32), data=st.binary(max_size=200))
-def test_a_seal_is_what_the_standard_library_says(key: bytes, data: bytes) -> None:
-    assert seal_under(key)(data) == hmac.digest(key, data, "sha256")[:SEAL_BYTES]
+def test_a_seal_equals_the_standard_librarys_hmac(key: bytes, data: bytes) -> None:
+    assert seal_function(key)(data) == hmac.digest(key, data, "sha256")[:SEAL_BYTES]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LONGEST_FRAME, LONGEST_FRAME + 1, 3 * LONGEST_FRAME])
@@ -178,19 +178,19 @@ def test_any_length_is_sealed_in_frames_of_bounded_length(nbytes: int) -> None:
 
 
 @given(messages=MESSAGES, data=st.data())
-def test_nothing_is_given_out_that_was_changed(messages: list[bytes], data: st.DataObject) -> None:
+def test_changed_frames_are_never_returned(messages: list[bytes], data: st.DataObject) -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
     wire = b"".join(map(sealer.seal, messages))
     at = data.draw(st.integers(0, len(wire) - 1))
     mutated = flipped(wire, at, data.draw(st.integers(0, 7)))
     assert b"".join(messages).startswith(opened(opener, mutated))
-    # A length that has grown is waited for; whatever comes then is no such frame.
+    # An opener waits for a length that has grown; the following bytes are no valid frame.
     with pytest.raises(BadSeal):
         opener.feed(bytes(LONGEST_FRAME + 100))
 
 
 def opened(opener: Opener, wire: bytes) -> bytes:
-    """Open byte by byte until a seal is wrong; return what was given out."""
+    """Open byte by byte until a seal is wrong; return the opened data."""
     given = b""
     try:
         for at in range(len(wire)):
@@ -201,7 +201,7 @@ def opened(opener: Opener, wire: bytes) -> bytes:
 
 
 @given(order=st.permutations(range(4)))
-def test_frames_can_not_change_places_be_left_out_or_come_again(order: list[int]) -> None:
+def test_frames_can_not_be_reordered_left_out_or_repeated(order: list[int]) -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
     frames = [sealer.seal(bytes([number])) for number in range(4)]
     given = opened(opener, b"".join(frames[at] for at in order))
@@ -212,7 +212,7 @@ def test_frames_can_not_change_places_be_left_out_or_come_again(order: list[int]
 
 
 @pytest.mark.parametrize("rounds", [20_000, pytest.param(500_000, marks=pytest.mark.long)])
-def test_mutated_frames_are_never_given_out(rounds: int) -> None:
+def test_mutated_frames_are_never_returned(rounds: int) -> None:
     chance = random.Random(4)
     frame = Sealer(KEY).seal(b"a request of the store")
     for _ in range(rounds):

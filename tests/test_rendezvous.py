@@ -1,4 +1,4 @@
-"""Ranks find each other: by environment, address or file, once and again, or say who is missing."""
+"""Ranks meet by environment, address or file, also repeatedly; errors name missing ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_all_ranks_get_the_same_store(
 
 
 @pytest.mark.parametrize("kind", ["env", "tcp", "file"])
-def test_a_second_meeting_does_not_see_the_firsts_keys(
+def test_a_second_rendezvous_does_not_see_keys_of_the_first(
     kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = method_of(kind, port, tmp_path, monkeypatch)
@@ -111,12 +111,12 @@ def test_rank_and_size_may_stand_in_the_environment_or_the_address(
     assert (rank, size) == (0, 1)
 
 
-def test_who_did_not_come_is_named(port: int) -> None:
+def test_missing_ranks_are_named(port: int) -> None:
     with pytest.raises(RendezvousError, match=r"1 of 3 ranks came within 0\.3 s; missing: 1, 2"):
         rendezvous(f"tcp://{HOST}:{port}", 0, 3, 0.3)
 
 
-def test_a_rank_that_comes_twice_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_arrives_twice_is_an_error(tmp_path: Path) -> None:
     method = f"file://{tmp_path / 'meet'}"
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(rendezvous, method, 0, 2, 0.5) for _ in range(2)]
@@ -124,20 +124,20 @@ def test_a_rank_that_comes_twice_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_ranks_that_disagree_on_their_number_all_hear_who_said_what(
+def test_ranks_that_disagree_on_the_world_size_are_all_named(
     kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = method_of(kind, port, tmp_path, monkeypatch)
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(rendezvous, method, rank, 3 + rank // 2, 60) for rank in range(3)]
-        errors = [call.exception(30) for call in calls]  # long before its time is over
+        errors = [call.exception(30) for call in calls]  # long before the timeout
     assert all(isinstance(error, RendezvousError) for error in errors)
     (text,) = {str(error) for error in errors}
     late, early = r"rank 2 .* size of 4, rank [01] with 3", r"rank [01] .* size of 3, rank 2 with 4"
     assert re.search(f"{late}|{early}", text)
 
 
-def test_one_that_comes_late_to_a_smaller_world_is_told(tmp_path: Path) -> None:
+def test_a_surplus_rank_that_arrives_late_is_an_error(tmp_path: Path) -> None:
     method = f"file://{tmp_path / 'meet'}"
     with met(2, method), pytest.raises(RendezvousError, match=r"rank 2 .* of 3, rank . with 2"):
         rendezvous(method, 2, 3, 20)
@@ -146,13 +146,13 @@ def test_one_that_comes_late_to_a_smaller_world_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["http://a", "tcp://nowhere", "tcp://h:1", "file://host/x", "file://"]
 )
-def test_a_method_that_says_too_little_is_a_value_error(method: str) -> None:
+def test_an_incomplete_method_is_a_value_error(method: str) -> None:
     rank = None if method == "tcp://h:1" else 0
     with pytest.raises(ValueError):
         rendezvous(method, rank, 1, 5)
 
 
-# ---- what a launcher's environment says ----------------------------------------------------------
+# ---- the environment of a launcher ---------------------------------------------------------------
 
 FULL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 NAMELESS: dict[str, Callable[[int], dict[str, str]]] = {
@@ -196,24 +196,24 @@ def test_ranks_without_an_address_derive_the_same_place(launcher: str) -> None:
 
 
 def test_two_jobs_on_one_host_derive_places_of_their_own() -> None:
-    one, two = (find_place(NAMELESS["Hydra"](0), None, None, lambda j=job: j) for job in "ab")
-    assert one.job != two.job
-    assert one.port != two.port
+    first, second = (find_place(NAMELESS["Hydra"](0), None, None, lambda j=job: j) for job in "ab")
+    assert first.job != second.job
+    assert first.port != second.port
 
 
 @pytest.mark.parametrize("launcher", NAMELESS)
-def test_a_given_address_wins_over_a_derived_one(launcher: str) -> None:
+def test_a_given_address_replaces_a_derived_address(launcher: str) -> None:
     address = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
     place = find_place({**NAMELESS[launcher](1), **address}, None, None, lambda: "pid")
     assert (place.host, place.port, place.job) == ("h", 29500, "")
 
 
-def test_torchruns_variables_win_over_the_launchers_around_it() -> None:
+def test_torchruns_variables_precede_the_outer_launchers() -> None:
     place = find_place({**NAMELESS["srun"](0), **FULL}, None, None, lambda: "pid")
     assert (place.rank, place.size, place.host) == (1, 3, "h")
 
 
-def test_a_rank_outside_the_world_is_refused_before_anybody_is_asked() -> None:
+def test_a_rank_outside_the_world_is_refused_before_connecting() -> None:
     for rank in (2, 3, 10**9):
         with pytest.raises(ValueError, match="outside a world of 2"):
             rendezvous("tcp://127.0.0.1:1", rank, 2, timeout=30.0)

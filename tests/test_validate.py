@@ -1,4 +1,4 @@
-"""A caller's mistake is named before anything is sent: which call, which argument, what instead."""
+"""Errors for a caller's mistakes name the call, the argument and the requirement."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("op", GOOD, ids=repr)
-def test_what_is_right_passes(op: Any) -> None:
+def test_valid_operations_pass(op: Any) -> None:
     validate(op, RANK, SIZE)
 
 
@@ -154,13 +154,13 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("op", "error", "message"), BAD)
-def test_what_is_wrong_is_named(op: Any, error: type[Exception], message: str) -> None:
+def test_mistakes_are_named(op: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         validate(op, RANK, SIZE)
 
 
 @given(st.integers(0, 4), st.integers(0, 12), st.integers(0, 20), st.integers(0, 2))
-def test_all_gather_within_one_memory_passes_only_in_place_or_apart(
+def test_all_gather_in_the_same_memory_passes_only_in_place_or_disjoint(
     count: int, start: int, begin: int, rank: int
 ) -> None:
     memory = np.arange(24.0)

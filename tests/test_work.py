@@ -370,12 +370,12 @@ def test_a_work_keeps_its_arrays_until_it_is_dropped() -> None:
 
 
 def test_a_forked_child_can_finish_works_though_a_thread_held_the_lock() -> None:
-    from nc10d.base import outcome
+    from nc10d.base import promise
 
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with outcome._transition:
+        with promise._transition:
             held.set()
             release.wait(10)
 

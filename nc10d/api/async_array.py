@@ -161,4 +161,4 @@ buffer.register(
     lambda x: buffer.device_type(x._array),
 )
 register_type(AsyncCollectiveArray, lambda x: x.wait(), lambda x: x, "nc10d.AsyncCollectiveArray")
-interop.register_view(AsyncCollectiveArray, lambda x: interop.view_of(x.wait()), lambda _: None)
+interop.register_view(AsyncCollectiveArray, lambda x: interop.numpy_view(x.wait()), lambda _: None)

@@ -17,7 +17,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.codec import EncodedMessage, Envelope, encode, encode_pickled
 from nc10d.codec.messages import LARGEST, WORDS
 from nc10d.codec.payload import Bytes, Locate
-from nc10d.codec.type_registry import carrier_of
+from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default
@@ -197,7 +197,7 @@ def _moved(device: str, array: Any) -> Any:
     """Return an array on a device: NumPy's as nc10d.cuda's, others as their library has them."""
     from nc10d import cuda
 
-    carrier = carrier_of(type(array))
+    carrier = codec_of(type(array))
     if carrier is None or carrier.move is None:
         return cuda.to_device(array, device)
     return carrier.move(array, device)

@@ -1,1 +1,1 @@
-"""Arrays as memory: element types, buffers, views, intervals, checks of arguments."""
+"""Arrays as memory: element types, buffers, NumPy views, intervals, checks of arguments."""

@@ -1,8 +1,8 @@
-"""Which arrays an operation has, and whether it reads or writes them.
+"""The arrays of an operation, and whether it reads or writes them.
 
     access(Broadcast(x, root=0), rank=1)     # reads nothing, writes x
 
-Contract: pure. It looks at the fields of operations, lists flattened, and at no array.
+Contract: pure. The functions read the fields of operations, flatten lists, and access no array.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _RULES: dict[type[Any], Callable[[Any, int], tuple[Sequence[Any], Sequence[Any]]
 
 
 def access(op: Op, rank: int) -> tuple[list[Array], list[Array]]:
-    """Return the arrays that `rank` reads, and those that it writes."""
+    """Return the arrays that `rank` reads, and the arrays that it writes."""
     reads, writes = _RULES[type(op)](op, rank)
     return _flat(reads), _flat(writes)
 
 
 def touched(op: Op) -> list[tuple[Array, bool]]:
-    """Return all arrays of an operation, and whether it writes each on some rank."""
+    """Return (array, written) for all arrays of an operation; written on at least one rank."""
     written = _WRITTEN.get(type(op))
     return [(x, name == written) for name in _ARRAYS for x in _flat([getattr(op, name, None)])]
 
@@ -72,12 +72,12 @@ def arrays_of(op: Op) -> list[Array]:
 
 
 def outputs(ops: Iterable[Op]) -> list[Array]:
-    """Return the arrays that operations write on some rank, in order."""
+    """Return the arrays that operations write on at least one rank, in order."""
     return _flat([getattr(op, _WRITTEN.get(type(op), ""), None) for op in ops])
 
 
 def first_array(ops: Sequence[Op]) -> Any:
-    """Return the first array of a launch, None if there is none; no operation is made for it."""
+    """Return the first array of a launch, or None; creates no operation of AllReduces."""
     if type(ops) is AllReduces:
         return ops.arrays[0]
     return next((x for op in ops for x in arrays_of(op)), None)

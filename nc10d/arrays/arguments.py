@@ -1,7 +1,7 @@
-"""The arguments of a call, under the names that the caller knows, and what must hold for them.
+"""Checks of the arguments of a call, under the names of the public API.
 
-Each check raises ValueError or TypeError with the call, the argument and what was expected. They
-look at memory through `as_buffer` and change nothing.
+Each check raises ValueError or TypeError, which names the call, the argument and the requirement.
+The checks read memory's description through `as_buffer` and change nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_TAG = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One array of a call, under the name by which the caller knows it."""
+    """An array of a call, under its name in the public API."""
 
     call: str
     name: str
@@ -30,7 +30,7 @@ class Argument:
 
 
 def is_list(x: Any) -> bool:
-    """Say whether `x` stands for one array per rank."""
+    """Return whether `x` is a list: an array for each rank."""
     return isinstance(x, (list, tuple))
 
 
@@ -41,13 +41,13 @@ def _argument(call: str, name: str, x: Any, written: bool) -> Argument:
         raise TypeError(f"{call}: {name}: {error}") from error
 
 
-def read(call: str, name: str, x: Any) -> Argument:
-    """Take an array that the operation only reads."""
+def input_array(call: str, name: str, x: Any) -> Argument:
+    """Return an array that the operation only reads; TypeError if `x` is no array."""
     return _argument(call, name, x, written=False)
 
 
-def written(call: str, name: str, x: Any) -> Argument:
-    """Take an array that the operation writes: writable, every element on its own."""
+def output_array(call: str, name: str, x: Any) -> Argument:
+    """Return an array that the operation writes; ValueError if read-only or self-overlapping."""
     found = _argument(call, name, x, written=True)
     if not found.buffer.writable:
         raise ValueError(f"{call}: {name} is written, so it must not be read-only")
@@ -60,25 +60,25 @@ def written(call: str, name: str, x: Any) -> Argument:
 _Taker = Callable[[str, str, Any], Argument]
 
 
-def _take_list(take: _Taker, call: str, name: str, xs: Sequence[Any], size: int) -> list[Argument]:
+def _each_array(take: _Taker, call: str, name: str, xs: Sequence[Any], size: int) -> list[Argument]:
     if len(xs) != size:
         message = f"{call}: {name} must have one array per rank, {size} in this group"
         raise ValueError(f"{message}, got {len(xs)}")
     return [take(call, f"{name}[{index}]", x) for index, x in enumerate(xs)]
 
 
-def read_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
-    """Take a list with one array per rank, only read."""
-    return _take_list(read, call, name, xs, size)
+def input_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
+    """Return a list with an array for each rank that the operation only reads."""
+    return _each_array(input_array, call, name, xs, size)
 
 
-def written_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
-    """Take a list with one array per rank, written."""
-    return _take_list(written, call, name, xs, size)
+def output_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
+    """Return a list with an array for each rank that the operation writes."""
+    return _each_array(output_array, call, name, xs, size)
 
 
 def check_reducible(x: Argument, op: ReduceOp) -> None:
-    """Demand a reduction that the dtype of `x` allows."""
+    """Raise TypeError unless the dtype of `x` supports the reduction `op`."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
     try:
@@ -88,26 +88,26 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
 
 
 def check_rank(call: str, name: str, rank: Any, size: int) -> None:
-    """Demand a rank of the group."""
+    """Raise ValueError unless `rank` is a rank of the group."""
     if not 0 <= integer(call, name, rank) < size:
         raise ValueError(f"{call}: {name} must be a rank of the group, 0 to {size - 1}, got {rank}")
 
 
 def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
-    """Demand a rank of the group other than this one."""
+    """Raise ValueError unless `peer` is another rank of the group."""
     check_rank(call, name, peer, size)
     if peer == rank:
         raise ValueError(f"{call}: {name} must be another rank, got this rank, {rank}")
 
 
 def check_tag(call: str, tag: Any) -> None:
-    """Demand a tag: an integer, 0 or more, of 63 bits."""
+    """Raise ValueError unless `tag` is from 0 to 2**63 - 1."""
     if not 0 <= integer(call, "tag", tag) <= LARGEST_TAG:
         raise ValueError(f"{call}: tag must be 0 or more, and below 2**63, got {tag}")
 
 
 def integer(call: str, name: str, value: Any) -> int:
-    """Return a plain int for any integer (NumPy's too); TypeError for what is none."""
+    """Return any integer (NumPy's too) as an int; TypeError if `value` is none."""
     try:
         return operator.index(value)
     except TypeError as error:
@@ -115,37 +115,37 @@ def integer(call: str, name: str, value: Any) -> int:
 
 
 def check_given(call: str, name: str, xs: Any, role: str, rank: int, root: int) -> None:
-    """Demand a list on the root, and none elsewhere."""
+    """Raise ValueError unless a list is given on the root, and None on other ranks."""
     if (xs is not None) == (rank == root):
         return
     where = "must be given on" if rank == root else "must be None on ranks other than"
     raise ValueError(f"{call}: {name} {where} {role}, which is rank {root}; this is rank {rank}")
 
 
-def check_alike(arguments: Sequence[Argument]) -> None:
-    """Demand one dtype and one device of all."""
+def check_same_type(arguments: Sequence[Argument]) -> None:
+    """Raise TypeError or ValueError unless all arrays have the same dtype and device."""
     first = arguments[0]
     for other in arguments[1:]:
-        for what, mine, theirs in (
+        for property_name, expected, found in (
             ("dtype", first.buffer.dtype.label, other.buffer.dtype.label),
             ("device", first.buffer.device, other.buffer.device),
         ):
-            if mine != theirs:
-                message = f"{first.call}: {other.name} must have the {what} of {first.name}"
-                kind = TypeError if what == "dtype" else ValueError
-                raise kind(f"{message}, {mine}, got {theirs}")
+            if expected != found:
+                must = f"{other.name} must have the {property_name} of {first.name}"
+                kind = TypeError if property_name == "dtype" else ValueError
+                raise kind(f"{first.call}: {must}, {expected}, got {found}")
 
 
 def check_count(x: Argument, count: int, why: str) -> None:
-    """Demand `count` elements; `why` says where the number comes from."""
+    """Raise ValueError unless `x` has `count` elements; `why` explains the number."""
     if x.buffer.count != count:
         message = f"{x.call}: {x.name} must have {count} elements, {why}"
         raise ValueError(f"{message}, got {x.buffer.count}")
 
 
 def check_flat(whole: Argument, piece: Argument, rank: int, size: int) -> None:
-    """Check one flat array against the piece that is this rank's."""
-    check_alike([piece, whole])
+    """Check a flat array, the `whole` of all ranks, against this rank's `piece`."""
+    check_same_type([piece, whole])
     check_count(whole, size * piece.buffer.count, f"{size} ranks times those of {piece.name}")
     if not _is_chunk(piece.buffer, whole.buffer, rank):
         check_disjoint([whole, piece])
@@ -157,26 +157,26 @@ def _is_chunk(piece: Buffer, whole: Buffer, rank: int) -> bool:
 
 
 def check_chunks(chunks: Sequence[Argument], piece: Argument, rank: int, size: int) -> None:
-    """Check a list with one array per rank against the piece that is this rank's."""
-    check_alike([piece, *chunks])
-    mine = chunks[rank]
-    check_count(mine, piece.buffer.count, f"as many as {piece.name}")
-    if _same(mine.buffer, piece.buffer):
-        check_disjoint([mine if mine.written else piece, *chunks[:rank], *chunks[rank + 1 :]])
+    """Check a list with an array for each rank against this rank's `piece`."""
+    check_same_type([piece, *chunks])
+    own = chunks[rank]
+    check_count(own, piece.buffer.count, f"as many as {piece.name}")
+    if _same_elements(own.buffer, piece.buffer):
+        check_disjoint([own if own.written else piece, *chunks[:rank], *chunks[rank + 1 :]])
     else:
         check_disjoint([piece, *chunks])
 
 
-def _same(a: Buffer, b: Buffer) -> bool:
+def _same_elements(a: Buffer, b: Buffer) -> bool:
     return (a.address, a.shape, a.strides) == (b.address, b.shape, b.strides) or (
         a.address == b.address and a.contiguous and b.contiguous
     )
 
 
 def check_disjoint(arguments: Sequence[Argument]) -> None:
-    """Demand that no output shares memory with another argument.
+    """Raise ValueError if an output shares memory with another argument.
 
-    Sorted by address, only neighbours whose spans touch are compared closely.
+    Arguments are sorted by address, so that only those whose spans overlap are compared exactly.
     """
     ordered = sorted((x for x in arguments if x.buffer.count), key=lambda x: x.buffer.span)
     for index, x in enumerate(ordered):
@@ -189,7 +189,7 @@ def check_disjoint(arguments: Sequence[Argument]) -> None:
 
 
 def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:
-    """Return how many rows of `x` go to, or come from, each rank."""
+    """Return the number of rows of `x` that go to, or come from, each rank."""
     shape = x.buffer.shape
     if not shape:
         raise ValueError(f"{x.call}: {x.name} must have a dimension to split, got a 0-d array")
@@ -206,14 +206,14 @@ def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) 
 
 
 def row_length(x: Argument) -> int:
-    """Return how many elements a row of `x` has."""
+    """Return the number of elements in a row of `x`."""
     return prod(x.buffer.shape[1:])
 
 
 def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:
-    """Return lists of ranks in order and as plain ints.
+    """Return lists of ranks, each sorted, as tuples of ints.
 
-    ValueError unless they are disjoint and all are ranks of a group of `size`.
+    ValueError unless the lists are disjoint and all members are ranks of a group of `size`.
     """
     lists = [
         tuple(sorted(integer("split_group", "ranks", rank) for rank in ranks))
@@ -223,15 +223,15 @@ def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[
         raise ValueError("split_ranks must be a list of lists of ranks, and not empty")
     if not all(lists):
         raise ValueError("split_ranks must not contain an empty list")
-    check_apart(lists)
+    check_distinct_ranks(lists)
     for ranks in lists:
         for rank in ranks:
             check_rank("split_group", "split_ranks", rank, size)
     return lists
 
 
-def check_apart(lists: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if a rank is in several of the lists, or in one twice."""
+def check_distinct_ranks(lists: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError if a rank occurs twice, in the same list or in several."""
     seen: set[int] = set()
     for ranks in lists:
         for rank in ranks:

@@ -1,11 +1,11 @@
-"""Arrays as memory: address, count, dtype, device, for whatever library made them.
+"""Arrays as memory: address, count, dtype and device of an array of any library.
 
 `as_buffer` looks the type up: NumPy arrays, then `__cuda_array_interface__`, then DLPack; a
 framework's adapter registers its own type. A Buffer keeps its owner alive and copies nothing;
 making one never waits for a device.
 
-Subclasses of ndarray are taken as the memory they are (np.matrix, np.memmap, np.recarray's plain
-cousins); masked arrays are refused, because the mask would be lost.
+Subclasses of ndarray are treated as plain memory (np.matrix, np.memmap); masked arrays are refused,
+because the mask would be lost.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements, without what lies between them."""
+        """The bytes of all elements, without gaps between them."""
         return self.count * self.dtype.itemsize
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first address that belongs to an element, and the first behind all of them."""
+        """The address range of the elements: its first address, and the first address behind it."""
         if not self.count:
             return self.address, self.address
         steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
@@ -52,11 +52,11 @@ class Buffer:
 
     @property
     def repeats(self) -> bool:
-        """Say whether elements share bytes, as in a broadcast view or a sliding window.
+        """Whether elements share bytes, as in a broadcast view or a sliding window.
 
-        Sorted by stride, each dimension must step over all that the smaller ones reach. That
-        holds for every slice, transpose or reshape of an array; a layout made by hand that
-        interleaves its dimensions without a collision counts as sharing.
+        Sorted by stride, each dimension must step over the extent of the smaller dimensions. That
+        holds for every slice, transpose or reshape of an array. A hand-made layout that
+        interleaves its dimensions without a collision counts as sharing too.
         """
         if self.contiguous or not self.count:
             return False
@@ -69,9 +69,9 @@ class Buffer:
         return False
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """Return the array as an ndarray that is the same memory; TypeError if not on the CPU.
+        """Return an ndarray on the same memory; TypeError if it is not on the CPU.
 
-        It has the shape and strides of the original, is writable if that is, and keeps it alive.
+        It has the shape, strides and writability of the original, and keeps it alive.
         """
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
@@ -81,7 +81,7 @@ class Buffer:
 
 
 class _Memory:
-    """A Buffer as NumPy asks for it: bits without a type, since it may not know the real one."""
+    """A Buffer with NumPy's array interface, as untyped bytes: NumPy may not know the dtype."""
 
     __slots__ = ("__array_interface__", "_buffer")
 
@@ -99,8 +99,8 @@ class _Memory:
 Resolver = Callable[[Any], Buffer]
 _resolvers: dict[type, Resolver] = {}
 _devices: dict[type, Callable[[Any], str]] = {}
-settled: set[type] = set()
-"""The types of arrays that are all on one kind of device."""
+single_device_types: set[type] = set()
+"""Array types whose arrays are all on the same kind of device."""
 
 
 def register(
@@ -108,29 +108,29 @@ def register(
 ) -> None:
     """Resolve arrays of exactly the type `kind` by `resolve`.
 
-    `device(x)` answers with the device type ("cpu", "cuda") alone, cheaply; it may be that type
-    itself where all such arrays are there; without it the Buffer is asked.
+    `device(x)` returns just the device type ("cpu", "cuda"), cheaply. `device` is a str if all such
+    arrays are on that type of device. Without `device`, the Buffer is made to find out.
     """
     _resolvers[kind] = resolve
     if isinstance(device, str):
-        settled.add(kind)
+        single_device_types.add(kind)
         _devices[kind] = _always(device)
     else:
         _devices[kind] = device or (lambda x: resolve(x).device)
 
 
-_families: dict[tuple[str, str], Resolver] = {}
+_resolvers_by_name: dict[tuple[str, str], Resolver] = {}
 
 
 def register_named(package: str, name: str, resolve: Resolver) -> None:
-    """Resolve device arrays of a type of this name in a package that nobody need have imported."""
-    _families[package, name] = resolve
+    """Resolve CUDA arrays of the type `package.name`; the package need not be imported."""
+    _resolvers_by_name[package, name] = resolve
 
 
-def _adopt(x: Any) -> bool:
-    """Register the type of an array if one of its name is; say whether it is."""
+def _register_by_name(x: Any) -> bool:
+    """Register the type of an array if `register_named` knows its name; return whether it does."""
     kind = type(x)
-    resolve = _families.get((kind.__module__.partition(".")[0], kind.__name__))
+    resolve = _resolvers_by_name.get((kind.__module__.partition(".")[0], kind.__name__))
     if resolve is not None:
         register(kind, resolve, "cuda")
     return resolve is not None
@@ -141,7 +141,7 @@ def _always(device: str) -> Callable[[Any], str]:
 
 
 def as_buffer(x: Any) -> Buffer:
-    """Return the memory of `x`; TypeError if it is no array, or of a dtype that can't be sent."""
+    """Return the memory of `x`; TypeError if it is no array, or its dtype can't be sent."""
     resolve = _resolvers.get(type(x))
     if resolve is None:
         resolve = _resolver_for(x)
@@ -149,18 +149,18 @@ def as_buffer(x: Any) -> Buffer:
 
 
 def device_type(x: Any) -> str:
-    """Return the type of device ("cpu", "cuda") of an array, or of the first one of a list."""
+    """Return the type of device ("cpu", "cuda") of an array, or of a list's first array."""
     find = _devices.get(type(x))
     if find is not None:
         return find(x)
     if isinstance(x, (list, tuple)):
-        # An empty list or None is a mistake that the CPU's checks know how to name.
+        # An empty list or None is an error that the CPU's checks report.
         return device_type(x[0]) if x else "cpu"
     return _guess_device(x)
 
 
 def _guess_device(x: Any) -> str:
-    if isinstance(x, (np.ndarray, type)):  # a class shows its instances' methods, but is no array
+    if isinstance(x, (np.ndarray, type)):  # a class has its instances' methods, but is no array
         return "cpu"
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda"
@@ -177,13 +177,13 @@ def _resolver_for(x: Any) -> Resolver:
     if isinstance(x, np.ndarray):
         return _resolve_numpy
     if hasattr(x, "__cuda_array_interface__"):
-        return _resolvers[type(x)] if _adopt(x) else _resolve_cuda
+        return _resolvers[type(x)] if _register_by_name(x) else _resolve_cuda
     if hasattr(x, "__dlpack__"):
         return _resolve_dlpack
-    raise TypeError(f"expected an array, got {_what_instead(x)}")
+    raise TypeError(f"expected an array, got {_type_hint(x)}")
 
 
-def _what_instead(x: Any) -> str:
+def _type_hint(x: Any) -> str:
     kind = type(x).__name__
     if isinstance(x, np.generic):
         return f"the NumPy scalar {x!r}: pass np.array(x), a 0-d array, so that it can be written"
@@ -227,9 +227,11 @@ def _resolve_dlpack(x: Any) -> Buffer:
     try:
         view = np.from_dlpack(x)
     except (BufferError, RuntimeError) as error:
-        raise TypeError(f"{_kind(x)} can't be shared by DLPack ({error}): {_instead(x)}") from error
+        raise TypeError(
+            f"{_type_text(x)} can't be shared by DLPack ({error}): {_replacement_hint(x)}"
+        ) from error
     found = _resolve_numpy(view)
-    # The view keeps the memory alive, and the producer's object stays reachable with it.
+    # The view keeps the memory alive; keep the producer's object too.
     return Buffer(
         found.address,
         found.count,
@@ -243,13 +245,13 @@ def _resolve_dlpack(x: Any) -> Buffer:
     )
 
 
-def _kind(x: Any) -> str:
+def _type_text(x: Any) -> str:
     dtype = getattr(x, "dtype", None)
     return type(x).__name__ if dtype is None else f"a {type(x).__name__} of {dtype}"
 
 
-def _instead(x: Any) -> str:
-    """Say what to pass for an array that its library does not export as it is."""
+def _replacement_hint(x: Any) -> str:
+    """Return advice for an array that its library does not export."""
     if getattr(x, "requires_grad", False):
         return "pass x.detach(), the same memory without its history"
     if "float" in str(getattr(x, "dtype", "")):
@@ -270,27 +272,27 @@ def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
-    """Say whether an array is C-contiguous: a dimension of length 1 may have any stride."""
+    """Return whether an array is C-contiguous: a dimension of length 1 may have any stride."""
     if 0 in shape:
         return True
     return all(n == 1 or s == p for n, s, p in zip(shape, strides, packed, strict=True))
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:
-    """Say whether two arrays share a byte.
+    """Return whether two arrays share a byte.
 
-    Exact unless that is too hard to find out (np.shares_memory, which looks at no memory); spans
-    that touch count as sharing then.
+    Exact unless that is too expensive (np.shares_memory, which accesses no memory). Then arrays
+    whose spans overlap count as sharing.
     """
     if a.device != b.device or not (a.count and b.count):
         return False
-    if not intervals.meet(a.span, b.span):
+    if not intervals.intersect(a.span, b.span):
         return False
     if a.contiguous and b.contiguous:
         return True
-    one, other = np.asarray(_Memory(a)), np.asarray(_Memory(b))
+    x, y = np.asarray(_Memory(a)), np.asarray(_Memory(b))
     try:
-        return np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

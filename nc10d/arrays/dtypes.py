@@ -1,4 +1,4 @@
-"""Element types, and which reductions they allow: the one table that everybody asks.
+"""Element types, and the reductions that they support.
 
 The rules, for every algorithm and backend:
 
@@ -7,14 +7,14 @@ The rules, for every algorithm and backend:
 - float16, bfloat16 and the 8-bit floats are widened to float32 for each `a op b` and rounded once,
   to the nearest even; so is AVG's final division;
 - MIN and MAX give NaN when either side is NaN, and are refused for complex;
-- the product of complex numbers is (ac - bd, ad + bc), each operation rounded by itself;
+- the product of complex numbers is (ac - bd, ad + bc), each operation rounded separately;
 - bitwise operations are for ints and bool;
 - PREMUL_SUM multiplies each contribution, in the array's dtype, before it is summed. The factor is
   rounded to the array's dtype (by way of float32 for the narrow floats) and is real: a complex
   number has both parts multiplied. For ints it must be a whole number of at most 2**53 in size,
   taken modulo 2**bits.
 
-ml_dtypes is not imported here: its dtypes are recognised by name when one is first seen.
+ml_dtypes is not imported here: its dtypes are recognised by name at first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nc10d.ops import RedOp, ReduceOp
 
 
 class ElementKind(enum.Enum):
-    """What the elements are, whatever their width."""
+    """The kind of the elements, independent of their width."""
 
     BOOL = "bool"
     UINT = "unsigned int"
@@ -40,7 +40,7 @@ class ElementKind(enum.Enum):
 class DType(enum.Enum):
     """An element type: `label` (its NumPy or ml_dtypes name), `itemsize` in bytes, `family`.
 
-    `code` is a small number that stands for it in fingerprints; it never changes.
+    `code` is the type's number in fingerprints and messages; it never changes.
     """
 
     BOOL = (0, "bool", 1, ElementKind.BOOL)
@@ -87,20 +87,20 @@ class DType(enum.Enum):
 
 _FROM_ML_DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 _EXTENDED = {d.label: d for d in _FROM_ML_DTYPES}
-_KNOWN: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FROM_ML_DTYPES}
+_DTYPES: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FROM_ML_DTYPES}
 
 
 def dtype_of(dtype: np.dtype[Any]) -> DType:
-    """Return the element type of `dtype`; a TypeError names why there is none."""
-    return _KNOWN.get(dtype) or _recognise(dtype)
+    """Return the element type of `dtype`; a TypeError explains why it is not supported."""
+    return _DTYPES.get(dtype) or _recognise(dtype)
 
 
 def _recognise(dtype: np.dtype[Any]) -> DType:
-    """Remember a dtype of ml_dtypes, which NumPy knows only by its scalar type; or refuse."""
+    """Return and cache the type of an ml_dtypes dtype; TypeError for other dtypes."""
     found = _EXTENDED.get(dtype.name)
     if found is None or dtype.type.__module__.partition(".")[0] != "ml_dtypes":
         raise TypeError(f"arrays of dtype {dtype} can't be communicated: {_why_not(dtype)}")
-    _KNOWN[dtype] = found
+    _DTYPES[dtype] = found
     return found
 
 
@@ -141,7 +141,7 @@ _LARGEST_FACTOR = 2**53
 
 
 def check_reduce(dtype: DType, op: ReduceOp) -> None:
-    """Raise the TypeError that says why `op` is not for arrays of `dtype`, if it is not."""
+    """Raise TypeError, with the reason, if arrays of `dtype` do not support `op`."""
     reason = _REFUSED[dtype.family].get(op.kind)
     if reason is not None:
         raise TypeError(f"{op.name} of {dtype.label}: {reason}")
@@ -150,7 +150,7 @@ def check_reduce(dtype: DType, op: ReduceOp) -> None:
 
 
 def allows(dtype: DType, op: ReduceOp) -> bool:
-    """Say whether arrays of `dtype` can be reduced by `op`."""
+    """Return whether arrays of `dtype` can be reduced by `op`."""
     try:
         check_reduce(dtype, op)
     except TypeError:

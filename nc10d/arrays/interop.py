@@ -1,12 +1,12 @@
-"""Operations on other libraries' host arrays, as the same operations on NumPy's views of them.
+"""Replace other libraries' host arrays in operations by NumPy views of the same memory.
 
-A backend for the CPU is quick with NumPy arrays. An adapter registers, for its own type of array,
-how NumPy sees the same memory; groups ask here for operations on those. Nothing is copied. What
-nobody has registered, and what has no such view (another device, a layout without strides), stays
-as it is.
+The CPU backend is fastest with NumPy arrays. An adapter registers, for its own type of array, a
+function that returns a NumPy view of the same memory; nothing is copied. Arrays of types that are
+not registered, and arrays without such a view (another device, a layout without strides), stay as
+they are.
 
-There are two kinds of views. One keeps its array alive. The other is lent: it does not, so it can
-be found by address and used again and again; whoever borrows it holds the array meanwhile.
+There are two kinds of views. An owning view keeps its array alive. An unowned view does not, so it
+can be cached by address; the caller must keep the array alive while it uses the view.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from nc10d.ops import (
 )
 
 View = Callable[[Any], Array]
-Lend = Callable[[Any], Array | None]
-views: dict[type, View] = {}
-lenders: dict[type, Lend] = {}
+UnownedView = Callable[[Any], Array | None]
+numpy_views: dict[type, View] = {}
+unowned_views: dict[type, UnownedView] = {}
 
 
-def register_view(kind: type, view: View, lender: Lend) -> None:
-    """See arrays of exactly the type `kind` as NumPy's.
+def register_view(kind: type, view: View, unowned: UnownedView) -> None:
+    """Register NumPy views for arrays of exactly the type `kind`.
 
-    `view(x)` returns an ndarray that is the memory of `x` and keeps it alive, or `x` itself where
-    there is none. `lender(x)` returns quickly one that does not keep it alive, or None.
+    `view(x)` returns an ndarray on the memory of `x`, which it keeps alive, or `x` itself if there
+    is no view. `unowned(x)` returns an ndarray that does not keep it alive, or None; it is fast.
     """
-    views[kind], lenders[kind] = view, lender
+    numpy_views[kind], unowned_views[kind] = view, unowned
 
 
-def view_of(x: Array) -> Array:
-    """Return the ndarray that is the memory of `x`, if its type is registered; else `x`."""
-    view = views.get(type(x))
+def numpy_view(x: Array) -> Array:
+    """Return an ndarray on the memory of `x`, if its type is registered; else `x`."""
+    view = numpy_views.get(type(x))
     return x if view is None else view(x)
 
 
-def lend(x: Array) -> Array | None:
-    """Return a lent view of `x`; None where there is none."""
-    lender = lenders.get(type(x))
-    return None if lender is None else lender(x)
+def unowned_view(x: Array) -> Array | None:
+    """Return an unowned view of `x`, or None if there is none."""
+    make = unowned_views.get(type(x))
+    return None if make is None else make(x)
 
 
-def borrow(op: Op) -> tuple[Array, ...] | None:
-    """Put lent views in the place of the arrays of `op`, and return those.
+def use_unowned_views(op: Op) -> tuple[Array, ...] | None:
+    """Replace the arrays of `op` by unowned views; return the replaced arrays.
 
-    None, and all is as it was, where one of them has no such view. Whoever calls holds the arrays
-    until the operation is over.
+    Return None, and leave `op` unchanged, if an array has no such view. The caller must keep the
+    arrays alive until the operation has ended.
     """
     names = _ARRAYS.get(type(op), ())
     arrays = tuple(getattr(op, name) for name in names)
-    lent = [lend(x) for x in arrays]
-    if not lent or any(x is None for x in lent):
+    found = [unowned_view(x) for x in arrays]
+    if not found or any(x is None for x in found):
         return None
-    for name, x in zip(names, lent, strict=True):
+    for name, x in zip(names, found, strict=True):
         setattr(op, name, x)
     return arrays
 
@@ -78,37 +78,37 @@ _ARRAYS: dict[type[Any], tuple[str, ...]] = {
     **dict.fromkeys((AllReduce, Reduce, Broadcast, Send), ("x",)),
     **dict.fromkeys((AllGather, ReduceScatter, AllToAll), ("out", "inp")),
 }
-"""Where the operations that can be quick have their one array, or their two."""
+"""The array fields of the operations for which `use_unowned_views` works."""
 
 
-def on_views(op: Op) -> Op:
-    """Return `op` on the views of its arrays; an operation without arrays is returned itself."""
-    return on_each(op, view_of)
+def map_to_numpy(op: Op) -> Op:
+    """Return `op` on the NumPy views of its arrays; an operation without arrays is unchanged."""
+    return map_arrays(op, numpy_view)
 
 
-def on_each(op: Op, see: View) -> Op:
-    """Return `op` on what `see` makes of each of its arrays."""
-    made = _MADE.get(type(op))
-    return op if made is None else made(op, see, partial(_each, see))
+def map_arrays(op: Op, replace: View) -> Op:
+    """Return `op` with each of its arrays x replaced by `replace(x)`."""
+    mapper = _MAPPERS.get(type(op))
+    return op if mapper is None else mapper(op, replace, partial(_map_value, replace))
 
 
-def _each(see: View, xs: Arrays | None) -> Any:
-    if xs is None:  # of a Gather or Scatter, where only the root has it
+def _map_value(replace: View, xs: Arrays | None) -> Any:
+    if xs is None:  # Gather and Scatter: only the root has it
         return None
-    return [see(x) for x in xs] if isinstance(xs, (list, tuple)) else see(xs)
+    return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)
 
 
-_MADE: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = {
-    AllReduce: lambda op, see, each: AllReduce(see(op.x), op.op),
-    Reduce: lambda op, see, each: Reduce(see(op.x), op.root, op.op),
-    Broadcast: lambda op, see, each: Broadcast(see(op.x), op.root),
-    AllGather: lambda op, see, each: AllGather(each(op.out), see(op.inp)),
-    ReduceScatter: lambda op, see, each: ReduceScatter(see(op.out), each(op.inp), op.op),
-    AllToAll: lambda op, see, each: AllToAll(
+_MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = {
+    AllReduce: lambda op, replace, each: AllReduce(replace(op.x), op.op),
+    Reduce: lambda op, replace, each: Reduce(replace(op.x), op.root, op.op),
+    Broadcast: lambda op, replace, each: Broadcast(replace(op.x), op.root),
+    AllGather: lambda op, replace, each: AllGather(each(op.out), replace(op.inp)),
+    ReduceScatter: lambda op, replace, each: ReduceScatter(replace(op.out), each(op.inp), op.op),
+    AllToAll: lambda op, replace, each: AllToAll(
         each(op.out), each(op.inp), op.out_splits, op.in_splits
     ),
-    Gather: lambda op, see, each: Gather(each(op.out), see(op.inp), op.root, op.even),
-    Scatter: lambda op, see, each: Scatter(see(op.out), each(op.inp), op.root, op.even),
-    Send: lambda op, see, each: Send(see(op.x), op.peer, op.tag),
-    Recv: lambda op, see, each: Recv(see(op.x), op.peer, op.tag),
+    Gather: lambda op, replace, each: Gather(each(op.out), replace(op.inp), op.root, op.even),
+    Scatter: lambda op, replace, each: Scatter(replace(op.out), each(op.inp), op.root, op.even),
+    Send: lambda op, replace, each: Send(replace(op.x), op.peer, op.tag),
+    Recv: lambda op, replace, each: Recv(replace(op.x), op.peer, op.tag),
 }

@@ -1,7 +1,7 @@
-"""Spans of memory, and which of them share bytes.
+"""Intervals of memory addresses, and tests whether they share bytes.
 
-Contract: pure. A span is (the first address, the first behind it); one without bytes shares none. A
-use is a span and whether it may be written: what two only read may be the same memory.
+Contract: pure. An interval is (first address, first address behind it); an empty interval shares no
+byte. A use is an interval and whether it is written: two reads of the same memory are no conflict.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-Span = tuple[int, int]
-Use = tuple[Span, bool]
+Interval = tuple[int, int]
+Use = tuple[Interval, bool]
 Words = npt.NDArray[np.int64]
 
 
-def meet(one: Span, other: Span) -> bool:
-    """Say whether two spans share a byte."""
-    return max(one[0], other[0]) < min(one[1], other[1])
+def intersect(a: Interval, b: Interval) -> bool:
+    """Return whether two intervals share a byte."""
+    return max(a[0], b[0]) < min(a[1], b[1])
 
 
-def clash(some: Sequence[Use], others: Sequence[Use]) -> bool:
-    """Say whether some use of the ones writes what one of the others uses, or the reverse."""
-    return any((a[1] or b[1]) and meet(a[0], b[0]) for a in some for b in others)
+def conflict(some: Sequence[Use], others: Sequence[Use]) -> bool:
+    """Return whether a use in `some` and a use in `others` share a byte that either writes."""
+    return any((a[1] or b[1]) and intersect(a[0], b[0]) for a in some for b in others)
 
 
-def apart(spans: Iterable[Span]) -> bool:
-    """Say whether no two of many spans share a byte."""
+def disjoint(intervals: Iterable[Interval]) -> bool:
+    """Return whether no two of many intervals share a byte."""
     last = 0
-    for first, behind in sorted(spans):
+    for first, behind in sorted(intervals):
         if first < behind:
             if first < last:
                 return False
@@ -37,8 +37,8 @@ def apart(spans: Iterable[Span]) -> bool:
     return True
 
 
-def all_apart(addresses: Words, nbytes: Words) -> bool:
-    """Do as `apart` for spans in columns; one without bytes must not lie inside another."""
+def columns_disjoint(addresses: Words, nbytes: Words) -> bool:
+    """Do as `disjoint` for columns; an empty interval must not lie inside another."""
     order = addresses.argsort()
     starts = addresses[order]
     return bool((starts[1:] - starts[:-1] >= nbytes[order][:-1]).all())

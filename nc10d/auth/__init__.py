@@ -1,1 +1,1 @@
-"""Who may join a job: the token, the handshake, and the limit on unauthenticated connections."""
+"""Authentication: the job's token, the handshake, and the limit on unproven connections."""

@@ -9,7 +9,7 @@ from nc10d.auth.token import FILE, write_token
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make a token in the file that is named; return the exit code."""
+    """Write a token to the file given as the only argument; return the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if len(words) != 1 or words[0].startswith("-"):
         print(

@@ -1,7 +1,7 @@
-"""Who is at a door and has proved nothing yet: for how long, and how many at a time. Pure.
+"""Limit the connections that have not proved yet that they know the token. Pure.
 
-A guest has two seconds; those who are too many push out who has been there longest, so that a flood
-of strangers keeps nobody out.
+Such a connection has two seconds for its handshake. If there are too many, a new connection
+displaces the oldest, so that a flood of connections keeps no rank out.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-from nc10d.auth.handshake import STRANGER_SECONDS
+from nc10d.auth.handshake import UNPROVEN_SECONDS
 
-Guest = TypeVar("Guest")
+T = TypeVar("T")
 
 
-class Admission(Generic[Guest]):
-    """At most so many guests; `now` is any clock's, the same for all calls."""
+class Admission(Generic[T]):
+    """At most `most` unproven connections; `now` is in seconds, of the same clock in all calls."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._until: dict[Guest, float] = {}  # who came first is first
+        self._until: dict[T, float] = {}  # in order of arrival
 
-    def __contains__(self, guest: object) -> bool:
-        return guest in self._until
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._until
 
-    def welcome(self, guest: Guest, now: float) -> Guest | None:
-        """Take a guest in; return the one who has to go for it, if there are too many."""
-        self._until[guest] = now + STRANGER_SECONDS
+    def admit(self, connection: T, now: float) -> T | None:
+        """Add a connection; if there are too many, return the oldest for the caller to close."""
+        self._until[connection] = now + UNPROVEN_SECONDS
         return next(iter(self._until)) if len(self._until) > self._most else None
 
-    def leave(self, guest: Guest) -> None:
-        """Forget somebody who has proved itself, or has gone; others don't matter."""
-        self._until.pop(guest, None)
+    def remove(self, connection: T) -> None:
+        """Remove a connection that has proved itself or was closed; idempotent."""
+        self._until.pop(connection, None)
 
-    def late(self, now: float) -> list[Guest]:
-        """Return those whose time is over."""
-        return [guest for guest, _ in takewhile(lambda one: one[1] <= now, self._until.items())]
+    def overdue(self, now: float) -> list[T]:
+        """Return the connections whose time is over; the caller must close them."""
+        late = takewhile(lambda item: item[1] <= now, self._until.items())
+        return [connection for connection, _ in late]
 
-    def patience(self, now: float) -> float | None:
-        """Return the time until the next one's is over; None where there is nobody."""
+    def seconds_to_next(self, now: float) -> float | None:
+        """Return the seconds until the next connection is overdue; None if there is none."""
         return next((until - now for until in self._until.values()), None)

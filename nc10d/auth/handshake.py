@@ -1,17 +1,17 @@
 """How two processes of a job prove to each other that they know a key; no I/O.
 
-The one that connects is the Caller, the other the Answerer. Three messages:
+The process that connects is the caller, the other the answerer. Three messages:
 
-    caller:   who I am, to whom, in which group, for what, and a nonce        (84 bytes)
+    caller:   its rank, the peer's rank, group and purpose, and a nonce       (84 bytes)
     answerer: its nonce, and its proof                                        (64 bytes)
     caller:   its proof                                                       (32 bytes)
 
-A proof is the HMAC-SHA256 (RFC 2104) of a label and of all that was said before, nonces included,
-so it holds for this connection, these ranks and this group only. The key itself never travels. Two
-more HMACs give a key for each direction, by which a Sealer and an Opener frame what follows: a
+A proof is the HMAC-SHA256 (RFC 2104) of a label and of all earlier messages, nonces included, so it
+holds for this connection, these ranks and this group only. The key itself never travels. Two more
+HMACs give a key for each direction. With it a Sealer and an Opener frame the data that follows: a
 length, a counter, the bytes, and the first 16 bytes of the HMAC of these three.
 
-Whatever breaks a rule is a BadHandshake or a BadSeal; the connection is of no use any more.
+A message that breaks a rule raises BadHandshake or BadSeal; the connection must then be closed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAGIC = b"nc10d-2\n"
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO = Struct("<8sIII32s32s")
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
-STRANGER_BYTES = HELLO.size + PROOF_BYTES
-"""All that is ever read of somebody who has not proved anything: 116 bytes."""
-STRANGER_SECONDS = 2.0
-"""How long somebody may take who has not proved anything."""
+UNPROVEN_BYTES = HELLO.size + PROOF_BYTES
+"""The most bytes that are read from an unproven connection: 116."""
+UNPROVEN_SECONDS = 2.0
+"""The time in which a connection must prove itself."""
 
 FRAME = Struct("<IQ")
 SEAL_BYTES = 16
@@ -38,15 +38,15 @@ LONGEST_FRAME = 64 << 10
 
 
 class BadHandshake(Exception):
-    """The other side does not know the key, or is no part of this at all."""
+    """The other side does not know the key, or speaks another protocol."""
 
 
 class BadSeal(Exception):
-    """A frame is not the one that the other side has sent next."""
+    """A frame is not the next frame that the other side has sent."""
 
 
 class Introduction(NamedTuple):
-    """Who calls whom, in which group (a name's `group_digest`), for which purpose."""
+    """The caller's rank, its peer, the purpose, and the group (a name's `group_digest`)."""
 
     rank: int
     peer: int
@@ -55,23 +55,23 @@ class Introduction(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys of one connection, as one of its ends uses them."""
+    """The keys of a connection, as seen from this end."""
 
     sending: bytes
     taking: bytes
 
 
 def group_digest(name: str) -> bytes:
-    """Return what stands for a group's name in a handshake."""
+    """Return the digest of a group's name, 32 bytes, that a handshake carries."""
     return hashlib.sha256(name.encode()).digest()
 
 
 class HandshakeCaller:
-    """The side that connects: send `hello`, feed the answer, send what that returns."""
+    """The side that connects: send `hello`, feed the answer, send the bytes that `feed` returns."""
 
-    def __init__(self, key: bytes, who: Introduction) -> None:
+    def __init__(self, key: bytes, introduction: Introduction) -> None:
         self._key = key
-        self.hello = HELLO.pack(MAGIC, *who, os.urandom(NONCE_BYTES))
+        self.hello = HELLO.pack(MAGIC, *introduction, os.urandom(NONCE_BYTES))
         self._held = b""
         self.keys: Keys | None = None
 
@@ -81,31 +81,31 @@ class HandshakeCaller:
         return 0 if self.keys else ANSWER_BYTES - len(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Take at most `wants` bytes of the answer; return what to send, perhaps nothing."""
+        """Take at most `wants` bytes of the answer; return the bytes to send, perhaps none."""
         self._held += data
         if self.wants:
             return b""
         nonce, shown = self._held[:NONCE_BYTES], self._held[NONCE_BYTES:]
-        said = self.hello + nonce
-        if not compare_digest(shown, _proof(self._key, b"answerer", said)):
+        transcript = self.hello + nonce
+        if not compare_digest(shown, _proof(self._key, b"answerer", transcript)):
             raise BadHandshake("it does not know the key")
-        back, forth = _keys(self._key, said)
+        back, forth = _keys(self._key, transcript)
         self.keys = Keys(forth, back)
-        return _proof(self._key, b"caller", said)
+        return _proof(self._key, b"caller", transcript)
 
 
 class HandshakeAnswerer:
-    """The side that is called: feed what comes, send what that returns.
+    """The side that is called: feed the received bytes, send the bytes that `feed` returns.
 
-    `accepts` says whether somebody with that introduction is awaited at all.
+    `accepts(introduction)` returns whether this process expects such a caller.
     """
 
     def __init__(self, key: bytes, accepts: Callable[[Introduction], bool]) -> None:
         self._key = key
         self._accepts = accepts
         self._held = b""
-        self._said = b""
-        self.who: Introduction | None = None
+        self._transcript = b""
+        self.introduction: Introduction | None = None
         self.keys: Keys | None = None
 
     @property
@@ -113,48 +113,48 @@ class HandshakeAnswerer:
         """How many bytes are still to come; 0 once the other side has proved itself."""
         if self.keys:
             return 0
-        return (PROOF_BYTES if self._said else HELLO.size) - len(self._held)
+        return (PROOF_BYTES if self._transcript else HELLO.size) - len(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Take at most `wants` bytes; return what to send, perhaps nothing."""
+        """Take at most `wants` bytes; return the bytes to send, perhaps none."""
         self._held += data
-        if not self._said and not MAGIC.startswith(self._held[: len(MAGIC)]):
+        if not self._transcript and not MAGIC.startswith(self._held[: len(MAGIC)]):
             raise BadHandshake("it speaks another language")
         if self.wants:
             return b""
         whole, self._held = self._held, b""
-        return self._check(whole) if self._said else self._answer(whole)
+        return self._check(whole) if self._transcript else self._answer(whole)
 
     def _answer(self, hello: bytes) -> bytes:
         _, rank, peer, purpose, group, _ = HELLO.unpack(hello)
-        self.who = Introduction(rank, peer, purpose, group)
-        if not self._accepts(self.who):
+        self.introduction = Introduction(rank, peer, purpose, group)
+        if not self._accepts(self.introduction):
             raise BadHandshake("nobody of that description is awaited")
         nonce = os.urandom(NONCE_BYTES)
-        self._said = hello + nonce
-        return nonce + _proof(self._key, b"answerer", self._said)
+        self._transcript = hello + nonce
+        return nonce + _proof(self._key, b"answerer", self._transcript)
 
     def _check(self, shown: bytes) -> bytes:
-        if not compare_digest(shown, _proof(self._key, b"caller", self._said)):
+        if not compare_digest(shown, _proof(self._key, b"caller", self._transcript)):
             raise BadHandshake("it does not know the key")
-        self.keys = Keys(*_keys(self._key, self._said))
+        self.keys = Keys(*_keys(self._key, self._transcript))
         return b""
 
 
-def _proof(key: bytes, label: bytes, said: bytes) -> bytes:
-    return digest(key, label + b"\0" + said, "sha256")
+def _proof(key: bytes, label: bytes, transcript: bytes) -> bytes:
+    return digest(key, label + b"\0" + transcript, "sha256")
 
 
-def _keys(key: bytes, said: bytes) -> tuple[bytes, bytes]:
-    """Return the keys of what the answerer sends, and of what the caller sends."""
-    return _proof(key, b"from the answerer", said), _proof(key, b"from the caller", said)
+def _keys(key: bytes, transcript: bytes) -> tuple[bytes, bytes]:
+    """Return the key for data from the answerer, and the key for data from the caller."""
+    answerer = _proof(key, b"from the answerer", transcript)
+    return answerer, _proof(key, b"from the caller", transcript)
 
 
-def seal_under(key: bytes) -> Callable[[bytes | memoryview], bytes]:
-    """Return what makes the seal of a frame: HMAC-SHA256 under a key of 32 bytes, cut short.
+def seal_function(key: bytes) -> Callable[[bytes | memoryview], bytes]:
+    """Return a function that seals a frame: HMAC-SHA256 under a key of 32 bytes, cut to 16 bytes.
 
-    The states that the key alone determines are made once (RFC 2104, section 4): a call takes a
-    third of the time of `hmac.digest`.
+    The two hash states that depend on the key alone are computed once (RFC 2104, section 4).
     """
     padded = key.ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded)).copy
@@ -170,12 +170,12 @@ def seal_under(key: bytes) -> Callable[[bytes | memoryview], bytes]:
 
 
 class Sealer:
-    """Frames what one side sends."""
+    """Frames the data that this side sends."""
 
     __slots__ = ("_count", "_seal")
 
     def __init__(self, key: bytes) -> None:
-        self._seal = seal_under(key)
+        self._seal = seal_function(key)
         self._count = 0
 
     def seal(self, data: bytes | memoryview) -> bytes:
@@ -193,19 +193,19 @@ class Sealer:
 
 
 class Opener:
-    """Takes frames apart; gives out nothing that the other side has not sent, in its order."""
+    """Opens frames; returns only data that the other side has sent, in the order sent."""
 
     __slots__ = ("_count", "_held", "_seal")
 
     def __init__(self, key: bytes) -> None:
-        self._seal = seal_under(key)
+        self._seal = seal_function(key)
         self._count = 0
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes, cut anywhere; return what the frames carry that are now whole.
+        """Take bytes, in any pieces; return the data of the frames that are now complete.
 
-        BadSeal if a frame was changed, left out, repeated or made up; nothing of it is returned.
+        BadSeal if a frame was changed, left out, repeated or forged; none of its data is returned.
         """
         if self._held:
             data = self._held + data

@@ -1,10 +1,10 @@
-"""Who may join a job: those who hold its token, 256 bits that all of its processes share.
+"""A job's token: 256 secret bits that all processes of the job share.
 
 The token is 64 hexadecimal digits, in the file that NC10D_TOKEN_FILE names (which only its owner
 may read) or else in the variable NC10D_TOKEN. With a token, every connection of the job begins
-with the handshake of auth/handshake.py. Without one, nothing listens beyond this machine's loopback
-addresses, unless NC10D_INSECURE=1 says that the network is trusted. A token is never part of a
-command line, of a message or of a log.
+with the handshake of auth/handshake.py. Without a token, processes listen on loopback addresses
+only, unless NC10D_INSECURE=1 declares the network as trusted. A token is never part of a command
+line, of a message or of a log.
 
 `python -m nc10d.auth FILE` makes a token.
 """
@@ -24,30 +24,30 @@ from nc10d.errors import AuthError
 FILE, VALUE, INSECURE = "NC10D_TOKEN_FILE", "NC10D_TOKEN", "NC10D_INSECURE"
 TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[0-9a-fA-F]{64}")
-_MAKE = "make one with: python -m nc10d.auth FILE"
+_HOW_TO_MAKE = "make one with: python -m nc10d.auth FILE"
 
 
 def new_token() -> str:
-    """Return a token that nobody has had before, as the variable NC10D_TOKEN takes it."""
+    """Return a new random token in the form of the variable NC10D_TOKEN."""
     return os.urandom(32).hex()
 
 
 def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the job's token, 32 bytes, or None if there is none.
 
-    AuthError if it is malformed, or in a file that others may read or that can't be read.
+    AuthError if it is malformed, or if its file is unreadable or open to other users.
     """
     name = environment.get(FILE)
     if name:
-        return _parsed(_secret_text(Path(name)), f"the file {name} ({FILE})")
+        return _parse_token(_read_secret_file(Path(name)), f"the file {name} ({FILE})")
     text = environment.get(VALUE)
-    return _parsed(text, VALUE) if text else None
+    return _parse_token(text, VALUE) if text else None
 
 
-def checked(token: bytes | None) -> bytes | None:
-    """Return a token that a caller has given; TypeError or ValueError if it is not 32 bytes.
+def check_token(token: bytes | None) -> bytes | None:
+    """Return `token`, an argument of the caller; TypeError or ValueError if it is not 32 bytes.
 
-    A shorter one could be guessed, and an empty one is no secret at all.
+    A shorter token could be guessed.
     """
     if token is None:
         return None
@@ -58,19 +58,23 @@ def checked(token: bytes | None) -> bytes | None:
     return token
 
 
-def _parsed(text: str, where: str) -> bytes:
+def _parse_token(text: str, where: str) -> bytes:
     if not _TOKEN.fullmatch(text.strip()):
-        raise AuthError(f"{where} does not hold a token, which is 64 hexadecimal digits; {_MAKE}")
+        raise AuthError(
+            f"{where} does not hold a token, which is 64 hexadecimal digits; {_HOW_TO_MAKE}"
+        )
     return bytes.fromhex(text.strip())
 
 
-def _secret_text(path: Path) -> str:
+def _read_secret_file(path: Path) -> str:
     try:
-        with open(path, opener=_at_once) as file:
+        with open(path, opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISREG(status.st_mode):
-                raise AuthError(f"the token file {path} ({FILE}) must be an ordinary file: {_MAKE}")
+                raise AuthError(
+                    f"the token file {path} ({FILE}) must be an ordinary file: {_HOW_TO_MAKE}"
+                )
             if mode & 0o077:
                 raise AuthError(
                     f"others than its owner may use the token file {path} (mode {mode:04o}): "
@@ -79,41 +83,45 @@ def _secret_text(path: Path) -> str:
             return file.read(4096)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise AuthError(f"cannot read the token file {path} ({FILE}): {reason}; {_MAKE}") from error
+        raise AuthError(
+            f"cannot read the token file {path} ({FILE}): {reason}; {_HOW_TO_MAKE}"
+        ) from error
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for who would write to it, where it is a pipe."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; if it is a pipe, do not wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def insecure(environment: Mapping[str, str] = os.environ) -> bool:
-    """Say whether the user trusts the network: NC10D_INSECURE is 1."""
+    """Return whether the user trusts the network: NC10D_INSECURE is 1."""
     return environment.get(INSECURE) == "1"
 
 
-def demand(host: str, what: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise AuthError if `what` would use an address beyond this machine without a token.
+def require_token(host: str, what: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise AuthError if `what` would use a non-loopback address without a token.
 
-    `host` is an address or a name; one that nobody knows is left to who will connect to it.
+    `host` is an address or a name. An unknown name is not an error here; connecting to it will
+    report it.
     """
     if not reachable(host) or insecure(environment) or job_token(environment) is not None:
         return
-    raise exposed(f"{what} at {host}")
+    raise exposed_error(f"{what} at {host}")
 
 
-def exposed(what: str) -> AuthError:
-    """Return what to raise where `what` would be open to other machines without a token."""
+def exposed_error(what: str) -> AuthError:
+    """Return the AuthError for `what`, which other machines could reach without a token."""
     return AuthError(
         f"{what} can be reached from other machines, and the job has no token. Give "
-        f"every process of the job the same one: {FILE} names a file of mode 600 ({_MAKE}). Or "
-        f"set {INSECURE}=1, if nobody else reaches that network. A job on one machine can meet at "
+        f"every process of the job the same one: {FILE} names a file of mode 600 "
+        f"({_HOW_TO_MAKE}). Or set {INSECURE}=1, "
+        "if nobody else reaches that network. A job on one machine can meet at "
         "127.0.0.1 (MASTER_ADDR) instead"
     )
 
 
 def reachable(host: str) -> bool:
-    """Say whether other machines might reach an address, or one that a name stands for."""
+    """Return whether `host`, an address or a name, may be reachable from other machines."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -122,11 +130,11 @@ def reachable(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return any(not ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+    return any(not ipaddress.ip_address(str(info[4][0])).is_loopback for info in found)
 
 
 def write_token(path: Path) -> None:
-    """Write a new token to a file that is not there yet; only its owner may read it."""
+    """Write a new token to a new file that only its owner may read; OSError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as file:
         file.write(new_token() + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 from nc10d.backend.base import Backend, OtherBackends
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import DistError, ForkedGroupError, GroupClosed
 
 Maker = Callable[[str, Deadline], Backend]
@@ -34,7 +34,7 @@ class BackendTable:
     def find(self, device: str) -> Backend | None:
         """Return a device's backend, None if it was not needed yet; raises the failure."""
         if self.failure is not None:
-            raise fresh(self.failure)
+            raise copy_to_raise(self.failure)
         return self._made.get(device)
 
     def make(self, device: str, deadline: Deadline, maker: Maker) -> Backend:
@@ -46,7 +46,7 @@ class BackendTable:
         if self.failure is not None:
             self.ready.clear()
             backend.abort(self.failure)
-            raise fresh(self.failure)
+            raise copy_to_raise(self.failure)
         return backend
 
     def usable(self, device: str) -> Backend | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nc10d.arrays.access import first_array
 from nc10d.base.deadline import Timeout
-from nc10d.base.outcome import FAILED, fresh
+from nc10d.base.promise import FAILED, copy_to_raise
 from nc10d.cuda.streams import stream_handle, stream_of
 from nc10d.work import Work
 
@@ -62,6 +62,6 @@ class DeviceWork(Work):
         self._await_place()
         if self._state == FAILED:
             assert self._exception is not None
-            raise fresh(self._exception)
+            raise copy_to_raise(self._exception)
         current = stream is None
         self.order(stream_of(first_array(self.ops)) if current else stream_handle(stream))

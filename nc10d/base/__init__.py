@@ -1,1 +1,1 @@
-"""Small parts that need the standard library only: deadlines, debug level, errors on the wire."""
+"""Small parts that need the standard library only: deadlines, debug level, promise, error wire."""

@@ -1,7 +1,7 @@
-"""A point in time by which a call must have ended; handed down unchanged through every layer.
+"""The point in time by which a call must end; passed unchanged through every layer.
 
-The public API takes timeouts (seconds or timedelta, relative); everything below takes a Deadline
-(absolute, on the monotonic clock), so that a call made of several waits still ends on time.
+The public API takes timeouts (seconds or timedelta, relative). Every layer below takes a Deadline
+(absolute, on the monotonic clock), so that a call with several waits still ends on time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Timeout = float | int | timedelta | None
 
 
 def seconds(timeout: Timeout) -> float:
-    """Return `timeout` in seconds; None means for ever. Negative or NaN is a ValueError."""
+    """Return `timeout` in seconds; None means for ever. ValueError if negative or NaN."""
     if timeout is None:
         return math.inf
     if isinstance(timeout, bool) or not isinstance(timeout, (Real, timedelta)):
@@ -36,7 +36,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: Timeout) -> Deadline:
-        """Make the deadline that lies `timeout` from now."""
+        """Return the deadline `timeout` from now."""
         limit = timeout if type(timeout) is float and timeout >= 0 else seconds(timeout)
         return cls(time.monotonic() + limit)
 
@@ -45,11 +45,11 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def expired(self) -> bool:
-        """Say whether the time is over."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self.at
 
     def slice(self, longest: float) -> float:
-        """Return the seconds left, but at most `longest`: for waits that look up in between."""
+        """Return the seconds left, at most `longest`: for waits in slices."""
         return min(longest, self.remaining())
 
 

@@ -1,4 +1,4 @@
-"""How closely nc10d watches itself: c10d's debug level, one for the process."""
+"""The debug level of this process: how much nc10d checks and reports, as in c10d."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 
 VARIABLES = ("NC10D_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
-"""Where the level is read from: the first that is set and not empty."""
+"""The environment variables of the level: the first that is set and not empty counts."""
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is checked and told; names and numbers are c10d's."""
+    """How much is checked and reported; names and numbers are c10d's."""
 
     OFF = 0
     INFO = 1
@@ -20,17 +20,17 @@ class DebugLevel(enum.IntEnum):
 
 _level: DebugLevel | None = None
 listeners: list[Callable[[], object]] = []
-"""Called when the level has been set."""
+"""Functions that are called after the level was set."""
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the level: as it was set last, or by the environment at the first question.
+    """Return the level that was set last; the first call reads it from the environment.
 
-    With DETAIL, a write to an array of an asynchronous call that has not ended is a ValueError out
-    of the wait, found by checksums. NumPy arrays are read-only meanwhile besides, where NumPy can
-    make them writable again; tensors are not. (A view that is made meanwhile is read-only for
-    good.) It copies every array, and may differ between ranks. Ranks that disagree on a call are
-    told so at any level.
+    With DETAIL, checksums detect a write to an array of an unfinished asynchronous call; its wait
+    raises ValueError. During the call NumPy arrays are read-only too, where NumPy can make them
+    writable again; tensors are not. (A view that is made meanwhile stays read-only.) DETAIL copies
+    every array. The level may differ between ranks. Ranks that disagree on a call raise an error at
+    any level.
     """
     if _level is None:
         set_debug_level_from_env()
@@ -39,25 +39,25 @@ def get_debug_level() -> DebugLevel:
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set the level; TypeError for anything but a DebugLevel."""
+    """Set the level; TypeError unless it is a DebugLevel."""
     global _level
     if not isinstance(level, DebugLevel):
         raise TypeError(f"set_debug_level: expected a DebugLevel, got {level!r}")
     _level = level
-    for changed in listeners:
-        changed()
+    for listener in listeners:
+        listener()
 
 
 def set_debug_level_from_env() -> None:
-    """Set the level to what NC10D_DEBUG, else TORCH_DISTRIBUTED_DEBUG says, else to OFF.
+    """Set the level from NC10D_DEBUG, else from TORCH_DISTRIBUTED_DEBUG, else to OFF.
 
-    ValueError, and nothing is set, if that is none of OFF, INFO and DETAIL (in any case).
+    ValueError, and no change, unless the value is OFF, INFO or DETAIL (upper or lower case).
     """
     name = next((name for name in VARIABLES if os.environ.get(name)), None)
-    set_debug_level(DebugLevel.OFF if name is None else _read(name, os.environ[name]))
+    set_debug_level(DebugLevel.OFF if name is None else _parse_level(name, os.environ[name]))
 
 
-def _read(name: str, text: str) -> DebugLevel:
+def _parse_level(name: str, text: str) -> DebugLevel:
     try:
         return DebugLevel[text.upper()]
     except KeyError:

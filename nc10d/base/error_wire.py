@@ -1,8 +1,9 @@
-"""Errors as JSON, and back: what one rank has noticed is raised by all the others. No I/O.
+"""Serialize errors as JSON, so that every rank raises the error that a rank detected. No I/O.
 
-A type of `nc10d.errors`, a message, and the attributes of a DistError; a caller's own type is told
-as an Aborted. Whatever a caller has put into an error, it can be told: a group that fails must not
-fail at that. What comes may be anything: it never makes an object of another kind.
+The JSON holds a type of `nc10d.errors`, the message, and the attributes of a DistError. An error of
+the caller's own type becomes an Aborted. Encoding never fails, whatever a caller has put into an
+error: a failing group must be able to report its cause. Decoding accepts any bytes and never
+creates an object of another kind than a DistError.
 """
 
 from __future__ import annotations
@@ -16,51 +17,51 @@ from nc10d import errors
 from nc10d.errors import Aborted, DistError
 
 _FIELDS = ("rank", "host", "pid", "group", "op", "seq", "cause", "waited", "last", "code")
-_LONGEST = 100
-"""Characters of an attribute."""
+_LONGEST_TEXT = 100
+"""The most characters of an attribute."""
 _BITS = 64
 
 
-def in_words(reason: object) -> str:
-    """Return an error's message, or any reason as text; if it can't even say that, its type."""
+def message_of(reason: object) -> str:
+    """Return an error's message, or any reason as text; its type's name if str() raises."""
     try:
         return str(reason)
     except Exception:  # noqa: BLE001  (a caller's own code, which may raise anything)
         return f"{type(reason).__name__}, which can't be put in words"
 
 
-def kind_of(error: BaseException) -> type[DistError]:
-    """Return the type by which an error is told."""
+def wire_type(error: BaseException) -> type[DistError]:
+    """Return the type of `nc10d.errors` as which an error is sent."""
     kind: type = type(error)
-    return kind if _known(kind) else Aborted
+    return kind if _is_wire_type(kind) else Aborted
 
 
-def written(error: DistError, most: int | None = None, **own: Any) -> bytes:
-    """Return an error as text of at most so many bytes (512 suffice for any): the rest is cut.
+def encode_error(error: DistError, most: int | None = None, **own: Any) -> bytes:
+    """Return an error as JSON of at most `most` bytes (at least 512); longer texts are shortened.
 
     Attributes in `own` replace the error's.
     """
-    fields = {name: _plain(getattr(error, name, None)) for name in _FIELDS} | own
-    kind, message = kind_of(error).__name__, in_words(error)
+    fields = {name: _as_json(getattr(error, name, None)) for name in _FIELDS} | own
+    kind, message = wire_type(error).__name__, message_of(error)
     while True:
-        said = {"kind": kind, "message": message, "fields": fields}
-        text = json.dumps(said, ensure_ascii=False).encode(errors="replace")
+        content = {"kind": kind, "message": message, "fields": fields}
+        text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
         excess = 0 if most is None else len(text) - most
         if excess <= 0:
             return text
-        message = _cut(message, fields, excess)
+        message = _shortened(message, fields, excess)
 
 
-def _cut(message: str, fields: dict[str, Any], excess: int) -> str:
-    """Return a message from which some of the bytes in excess are cut; or cut the attributes.
+def _shortened(message: str, fields: dict[str, Any], excess: int) -> str:
+    """Return a shorter message, or shorten the attributes in `fields`, by some of the excess.
 
-    The beginning of the message goes before what each rank did last, and that before the words of
-    other attributes.
+    The end of the message is cut first, then the `last` call of each rank is dropped, then the
+    texts of other attributes are halved.
     """
     texts = {name: text for name, text in fields.items() if text and isinstance(text, str)}
-    least = _LONGEST if texts or fields["last"] is not None else 1
+    least = _LONGEST_TEXT if texts or fields["last"] is not None else 1
     if len(message) > least:
-        # A character takes up to six bytes: cut too little rather than too much, and look again.
+        # A character takes up to six bytes. Cut rather too little: the caller checks again.
         return message[: max(least - 1, len(message) - excess // 6 - 2)] + "…"
     if fields["last"] is not None:
         fields["last"] = None
@@ -69,15 +70,16 @@ def _cut(message: str, fields: dict[str, Any], excess: int) -> str:
     return message
 
 
-def read(text: bytes | str) -> DistError:
-    """Return the error that was `written`; of anything else, an Aborted that says so."""
+def decode_error(text: bytes | str) -> DistError:
+    """Return the error that `encode_error` wrote; an Aborted for any other bytes."""
     try:
-        said = json.loads(text)
-        kind, message, fields = getattr(errors, said["kind"]), said["message"], said["fields"]
+        content = json.loads(text)
+        kind, message = getattr(errors, content["kind"]), content["message"]
+        fields = content["fields"]
         found = {name: fields[name] for name in _FIELDS}
         if found["last"] is not None:
             found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
-        if not _known(kind):
+        if not _is_wire_type(kind):
             raise LookupError("no such type of error")
     except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
         return Aborted(f"the group has failed, for a reason that can't be read: {text[:80]!r}")
@@ -88,27 +90,27 @@ def read(text: bytes | str) -> DistError:
     return error
 
 
-def _known(kind: Any) -> bool:
+def _is_wire_type(kind: Any) -> bool:
     own = isinstance(kind, type) and issubclass(kind, DistError)
     return own and getattr(errors, kind.__name__, None) is kind
 
 
-def _plain(value: Any) -> Any:
-    """Return an attribute as JSON has it: numbers of any library, text that is not long."""
+def _as_json(value: Any) -> Any:
+    """Return an attribute as a JSON value: numbers of any library, shortened texts."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, str):
-        return value[:_LONGEST]
+        return value[:_LONGEST_TEXT]
     try:
         if isinstance(value, Mapping):
             return {_number(rank): _number(seq) for rank, seq in value.items()}
         return _number(value)
     except (TypeError, ValueError):
-        return None if isinstance(value, Mapping) else in_words(value)[:_LONGEST]
+        return None if isinstance(value, Mapping) else message_of(value)[:_LONGEST_TEXT]
 
 
 def _number(value: Any) -> int | float:
-    """Return a number as Python's; TypeError or ValueError if it is none, or has many digits."""
+    """Return an int or float; TypeError or ValueError if not a number, or beyond 64 bits."""
     number = index(value) if hasattr(value, "__index__") else float(value)
     if not -(1 << _BITS) <= number < 1 << _BITS:
         raise ValueError("a number that no rank could have")

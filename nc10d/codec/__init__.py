@@ -1,19 +1,18 @@
-"""Python objects as bytes that nobody has to trust: the default codec of the object calls.
+"""Encode Python objects as bytes that are safe to decode: the default codec of the object calls.
 
     message = encode({"step": 3, "weights": array})     # arrays are referred to, not copied
     flat = message.flat()                               # what travels: one array of bytes
     value = message.envelope().open(flat)               # arrays are views of `flat`
 
-What is carried: None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
+Supported are None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
 bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes of the types in
-nc10d.arrays.dtypes, and what `register_type` or `register_dataclass` was told of. Types are exact:
-a
-subclass (OrderedDict, a named tuple, an IntEnum) is refused rather than quietly made a dict.
-Objects that occur twice are one object again on the other side, except containers in keys; what
-contains itself is refused.
+nc10d.arrays.dtypes, and types registered with `register_type` or `register_dataclass`. Types are
+exact: a subclass (OrderedDict, a named tuple, an IntEnum) is refused rather than converted. An
+object that occurs twice is a single object again on the receiver, except containers in keys. An
+object that contains itself is refused.
 
-Decoding calls nothing that the stream names but the functions registered on the receiver. Every
-malformed stream is a CodecError; memory stays in proportion to the stream, depth below MAX_DEPTH.
+Decoding calls no functions that the stream names, except those registered on the receiver. Every
+malformed stream raises CodecError. Memory stays in proportion to the stream, depth below MAX_DEPTH.
 """
 
 from __future__ import annotations

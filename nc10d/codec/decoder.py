@@ -1,8 +1,8 @@
-"""From a header and a payload back to the object: a loop over tags, without recursion.
+"""Decode a header and a payload to an object: a loop over tags, without recursion.
 
-The stream may come from anybody. Nothing is allocated on its word: a count is believed one value
-at a time, sizes of arrays must lie within the payload. Values are looked at only where building
-on them needs it: keys must be hashable and differ.
+The stream is not trusted. Nothing is allocated from an announced size: a container grows as its
+values are read, and arrays must lie within the payload. Values are checked only where the
+container needs it: keys must be hashable and distinct.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
-from nc10d.codec.type_registry import carrier_named
+from nc10d.codec.type_registry import codec_named
 from nc10d.errors import CodecError
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
 _MOST_WASTED = 64
-"""How many times its own size an array may keep alive; a smaller one is copied."""
+"""How many times its own size an array may keep alive; a smaller array is copied."""
 
 
 def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
-    """Return the value of a stream; CodecError for a malformed one.
+    """Return the value of a stream; CodecError if it is malformed.
 
-    Arrays are writable and C-contiguous; they are views of the payload unless they are small
-    beside it. `locate` is called with each array, NumPy's or of a type that is registered as one,
-    and gives what takes its place.
+    Arrays are writable and C-contiguous. They are views of the payload, unless they are small
+    compared with it. `locate(array)` is called for each NumPy array, and each value of a type
+    that is registered as an array; its result replaces the array.
     """
     decoder = _Decoder(bytes(header), payload, locate)
     try:
         value = decoder.walk()
     except CodecError:
         raise
-    except Exception as error:  # of many types: keys may be hashed by the user's classes
+    except Exception as error:  # of any type: hashing a key may call the user's code
         where = f"byte {decoder.at} of {len(header)}"
         raise CodecError(f"a malformed stream, at {where}: {error}") from error
     decoder.finish()
@@ -67,7 +67,7 @@ class _Frame:
 
 
 class _Decoder:
-    """One stream: where it has been read to, and the values that have numbers."""
+    """The state of decoding a stream: position, open containers and numbered values."""
 
     def __init__(self, header: bytes, payload: Payload, locate: Locate) -> None:
         self.at = 0
@@ -78,7 +78,7 @@ class _Decoder:
         self._frames: list[_Frame] = []
 
     def walk(self) -> Any:
-        """Read one value with all that it contains."""
+        """Read a value and everything that it contains."""
         frames = self._frames
         while True:
             hashed = bool(frames) and len(frames[-1].items) < frames[-1].hashed
@@ -98,19 +98,19 @@ class _Decoder:
                 frames[-1].items.append(value)
 
     def finish(self) -> None:
-        """Demand that nothing is left, here and in the payload."""
+        """Raise CodecError if bytes are left in the header or the payload."""
         if self.at < len(self._header):
             raise CodecError(f"{len(self._header) - self.at} bytes follow the object")
         self._payload.finish()
 
     def _built(self, frame: _Frame) -> Any:
-        """Return the container of its children."""
+        """Build the container from its children."""
         value = _BUILD[frame.tag](frame.items)
         return self._located(value) if _is_array(frame) else value
 
     def _located(self, array: Any) -> Any:
-        """Return what takes the place of an array."""
-        return array if self._locate is None else _called("map_location", self._locate, array)
+        """Return the replacement of an array."""
+        return array if self._locate is None else _call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
         count = 2 if tag is Tag.OBJECT else self.unpack(COUNT)[0]
@@ -125,18 +125,18 @@ class _Decoder:
         return value
 
     def number(self, value: Any) -> Any:
-        """Give a value its number."""
+        """Give a value the next number; return the value."""
         self._numbered.append(value)
         return value
 
-    def unpack(self, what: struct.Struct) -> tuple[Any, ...]:
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         """Read fields of fixed size."""
-        found = what.unpack_from(self._header, self.at)
-        self.at += what.size
+        found = form.unpack_from(self._header, self.at)
+        self.at += form.size
         return found
 
     def take(self, nbytes: int) -> bytes:
-        """Read that many bytes."""
+        """Read `nbytes` bytes; CodecError if fewer are left."""
         end = self.at + nbytes
         if end > len(self._header):
             raise CodecError(f"{nbytes} bytes are announced, {len(self._header) - self.at} follow")
@@ -155,11 +155,11 @@ class _Decoder:
         return found
 
     def blob(self) -> Any:
-        """Read a byte string that lies in the payload."""
+        """Read a byte string from the payload."""
         return self._payload.take(self.unpack(INT64)[0])
 
     def packed(self, dtype: type[Any]) -> list[Any]:
-        """Read a list of numbers that lies in the payload."""
+        """Read a list of numbers from the payload."""
         numbers: list[Any] = self._payload.take(8 * self.unpack(INT64)[0]).view(dtype).tolist()
         return numbers
 
@@ -189,8 +189,8 @@ class _Decoder:
 
 
 def _is_array(frame: _Frame) -> bool:
-    """Say whether a frame is a value that is an array to its users, as a tensor is."""
-    return frame.tag is Tag.OBJECT and carrier_named(frame.items[0]).move is not None
+    """Return whether a frame is an object of a type registered as an array, such as a tensor."""
+    return frame.tag is Tag.OBJECT and codec_named(frame.items[0]).move is not None
 
 
 def _distinct(found: Any, count: int) -> Any:
@@ -207,12 +207,12 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
 
 def _object(items: list[Any]) -> Any:
     name, state = items
-    carrier = carrier_named(name)
-    return _called(f"the decoder of {carrier.name!r}", carrier.decode, state)
+    codec = codec_named(name)
+    return _call_user(f"the decoder of {codec.name!r}", codec.decode, state)
 
 
-def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
-    """Return what a function of the user's own makes of something received."""
+def _call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function of the user on a received value; CodecError if it fails."""
     try:
         return function(argument)
     except CodecError:

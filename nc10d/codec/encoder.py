@@ -1,7 +1,7 @@
-"""From an object to a message: a walk without recursion that writes the header as it goes.
+"""Encode an object as a message: a walk without recursion that writes the header.
 
-A value is either written at once, or opens a frame: its head is written, its children follow, and
-when they are done it gets its number, by which later occurrences refer to it.
+A plain value is written at once. A container opens a frame: its head is written, then its children.
+After the last child the container gets a number, by which later occurrences refer to it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from nc10d.codec.tags import (
     Tag,
     hashed_children,
 )
-from nc10d.codec.type_registry import carrier_of
+from nc10d.codec.type_registry import codec_of
 from nc10d.errors import CodecError
 
 
 def encode(value: Any) -> EncodedMessage:
-    """Return the message of a value; arrays in it are referred to, not copied.
+    """Return the message of a value; it refers to the value's arrays and does not copy them.
 
-    CodecError for what is not carried (the message names the type), for what contains itself or
-    nests deeper than MAX_DEPTH. A registered type's own function may raise anything.
+    CodecError for an unsupported type (the message names it), for an object that contains itself,
+    and for nesting deeper than MAX_DEPTH. A registered type's own function may raise anything.
     """
     encoder = _Encoder()
     encoder.walk(value)
@@ -56,18 +56,18 @@ class _Frame:
 
 
 class _Encoder:
-    """One message in the making."""
+    """The state of encoding a message."""
 
     def __init__(self) -> None:
         self.header = bytearray()
         self.chunks: list[Array] = []
-        # What has been written, by id, with its number: it is kept, so that its id stays its own.
+        # By id, the number of each written value, and the value itself, so that its id stays valid.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._count = 0
         self._open: set[int] = set()
 
     def walk(self, value: Any) -> None:
-        """Write a value and all that it contains."""
+        """Write a value and everything that it contains."""
         frames = [_Frame(None, iter((value,)), 0)]
         while frames:
             frame = frames[-1]
@@ -84,7 +84,7 @@ class _Encoder:
                 raise CodecError(f"the object is nested deeper than {MAX_DEPTH} levels")
 
     def _put(self, value: Any, hashed: bool) -> _Frame | None:
-        """Write a value, or its head; then return the frame of its children."""
+        """Write a value; for a container, write its head and return the frame of its children."""
         kind = type(value)
         write = _PLAIN.get(kind)
         if write is not None:
@@ -106,7 +106,7 @@ class _Encoder:
         return None
 
     def _refer(self, value: Any, hashed: bool) -> bool:
-        """Write a reference if that is possible."""
+        """Write a reference if the value was written before; return whether it did."""
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
@@ -114,7 +114,7 @@ class _Encoder:
         return True
 
     def _packed(self, value: list[Any]) -> bool:
-        """Write a list as one chunk if it is all floats, or all ints of 64 bits."""
+        """Write a list of only floats, or only 64-bit ints, as a chunk; return whether it did."""
         found = _PACKS.get(type(value[0]))
         if found is None or len(set(map(type, value))) > 1:
             return False
@@ -151,7 +151,7 @@ class _Encoder:
         self._number(value)
 
     def tagged(self, tag: Tag, content: bytes) -> None:
-        """Write a tag and what follows it."""
+        """Write a tag and its content."""
         self.header.append(tag)
         self.header += content
 
@@ -163,18 +163,18 @@ def _length(count: int) -> bytes:
 
 
 def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
-    """Return name and state of a registered type; CodecError says what to do about others."""
-    carrier = carrier_of(kind)
-    if carrier is None:
+    """Return name and state of a value of a registered type; CodecError for other types."""
+    codec = codec_of(kind)
+    if codec is None:
         raise CodecError(
             f"objects of type {kind.__module__}.{kind.__qualname__} can't be carried: register "
             "the type (nc10d.register_dataclass, nc10d.register_type), or call with "
             "allow_pickle=True on all ranks"
         )
-    return carrier.name, carrier.encode(value)
+    return codec.name, codec.encode(value)
 
 
-# What has no parts
+# Writers of values without children
 
 
 def _int(encoder: _Encoder, value: int) -> None:
@@ -221,7 +221,7 @@ def _scalar(encoder: _Encoder, value: np.generic) -> None:
     encoder.tagged(Tag.SCALAR, bytes([_dtype(value.dtype).code]) + value.tobytes())
 
 
-def _dtype_itself(encoder: _Encoder, value: np.dtype[Any]) -> None:
+def _dtype_object(encoder: _Encoder, value: np.dtype[Any]) -> None:
     encoder.tagged(Tag.DTYPE, bytes([_dtype(value).code]))
 
 
@@ -229,10 +229,10 @@ _Writer = Callable[[_Encoder, Any], None]
 
 
 def _writer_for_numpy(kind: type[Any]) -> _Writer | None:
-    """Return how a type of NumPy's scalars or dtypes is written, and remember it."""
+    """Return the writer of a type of NumPy scalars or dtypes, and cache it; None for others."""
     if not issubclass(kind, (np.generic, np.dtype)):
         return None
-    _PLAIN[kind] = _scalar if issubclass(kind, np.generic) else _dtype_itself
+    _PLAIN[kind] = _scalar if issubclass(kind, np.generic) else _dtype_object
     return _PLAIN[kind]
 
 

@@ -1,12 +1,12 @@
-"""What travels for one object: three words that say what comes, then one flat array of bytes.
+"""The message of an object: an envelope of three words, then a flat array of bytes.
 
     words     kind, bytes of header, bytes of payload
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
-The header is small and says what the chunks are; the chunks are user's memory, copied once, to
-where they travel. The flat array is a little longer than it need be, so that messages of similar
-objects have the same size: a backend prepares itself for each size that it meets.
+The header is small and describes the chunks. The chunks are the user's memory, and are copied once,
+into the flat array. The size of the flat array is rounded up, so that messages of similar objects
+have the same size: a backend prepares a program for each size that it meets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.base.error_wire import in_words
+from nc10d.base.error_wire import message_of
+from nc10d.codec.decoder import decode
 from nc10d.codec.payload import Array, Bytes, Locate, Payload, aligned, rounded
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
 WORDS = 3
 LARGEST = 2**40
-"""Bytes that a message may claim to have: every rank refuses the same claims."""
+"""The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 _LONGEST_REASON = 2000
 
 
 class MessageKind(enum.IntEnum):
-    """How a message is to be read."""
+    """The encoding of a message."""
 
     CODEC = 1
     PICKLE = 2
@@ -42,7 +43,7 @@ class MessageKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is known of a message before it comes: all ranks that see it know the same."""
+    """The kind and sizes of a message, which travel before it to every rank."""
 
     kind: MessageKind
     header: int
@@ -50,7 +51,7 @@ class Envelope:
 
     @classmethod
     def read(cls, words: Sequence[int]) -> Envelope:
-        """Take the words off the wire; CodecError if no sender of ours would send them."""
+        """Return the envelope of received words; CodecError if no sender would send them."""
         kind, header, payload = (int(word) for word in words)
         if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
             raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
@@ -69,22 +70,20 @@ class Envelope:
     def open(self, flat: Bytes, *, allow_pickle: bool = False, locate: Locate = None) -> Any:
         """Return the object; its arrays are views of `flat` where that wastes little memory.
 
-        CodecError for a pickle unless `allow_pickle`, for a message that its sender could not
-        make, and for one that is malformed.
+        CodecError for a pickle unless `allow_pickle`, for a sender that could not encode its
+        object, and for a malformed message.
         """
-        from nc10d.codec import decoder, messages  # they read what is laid out here
-
         header, payload = self.parts(flat)
         if self.kind is MessageKind.FAILED:
             raise CodecError(bytes(header).decode(errors="replace"))
         if self.kind is MessageKind.CODEC:
-            return decoder.decode(header, payload, locate)
+            return decode(header, payload, locate)
         if not allow_pickle:
             raise CodecError(
                 "a pickle has come, which can run any code and was not looked at: the sender "
                 "called with allow_pickle=True; do so here too if you trust it"
             )
-        return messages.decode_pickled(header, payload)
+        return decode_pickled(header, payload)
 
 
 _KINDS = frozenset(int(kind) for kind in MessageKind)
@@ -92,7 +91,7 @@ _KINDS = frozenset(int(kind) for kind in MessageKind)
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """An object on its way out: `chunks` are the user's arrays, which must not change meanwhile."""
+    """An object to send: `chunks` are the user's arrays, which must not change until it is sent."""
 
     kind: MessageKind
     header: bytes
@@ -100,32 +99,32 @@ class EncodedMessage:
 
     @classmethod
     def failed(cls, reason: BaseException) -> EncodedMessage:
-        """Return what tells the others that there is no object, and why."""
-        text = f"{type(reason).__name__}: {in_words(reason)}"[:_LONGEST_REASON]
+        """Return the message that reports to receivers why there is no object."""
+        text = f"{type(reason).__name__}: {message_of(reason)}"[:_LONGEST_REASON]
         return cls(MessageKind.FAILED, text.encode(errors="replace"))
 
     def envelope(self) -> Envelope:
-        """Return what goes before it."""
+        """Return the envelope, which travels before the message."""
         payload = sum(aligned(chunk.nbytes) for chunk in self.chunks)
         return Envelope(self.kind, len(self.header), payload)
 
     def words(self) -> npt.NDArray[np.int64]:
-        """Return the envelope as it travels."""
+        """Return the envelope as three int64 words."""
         envelope = self.envelope()
         return np.array([envelope.kind, envelope.header, envelope.payload], np.int64)
 
     def flat(self) -> Bytes:
-        """Copy header and chunks to where they travel; gaps hold zeros, not old memory."""
+        """Return header and chunks copied into a flat array; gaps are zeros, not old memory."""
         flat = np.empty(self.envelope().nbytes, np.uint8)
-        at = _put(flat, 0, np.frombuffer(self.header, np.uint8))
+        at = _copy_chunk(flat, 0, np.frombuffer(self.header, np.uint8))
         for chunk in self.chunks:
-            at = _put(flat, at, chunk)
+            at = _copy_chunk(flat, at, chunk)
         flat[at:] = 0
         return flat
 
 
-def _put(flat: Bytes, at: int, chunk: Array) -> int:
-    """Copy a chunk of any strides; return where the next one begins."""
+def _copy_chunk(flat: Bytes, at: int, chunk: Array) -> int:
+    """Copy a chunk of any strides into `flat`; return the start of the next chunk."""
     end, following = at + chunk.nbytes, at + aligned(chunk.nbytes)
     np.copyto(flat[at:end].view(chunk.dtype).reshape(chunk.shape), chunk)
     flat[end:following] = 0
@@ -133,7 +132,7 @@ def _put(flat: Bytes, at: int, chunk: Array) -> int:
 
 
 def encode_pickled(value: Any) -> EncodedMessage:
-    """Pickle any object; raises whatever its own code raises."""
+    """Pickle any object; an exception of the object's own code is passed on."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     chunks = [np.asarray(buffer.raw()) for buffer in buffers]
@@ -142,7 +141,7 @@ def encode_pickled(value: Any) -> EncodedMessage:
 
 
 def decode_pickled(header: memoryview, payload: Payload) -> Any:
-    """Unpickle, which runs whatever code the sender chose; CodecError for all that goes wrong."""
+    """Unpickle, which can run any code of the sender's; CodecError for every failure."""
     try:
         count = COUNT.unpack_from(header)[0]
         start = COUNT.size + 8 * count

@@ -1,4 +1,4 @@
-"""The payload of a message: its chunks, each aligned to 64 bytes."""
+"""The payload of a message: chunks, each aligned to 64 bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def aligned(nbytes: int) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """Return a size of at least `nbytes`, at most 1/16 or 63 more: 16 sizes between powers of two.
+    """Round `nbytes` up by at most 1/16 or 63: to one of 16 sizes between powers of two.
 
     >>> rounded(1), rounded(5000), rounded(1 << 20)
     (64, 5120, 1048576)
@@ -47,7 +47,7 @@ class Payload:
         return self._memory.size
 
     def take(self, nbytes: int) -> Bytes:
-        """Return the next chunk, a view; CodecError if there are not as many bytes."""
+        """Return the next chunk, a view; CodecError if fewer bytes are left."""
         if not 0 <= nbytes <= self._memory.size - self._at:
             left = self._memory.size - self._at
             raise CodecError(f"the header asks for {nbytes} bytes, and the payload has {left}")
@@ -56,10 +56,10 @@ class Payload:
         return chunk
 
     def finish(self) -> None:
-        """Demand that nothing is left."""
+        """Raise CodecError if bytes are left."""
         if self._at < self._memory.size:
             raise CodecError(f"the header leaves {self._memory.size - self._at} bytes of payload")
 
 
 Locate = Callable[[Any], Any] | None
-"""What becomes of a received array: a function, or None to leave it as it is."""
+"""A function that replaces each received array (map_location), or None."""

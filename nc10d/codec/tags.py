@@ -1,4 +1,4 @@
-"""The format of a header: one byte says what a value is, its parts follow. Little-endian, packed.
+"""The format of a header: each value is a tag byte and its content. Little-endian, packed.
 
     value     := tag, then by tag
     INT8      int8                              INT64   int64
@@ -14,9 +14,9 @@
     SCALAR    dtype code, the element           DTYPE   dtype code
     REF       uint32: the number of an earlier text, byte string, container, object or array
 
-A length or count is a uint32. Values get their numbers as they end, so that a REF can't point at
-what it is part of. What stands in a key or a set is hashed: there a REF means text or bytes only,
-or a short stream could ask for a tuple of 2**60 parts to be hashed.
+A length or count is a uint32. A value gets its number at its end, so a REF can't point at a value
+that contains it. Keys and members of sets are hashed: there a REF may point at text or bytes only,
+because otherwise a short stream could build a tuple of 2**60 parts that must be hashed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import enum
 import struct
 
 MAX_DEPTH = 256
-"""How deep values may nest. Hashing and comparing tuples recurses in C, on the C stack."""
+"""The deepest nesting of values: hashing and comparing tuples recurses on the C stack."""
 
 
 class Tag(enum.IntEnum):
@@ -67,13 +67,13 @@ ARRAY = struct.Struct("<BB")
 
 LARGEST_COUNT = 2**32 - 1
 PACKED = 16
-"""A list of at least so many floats, or so many ints of 64 bits, travels like an array."""
+"""A list of at least this many floats, or 64-bit ints, travels like an array."""
 INLINE = 1024
-"""Byte strings longer than this lie in the payload, where they are copied once less."""
+"""Byte strings longer than this travel in the payload, which saves a copy."""
 
 
 def hashed_children(tag: Tag, count: int, inside_key: bool) -> int:
-    """Return how many of a container's first children are hashed, by it or by what it is part of.
+    """Return how many of a container's first children are hashed, by it or by a key around it.
 
     >>> hashed_children(Tag.DICT, 3, False), hashed_children(Tag.LIST, 3, True)
     (3, 6)

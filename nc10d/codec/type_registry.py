@@ -1,7 +1,7 @@
-"""Types of the user's own that the codec carries, by name: both sides must have registered them.
+"""The user's own types that the codec supports, by name: sender and receiver must register them.
 
-What travels is a name and a state made of other carried values. The receiver looks the name up
-among its own registrations; nothing is imported and no class is found by what a stream says.
+A value travels as a name and a state made of other supported values. The receiver looks the name
+up among its own registrations; a stream can't make it import a module or find a class.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from nc10d.errors import CodecError
 T = TypeVar("T")
 
 
-class Carrier(NamedTuple):
-    """How one type travels: `encode(value)` gives the state, `decode(state)` the value back.
+class TypeCodec(NamedTuple):
+    """How a type travels: `encode(value)` returns the state, `decode(state)` the value.
 
-    Where the values are arrays, `move(value, device)` returns one like it on a device.
+    For a type of arrays, `move(value, device)` returns a copy on a device.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Carrier(NamedTuple):
     move: Callable[[Any, str], Any] | None = None
 
 
-_by_type: dict[type[Any], Carrier] = {}
-_by_name: dict[str, Carrier] = {}
+_by_type: dict[type[Any], TypeCodec] = {}
+_by_name: dict[str, TypeCodec] = {}
 
 
 def register_type(
@@ -39,27 +39,28 @@ def register_type(
     name: str | None = None,
     move: Callable[[T, str], Any] | None = None,
 ) -> None:
-    """Let the object calls carry values of exactly the type `kind`.
+    """Let the object calls send values of exactly the type `kind`.
 
-    `encode(value)` returns a state of carried values, `decode(state)` makes the value of it: what
-    it is given comes from a peer, so it checks what matters. `name` (module and qualified name
-    unless given) must be the same on both sides; ValueError if another type has it. For a type
-    that is an array to its users, `move(value, device)` returns one on a device ("cuda:1"):
-    `map_location` is then about such values, and not about the arrays in their states.
+    `encode(value)` returns a state of supported values; `decode(state)` returns the value. The
+    state comes from a peer, so `decode` must check it. `name` (by default module and qualified
+    name) must be the same on sender and receiver; ValueError if another type has it.
+
+    For a type of arrays, `move(value, device)` returns a copy on a device ("cuda:1").
+    `map_location` then applies to such values, and not to the arrays in their states.
 
     >>> import pathlib
     >>> register_type(pathlib.PurePosixPath, str, pathlib.PurePosixPath)
     """
     if not isinstance(kind, type):
         raise TypeError(f"register_type: expected a class, got {kind!r}")
-    carrier = Carrier(name or _full_name(kind), kind, encode, decode, move)
-    other = _by_name.get(carrier.name)
-    # A class that is defined again (a notebook's cell, a reload) takes its own place.
+    codec = TypeCodec(name or _full_name(kind), kind, encode, decode, move)
+    other = _by_name.get(codec.name)
+    # A class that is defined again (a notebook's cell, a reload) replaces its earlier definition.
     if other is not None and _full_name(other.kind) != _full_name(kind):
-        message = f"register_type: the name {carrier.name!r} is that of {other.kind!r}"
+        message = f"register_type: the name {codec.name!r} is that of {other.kind!r}"
         raise ValueError(f"{message}: give another name")
-    _by_name[carrier.name] = carrier
-    _by_type[kind] = carrier
+    _by_name[codec.name] = codec
+    _by_type[kind] = codec
 
 
 @overload
@@ -71,10 +72,10 @@ def register_dataclass(*, name: str) -> Callable[[type[T]], type[T]]: ...
 
 
 def register_dataclass(kind: Any = None, *, name: str | None = None) -> Any:
-    """Let the object calls carry a dataclass; use it as a decorator, with or without a `name`.
+    """Let the object calls send a dataclass; use it as a decorator, with or without a `name`.
 
-    All fields travel, and the same fields must be there on the other side. The received object is
-    filled in as copy.copy would do it: neither __init__ nor __post_init__ is called.
+    All fields travel; the receiver's class must have the same fields. The received object is
+    filled in as by copy.copy: neither __init__ nor __post_init__ is called.
 
     >>> @register_dataclass
     ... @dataclasses.dataclass
@@ -107,13 +108,13 @@ def _register_dataclass(kind: type[T], name: str | None) -> type[T]:
     return kind
 
 
-def carrier_of(kind: type[Any]) -> Carrier | None:
-    """Return how values of a type travel, if it is registered."""
+def codec_of(kind: type[Any]) -> TypeCodec | None:
+    """Return the codec of a type, or None if it is not registered."""
     return _by_type.get(kind)
 
 
-def carrier_named(name: Any) -> Carrier:
-    """Return the registered type of a name; CodecError if there is none."""
+def codec_named(name: Any) -> TypeCodec:
+    """Return the codec registered under a name; CodecError if there is none."""
     found = _by_name.get(name) if type(name) is str else None
     if found is None:
         raise CodecError(

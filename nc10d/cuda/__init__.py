@@ -1,4 +1,4 @@
-"""The driver floor: device memory, streams and events, by cuda.bindings, without a framework.
+"""The layer over CUDA's driver: device memory, streams and events by cuda.bindings.
 
     from nc10d import cuda
 
@@ -6,13 +6,13 @@
     with cuda.stream(my_stream):        # an int, or CuPy's, Numba's, torch's, __cuda_stream__
         dist.all_reduce(x)
 
-Importing this imports nothing of CUDA. The driver is loaded by the first call that needs it, which
-raises UnsupportedPlatform and says what is missing where there is none.
+It needs no framework, and importing it imports nothing of CUDA. The first call that needs the
+driver loads it; UnsupportedPlatform names the missing part.
 """
 
 from __future__ import annotations
 
-import nc10d.cuda.foreign  # noqa: F401  (for what it registers)
+import nc10d.cuda.foreign  # noqa: F401  (registers array types)
 from nc10d.cuda.driver import (
     available,
     current_device,

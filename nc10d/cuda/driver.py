@@ -1,7 +1,7 @@
-"""CUDA's driver API by cuda.bindings: loaded when first needed, its errors as exceptions.
+"""CUDA's driver API by cuda.bindings: loaded at first use, with errors as exceptions.
 
-Contract: `call` raises CudaError with the driver's own words; a device is a small number
-(`ordinal`), its context is the primary one, the one that every framework shares. NC10D_CUDA_LIBRARY
+Contract: `call` raises CudaError with the driver's own description. A device is a small number
+(`ordinal`); its context is the primary context, which all frameworks share. NC10D_CUDA_LIBRARY
 names another libcuda.so.1 than the system's.
 """
 
@@ -26,7 +26,7 @@ def driver() -> Any:
     """Return the module cuda.bindings.driver, initialised; UnsupportedPlatform if it can't be."""
     library = os.environ.get("NC10D_CUDA_LIBRARY")
     if library:
-        # cuda.bindings asks the loader for libcuda.so.1 and gets what is loaded by that name.
+        # cuda.bindings opens libcuda.so.1: the loader returns the library already loaded so.
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     try:
         from cuda.bindings import driver
@@ -34,7 +34,7 @@ def driver() -> Any:
         raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
     try:
         (code,) = driver.cuInit(0)
-    except RuntimeError as error:  # its word for a library that can't be loaded
+    except RuntimeError as error:  # raised if the library can't be loaded
         raise UnsupportedPlatform(f"no CUDA driver on this machine: {error}") from error
     if code != SUCCESS:
         raise UnsupportedPlatform(f"CUDA can't be used on this machine: cuInit: {code.name}")
@@ -42,7 +42,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a function of the driver API; return its result, or a tuple of several, or None."""
+    """Call a driver function; return its result, a tuple of several results, or None."""
     code, *results = getattr(driver(), name)(*arguments)
     if code != SUCCESS:
         raise CudaError(f"{name}: {describe(int(code))}", code=int(code))
@@ -50,7 +50,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def describe(code: int) -> str:
-    """Return the driver's words for one of its error codes."""
+    """Return the driver's name and description of an error code."""
     binding = driver()
     kind = binding.CUresult
     try:
@@ -65,17 +65,15 @@ def describe(code: int) -> str:
 @functools.cache
 def address(name: str) -> int:
     """Return the address of a function of the driver API, for compiled code that calls it."""
-    from ctypes import c_void_p
-
-    driver()  # loads the library, and a given one before that
+    driver()  # loads the library, NC10D_CUDA_LIBRARY first
     library = ctypes.CDLL("libcuda.so.1")
-    found = ctypes.cast(getattr(library, name), c_void_p).value
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert found
     return found
 
 
 def available() -> bool:
-    """Say whether there is a CUDA device that this process can use."""
+    """Return whether this process can use a CUDA device."""
     try:
         return device_count() > 0
     except (UnsupportedPlatform, CudaError):
@@ -83,7 +81,7 @@ def available() -> bool:
 
 
 def device_count() -> int:
-    """Return how many CUDA devices this process sees."""
+    """Return the number of CUDA devices that this process sees."""
     return int(call("cuDeviceGetCount"))
 
 
@@ -104,14 +102,14 @@ def on_device(device: int) -> Iterator[None]:
 
 
 def current_device() -> int:
-    """Return this thread's current device; without one, the LOCAL_RANK's (modulo their number)."""
+    """Return this thread's current device; by default LOCAL_RANK modulo the device count."""
     if int(call("cuCtxGetCurrent")):
         return int(call("cuCtxGetDevice"))
     return int(os.environ.get("LOCAL_RANK", "0")) % max(device_count(), 1)
 
 
 def device_at(pointer: int) -> int:
-    """Return the device that device memory is on."""
+    """Return the device of an address in device memory."""
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(call("cuPointerGetAttribute", attribute, pointer))
 
@@ -140,6 +138,6 @@ def ordinal(device: Any) -> int:
 
 
 def synchronize(device: int | None = None) -> None:
-    """Block until everything queued on a device (without one, the current) is done."""
+    """Block until everything queued on a device (default: the current) is done."""
     with on_device(current_device() if device is None else device):
         call("cuCtxSynchronize")

@@ -1,4 +1,4 @@
-"""Events: points in streams, kept in a pool for each device because making one is slow."""
+"""Events: points in streams, kept in a pool for each device because creating them is slow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nc10d.errors import CudaError
 
 
 class EventPool:
-    """The free events of one device, by handle; those with timing apart.
+    """The free events of a device, by handle; events with timing are kept separately.
 
-    Whoever takes one gives it back when nothing waits for it any more, and never while it belongs
-    to a captured graph. A list is enough: its `pop` and `append` are atomic.
+    The caller that takes an event gives it back once nothing waits for it any more, and never while
+    it belongs to a captured graph. Thread-safe, because a list's `pop` and `append` are atomic.
     """
 
     def __init__(self, device: int) -> None:
@@ -20,7 +20,7 @@ class EventPool:
         self._free: dict[bool, list[int]] = {False: [], True: []}
 
     def take(self, timing: bool = False) -> int:
-        """Return an event that nobody else uses."""
+        """Return the handle of an unused event."""
         try:
             return self._free[timing].pop()
         except IndexError:
@@ -43,8 +43,8 @@ def event_pool(device: int) -> EventPool:
     return EventPool(device)
 
 
-def is_over(event: int) -> bool:
-    """Say whether a stream has come past an event; CudaError if the device has failed."""
+def event_done(event: int) -> bool:
+    """Return whether the stream has passed an event; CudaError if the device has failed."""
     (code,) = driver().cuEventQuery(event)
     if code == SUCCESS:
         return True
@@ -54,5 +54,5 @@ def is_over(event: int) -> bool:
 
 
 def seconds_between(start: int, end: int) -> float:
-    """Return the seconds from one timing event to another; both are over."""
+    """Return the seconds between two timing events; both must be done."""
     return float(call("cuEventElapsedTime", start, end)) / 1000.0

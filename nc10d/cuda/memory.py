@@ -1,7 +1,7 @@
-"""Device memory without a framework: what tests, staging and small programs need, and no more.
+"""Device memory without a framework, for tests, staging and small programs.
 
-A DeviceArray is contiguous; it speaks `__cuda_array_interface__`, so Numba, CuPy and torch can
-share it without a copy.
+A DeviceArray is contiguous. It has `__cuda_array_interface__`, so Numba, CuPy and torch can share
+it without a copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nc10d.cuda.streams import (
     LEGACY,
     PER_THREAD,
     StreamKey,
-    follow,
     is_captured,
+    order_after,
     register_stream,
     stream_of,
 )
@@ -31,14 +31,14 @@ HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class DeviceArray:
-    """`shape` elements of `dtype` in the memory of one device, one after another."""
+    """A contiguous array of `shape` and `dtype` in the memory of a device."""
 
     __slots__ = ("__weakref__", "address", "buffer", "device", "dtype", "owner", "shape")
 
     def __init__(
         self, address: int, shape: tuple[int, ...], dtype: DType, device: int, owner: object
     ) -> None:
-        """Describe memory that exists; `owner` keeps it alive (and is not this object)."""
+        """Describe existing memory; `owner`, another object, keeps it alive."""
         self.address = address
         self.shape = shape
         self.dtype = dtype
@@ -67,7 +67,7 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, index: slice | int) -> DeviceArray:
-        """Return one row, or a slice of them (of step 1), as an array on the same memory."""
+        """Return a row, or a slice of rows (of step 1), as an array on the same memory."""
         inner = self.shape[1:]
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
@@ -86,7 +86,7 @@ class DeviceArray:
         return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
 
     def __setitem__(self, index: Any, source: Any) -> None:
-        """Queue: write all elements (`x[...] = y`) of a device array of as many, or zeros (0)."""
+        """Queue a write of all elements: `x[...] = y`, a device array of the same count, or 0."""
         if index is not Ellipsis:
             raise IndexError(f"write to all of it: x[...] or x[3:5][...], not x[{index!r}]")
         if isinstance(source, (int, float)):
@@ -95,13 +95,13 @@ class DeviceArray:
             copy_to(self, source)
 
     def copy(self) -> DeviceArray:
-        """Return a copy, which is queued."""
+        """Return a copy; copying is queued."""
         twin = empty(self.shape, self.dtype, self.device)
         copy_to(twin, self)
         return twin
 
     def fill_from(self, x: HostArray) -> None:
-        """Copy a host array of the same shape and dtype here; blocks until it is here."""
+        """Copy a host array of the same shape and dtype to this array; blocks until done."""
         if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):
             raise ValueError(f"expected {self.dtype.label} {self.shape}, got {x.dtype} {x.shape}")
         if self.nbytes:
@@ -110,9 +110,9 @@ class DeviceArray:
                 call("cuMemcpyHtoD", self.address, packed.ctypes.data, self.nbytes)
 
     def to_host(self) -> HostArray:
-        """Return a copy in host memory; blocks until what is queued on the default stream is done.
+        """Return a copy in host memory; blocks until the work queued on the default stream is done.
 
-        Work of other streams must have been waited for.
+        The caller must have waited for work on other streams.
         """
         return to_host(self)
 
@@ -125,26 +125,26 @@ def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
-    """Return an array of undefined contents on a device (without one, on the current)."""
+    """Return an array of undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
     number = current_device() if device is None else ordinal(device)
     with on_device(number):
-        # An allocation of no bytes is an error; an array of no elements is none.
+        # CUDA refuses an allocation of no bytes, but an array may have no elements.
         address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), LEGACY))
         call("cuStreamSynchronize", LEGACY)  # other streams may use it at once
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
-    """Return an array of zeros on a device (without one, on the current); see `empty`."""
+    """Return an array of zeros on a device (default: the current); see `empty`."""
     made = empty(shape, dtype, device)
     fill(made, 0)
     return made
 
 
 def fill(x: DeviceArray, value: float) -> None:
-    """Queue: set all elements to 0; any other value is copied from the host, which waits."""
+    """Queue setting all elements to 0; another value is copied from the host, which blocks."""
     if value:
         x.fill_from(np.full(x.shape, value, x.dtype.numpy))
     elif x.nbytes:
@@ -153,53 +153,54 @@ def fill(x: DeviceArray, value: float) -> None:
 
 
 def copy_to(target: Any, source: Any) -> None:
-    """Queue: write the elements of a device array to another, whoever's they are.
+    """Queue a copy of a device array to another; the arrays may be of any library.
 
-    It comes behind what is queued on both arrays' current streams, and runs on the target's. What
-    is queued on the source's stream later, and on the default streams, comes behind it: the source
-    may be written to there, and dropped. (While a graph is captured, it must be kept.)
-    ValueError unless both are contiguous, of one dtype and of as many elements.
+    The copy runs on the target's current stream, after work that is already queued on the current
+    streams of both arrays. Work that is queued later on the source's stream, or on the default
+    streams, runs after the copy: there the source may be overwritten and freed. (While a graph is
+    captured, the source must be kept.)
+    ValueError unless both are contiguous, of the same dtype and the same count.
     """
     to, of = as_buffer(target), as_buffer(source)
     alike = (to.count, to.dtype, to.device, of.device) == (of.count, of.dtype, "cuda", "cuda")
     if not (alike and to.writable and to.contiguous and of.contiguous):
-        told = [f"{x.count} of {x.dtype.label} on {x.device}" for x in (to, of)]
-        raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(told)}")
+        found = [f"{x.count} of {x.dtype.label} on {x.device}" for x in (to, of)]
+        raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(found)}")
     if to.count:
-        here, there = place_of(target), place_of(source)
-        follow(here, there)
+        here, there = current_stream_key(target), current_stream_key(source)
+        order_after(here, there)
         with on_device(here.device):
             call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, here.stream)
-        let_follow(here, {there})
+        order_others_after(here, {there})
 
 
-def place_of(x: Any, device: int | None = None) -> StreamKey:
-    """Return the current stream of an array, and its device where that is not known."""
-    # 0 is another word for LEGACY.
+def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
+    """Return the current stream of an array, with its device, which is looked up if not given."""
+    # The handle 0 means LEGACY too.
     return StreamKey(stream_of(x) or LEGACY, device_of(x) if device is None else device)
 
 
-def let_follow(here: StreamKey, others: Set[StreamKey]) -> None:
-    """Let streams, and the default ones of their devices, go on behind what is queued on another.
+def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
+    """Make `others`, and their devices' default streams, wait for work queued on `here`.
 
-    Memory goes back in the order of default streams. While a graph is captured, nothing follows.
+    Memory is freed in the order of default streams. While a graph is captured, this does nothing.
     """
-    if not captured(here):
-        devices = {here.device, *(place.device for place in others)}
-        for place in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
-            follow(place, here)
+    if not in_capture(here):
+        devices = {here.device, *(key.device for key in others)}
+        for key in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
+            order_after(key, here)
 
 
-def captured(place: StreamKey) -> bool:
-    """Say whether what is queued on a stream becomes part of a graph."""
-    if place.stream <= PER_THREAD:
+def in_capture(key: StreamKey) -> bool:
+    """Return whether work queued on a stream becomes part of a graph."""
+    if key.stream <= PER_THREAD:
         return False
-    with on_device(place.device):
-        return is_captured(place.stream)
+    with on_device(key.device):
+        return is_captured(key.stream)
 
 
 class _Allocation:
-    """Memory that goes with the last array on it; at the process's end the driver takes it back."""
+    """Memory that is freed with its last array; at the process's end the driver frees it."""
 
     __slots__ = ("__weakref__",)
 
@@ -208,14 +209,14 @@ class _Allocation:
 
 
 def _free(device: int, address: int) -> None:
-    # In the order of the default stream: cuMemFree would wait for the whole device, and with it
-    # for messages that this process has yet to send.
+    # Free in the order of the default stream. cuMemFree would wait for the whole device, which may
+    # itself wait for messages that this process has yet to send.
     with on_device(device):
         call("cuMemFreeAsync", address, LEGACY)
 
 
 def to_device(x: HostArray, device: Any = None) -> DeviceArray:
-    """Return a copy of a host array in device memory; blocks until it is there."""
+    """Return a copy of a host array in device memory; blocks until done."""
     x = np.asarray(x)
     array = empty(x.shape, x.dtype, device)
     array.fill_from(x)
@@ -223,7 +224,7 @@ def to_device(x: HostArray, device: Any = None) -> DeviceArray:
 
 
 def to_host(x: Any) -> HostArray:
-    """Return a copy of any contiguous device array in host memory; blocks until it is there."""
+    """Return a copy of any contiguous device array in host memory; blocks until done."""
     buffer = as_buffer(x)
     if not buffer.contiguous:
         raise TypeError("only contiguous device arrays can be copied to the host")
@@ -235,7 +236,7 @@ def to_host(x: Any) -> HostArray:
 
 
 def device_of(x: Any) -> int:
-    """Return the number of the device that an array is on."""
+    """Return the number of an array's device."""
     if isinstance(x, DeviceArray):
         return x.device
     buffer = as_buffer(x)

@@ -1,10 +1,10 @@
-"""Streams, whoever made them, and which one is current for whom.
+"""Streams of any library, and the stream that is current for a thread and an array.
 
-The current stream is the one on which a thread's next work with an array is queued: that of the
+The thread's next work with an array is queued on its current stream. This is the stream of the
 innermost `with cuda.stream(...)`, else that of the array's own framework (CuPy's and torch's
-current stream, else the one that `__cuda_array_interface__` names), else the legacy default
-stream. A collective begins behind what is queued there, and `wait()` puts it in front of what is
-queued there next.
+current stream, else the stream that `__cuda_array_interface__` names), else the legacy default
+stream. A collective runs after the work already queued there. `wait()` makes work that is queued
+there later run after the collective.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Chosen(threading.local):
 
 _chosen = _Chosen()
 _finders: dict[type, Callable[[Any], int]] = {}
-_homes: dict[type, int] = {}
+_default_streams: dict[type, int] = {}
 
 
 class Stream:
-    """A stream of one's own on one device, which runs beside the default stream.
+    """A new stream on a device, which does not synchronise with the default stream.
 
-    `high` asks for the device's highest priority. It is destroyed with the object; what is queued
-    on it runs to its end all the same.
+    `high` requests the device's highest priority. The stream is destroyed with the object; work
+    already queued on it still completes.
     """
 
     def __init__(self, device: int | None = None, high: bool = False) -> None:
@@ -65,39 +65,39 @@ def _destroy(device: int, made: Any) -> None:
 
 
 class StreamKey(NamedTuple):
-    """A stream by its handle; `device` says which device's, if it is a default stream."""
+    """A stream by its handle; `device` is needed to identify a default stream."""
 
     stream: int
     device: int
 
 
-def follow(later: StreamKey, earlier: StreamKey) -> None:
-    """Let a stream go on behind what is queued on another one, perhaps another device's, now."""
+def order_after(later: StreamKey, earlier: StreamKey) -> None:
+    """Make stream `later` wait for the work now queued on `earlier`, on any device."""
     if later.stream == earlier.stream and (later == earlier or later.stream > PER_THREAD):
         return
     home = _device_of(earlier)
     pool = event_pool(home)
     event = pool.take()
-    with on_device(home):  # an event is recorded on streams of its own device alone
+    with on_device(home):  # an event can be recorded only on streams of its own device
         call("cuEventRecord", event, earlier.stream)
     with on_device(later.device):
         call("cuStreamWaitEvent", later.stream, event, 0)
-    pool.give(event)  # the wait is for what was recorded when it was queued
+    pool.give(event)  # the queued wait keeps the recorded state, so the event is free
 
 
-def _device_of(place: StreamKey) -> int:
-    """Return whose a stream is: it may have been chosen for arrays of other devices."""
-    if place.stream <= PER_THREAD:
-        return place.device
-    call("cuCtxPushCurrent", call("cuStreamGetCtx", place.stream))
+def _device_of(key: StreamKey) -> int:
+    """Return the device of a stream: it may be current for arrays of other devices."""
+    if key.stream <= PER_THREAD:
+        return key.device
+    call("cuCtxPushCurrent", call("cuStreamGetCtx", key.stream))
     try:
         return int(call("cuCtxGetDevice"))
     finally:
         call("cuCtxPopCurrent")
 
 
-def spoil_no_capture() -> None:
-    """Let what this thread asks of the driver not break a graph that another thread captures."""
+def relax_capture_mode() -> None:
+    """Keep this thread's driver calls from invalidating a graph that another thread captures."""
     mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     call("cuThreadExchangeStreamCaptureMode", mode)
 
@@ -109,16 +109,16 @@ def is_captured(stream: int) -> bool:
 
 
 def stream_handle(stream: Any) -> int:
-    """Return the handle of anybody's stream; TypeError for what is none.
+    """Return the handle of a stream of any library; TypeError if it is no stream.
 
-    An int is a handle; objects speak `__cuda_stream__`, or are CuPy's (`ptr`), torch's
+    An int is a handle. Objects have `__cuda_stream__`, or are CuPy's (`ptr`), torch's
     (`cuda_stream`) or Numba's (`handle`).
     """
     if isinstance(stream, int):
         return stream
-    speaks = getattr(stream, "__cuda_stream__", None)
-    if speaks is not None:
-        return int(speaks()[1])
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1])
     for name in ("cuda_stream", "ptr", "handle"):
         handle = getattr(stream, name, None)
         handle = getattr(handle, "value", handle)  # Numba's is a ctypes pointer
@@ -129,7 +129,7 @@ def stream_handle(stream: Any) -> int:
 
 @contextlib.contextmanager
 def stream(which: Any) -> Iterator[int]:
-    """Make a stream this thread's current one for nc10d, whatever frameworks say; yields it."""
+    """Make a stream this thread's current stream for all arrays; yield its handle."""
     before = _chosen.handle
     _chosen.handle = handle = stream_handle(which)
     try:
@@ -147,31 +147,31 @@ def stream_of(x: Any) -> int:
     return (find or _finder_for(x))(x)
 
 
-def stream_or(home: int) -> int:
-    """Return the handle of the stream that this thread has chosen, else `home`."""
+def chosen_stream_or(home: int) -> int:
+    """Return the handle of the stream of `with cuda.stream`, else `home`."""
     chosen = _chosen.handle
     return home if chosen is None else chosen
 
 
-def home_of(x: Any) -> int | None:
-    """Return the stream that is current for all arrays like `x` unless another is chosen, if any.
+def default_stream_of(x: Any) -> int | None:
+    """Return the fixed stream of arrays like `x`, current outside of `with cuda.stream`.
 
     None for arrays whose library has a current stream of its own.
     """
-    return _homes.get(type(x))
+    return _default_streams.get(type(x))
 
 
 def register_stream(kind: type, find: Callable[[Any], int] | int) -> None:
-    """Ask `find(x)` for the current stream of arrays of exactly the type `kind`, or say which."""
+    """Register `find(x)`, or a fixed handle, as the current stream of arrays of type `kind`."""
     if isinstance(find, int):
-        _homes[kind] = find
+        _default_streams[kind] = find
         _finders[kind] = lambda _: find
     else:
         _finders[kind] = find
 
 
 def _finder_for(x: Any) -> Callable[[Any], int]:
-    """Choose who knows the current stream of arrays like `x`, and remember the choice."""
+    """Return the function that finds the current stream of arrays like `x`, and cache it."""
     root = type(x).__module__.partition(".")[0]
     find = {"cupy": _of_cupy, "torch": _of_torch}.get(root, _of_interface)
     if root in sys.modules:
@@ -188,7 +188,7 @@ def _of_torch(x: Any) -> int:
 
 
 def _of_interface(x: Any) -> int:
-    """Read the stream of `__cuda_array_interface__` version 3: None is no stream to wait for."""
+    """Read the stream of `__cuda_array_interface__` version 3; LEGACY if it is None."""
     interface = getattr(x, "__cuda_array_interface__", None) or {}
     named = interface.get("stream")
     return LEGACY if named is None else int(named)

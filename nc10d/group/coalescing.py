@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import settled
+from nc10d.arrays.buffer import single_device_types
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Kept, Op, Recv, ReduceOp
@@ -140,7 +140,7 @@ class Batch:
         if self.device == "cpu":
             return np.ndarray
         kind = type(getattr(op, "x", None))
-        return kind if kind in settled else None
+        return kind if kind in single_device_types else None
 
     def launch(self, async_op: bool) -> Work | None:
         """Launch everything as one submission; the pending Works end with it."""

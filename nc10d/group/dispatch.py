@@ -16,7 +16,13 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import borrow, lend, lenders, on_views, views
+from nc10d.arrays.interop import (
+    map_to_numpy,
+    numpy_views,
+    unowned_view,
+    unowned_views,
+    use_unowned_views,
+)
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import Backend
 from nc10d.backend.config import BackendConfig
@@ -115,11 +121,11 @@ class Dispatcher(Collectives, PointToPoint):
         if prepared is None:
             return False
         a, b = x, y
-        if lenders and type(x) in lenders:
+        if unowned_views and type(x) in unowned_views:
             if async_op:  # a lent view does not keep its array alive
                 return False
-            a = lenders[type(x)](x)
-            b = a if y is x else y if type(y) is int else lend(y)
+            a = unowned_views[type(x)](x)
+            b = a if y is x else y if type(y) is int else unowned_view(y)
             if a is None or b is None:
                 return False
         try:
@@ -147,7 +153,7 @@ class Dispatcher(Collectives, PointToPoint):
         backend = self._preparing
         if backend is None:
             return None
-        seen = [op if type(op.x) is np.ndarray else on_views(op) for op in ops]
+        seen = [op if type(op.x) is np.ndarray else map_to_numpy(op) for op in ops]
         works = backend.start_messages(seen, self.timeout)
         if works is not None:
             next(self._launches)
@@ -169,10 +175,10 @@ class Dispatcher(Collectives, PointToPoint):
             array = array[0]
         device = self.config.first if type(op) is Barrier else device_type(array)
         seen, lent = op, None
-        if device == "cpu" and type(array) in views:
+        if device == "cpu" and type(array) in numpy_views:
             # A view that is lent costs less, but its array must be held until the call is over.
-            lent = None if batch is not None or async_op else borrow(op)
-            seen = on_views(op) if lent is None else op
+            lent = None if batch is not None or async_op else use_unowned_views(op)
+            seen = map_to_numpy(op) if lent is None else op
         if batch is not None:
             work = batch.add(seen, device, async_op, timeout)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.arrays.arguments import check_apart, integer
+from nc10d.arrays.arguments import check_distinct_ranks, integer
 from nc10d.base.deadline import Deadline, Timeout
 from nc10d.group.process_group import ProcessGroup, terms
 from nc10d.group.world import (
@@ -136,7 +136,7 @@ def new_subgroups_by_enumeration(
     lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
     if not lists:
         raise ValueError("ranks_per_subgroup_list must not be empty")
-    check_apart(lists)
+    check_distinct_ranks(lists)
     for ranks in lists:
         _members(get_default_group(), ranks, sort_ranks=True)
     groups = [

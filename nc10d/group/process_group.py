@@ -19,7 +19,7 @@ from nc10d.backend.config import LOOKOUT, BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level, error_wire
 from nc10d.base.deadline import Deadline, Timeout, seconds
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import (
     Aborted,
     DistError,
@@ -259,12 +259,12 @@ class ProcessGroup(Dispatcher, Members):
     def _cause(self, reason: BaseException | str | None) -> DistError:
         """Return a reason as an error of this group's own: it may be that of other groups too."""
         if isinstance(reason, DistError):
-            own = fresh(reason)
+            own = copy_to_raise(reason)
             assert isinstance(own, DistError)
             if own is not reason:
                 own.group = own.group or self.name
             return own
-        text = "no reason given" if reason is None else error_wire.in_words(reason)
+        text = "no reason given" if reason is None else error_wire.message_of(reason)
         message = f"group {self.name!r} was aborted by its rank {self.rank}: {text}"
         aborted = Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name)
         aborted.__cause__ = reason if isinstance(reason, BaseException) else None

@@ -23,9 +23,9 @@ import numpy as np
 from nc10d.arrays import intervals
 from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.base.deadline import NEVER, Deadline
-from nc10d.base.outcome import FAILED, Guest
+from nc10d.base.promise import FAILED, NoCallbacks
 from nc10d.ops import OP_NAMES, Op
 from nc10d.work import Work
 
@@ -162,7 +162,7 @@ def settle(ops: Sequence[Op]) -> None:
     mine = [*_used(ops).values()] if flying else []
     for work in flying:
         if any(one.clashes(other) for one in work.used for other in mine):
-            with Guest():  # its callbacks are not for the thread that launches
+            with NoCallbacks():  # its callbacks are not for the thread that launches
                 work._block(NEVER)
 
 
@@ -183,12 +183,12 @@ def _used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
 def _on_copies(ops: Iterable[Op], used: dict[int, ArrayUse]) -> list[Op]:
     for one in used.values():
         one.stand_in()
-    return [on_each(op, lambda x: used[id(x)].copy if id(x) in used else x) for op in ops]
+    return [map_arrays(op, lambda x: used[id(x)].copy if id(x) in used else x) for op in ops]
 
 
 def _apart(memory: Sequence[Buffer]) -> bool:
     """Say whether no two arrays share a byte; spans, which are quickly told apart, come first."""
-    if intervals.apart(one.span for one in memory):
+    if intervals.disjoint(one.span for one in memory):
         return True
     return not any(overlap(x, y) for x, y in itertools.combinations(memory, 2))
 

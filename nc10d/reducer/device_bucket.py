@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.cuda.memory import device_of, let_follow, place_of
-from nc10d.cuda.streams import StreamKey, follow
+from nc10d.cuda.memory import current_stream_key, device_of, order_others_after
+from nc10d.cuda.streams import StreamKey, order_after
 from nc10d.ops import Array
 from nc10d.reducer.bucket import Bucket
 from nc10d.reducer.deferred_future import OrderedFuture
@@ -63,7 +63,9 @@ class DeviceBucket(Bucket):
 
     def take(self, param: int, gradient: Array | None) -> None:
         """Take note of a gradient, and of the stream on which it is made."""
-        self._places.add(place_of(self.buffer if gradient is None else gradient, self._number))
+        self._places.add(
+            current_stream_key(self.buffer if gradient is None else gradient, self._number)
+        )
         if gradient is not None:
             self._given[param] = gradient
             self._outside = True
@@ -72,14 +74,14 @@ class DeviceBucket(Bucket):
         """Hand the bucket to a hook, behind all streams that gradients were made on."""
         self._left = here = self._here()
         for place in self._places:
-            follow(here, place)
+            order_after(here, place)
         super().leave(hook, state)
 
     def settle(self) -> None:
         """Order the current stream behind the bucket's way; put the result where the views are."""
         left, self._left = self._left, None
         if left is not None:
-            follow(self._here(), left)
+            order_after(self._here(), left)
         super().settle()
 
     def end(self, reduced: bool) -> None:
@@ -87,10 +89,10 @@ class DeviceBucket(Bucket):
         super().end(reduced)
         places, self._places, self._outside = self._places, set(), False
         # Also if it has failed: what has left may still be written to on the device.
-        let_follow(self._here(), places)
+        order_others_after(self._here(), places)
 
     def _here(self) -> StreamKey:
-        return place_of(self.buffer, self._number)
+        return current_stream_key(self.buffer, self._number)
 
     def pack(self) -> None:
         """Queue: put what lies outside of the bucket into it, once."""

@@ -21,7 +21,14 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.cuda.driver import call, driver, on_device
 from nc10d.cuda.events import event_pool
-from nc10d.cuda.memory import DeviceArray, captured, device_of, empty, let_follow, place_of
+from nc10d.cuda.memory import (
+    DeviceArray,
+    current_stream_key,
+    device_of,
+    empty,
+    in_capture,
+    order_others_after,
+)
 from nc10d.errors import CudaError
 from nc10d.kernels.gpu_pack import THREADS, chunks_of, supports
 from nc10d.kernels.gpu_ptx import kernel_ptx
@@ -97,10 +104,10 @@ class DevicePacker:
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
         if not tables.rows[:, 2].any():
             return
-        here = place_of(self.flat, self._device)
+        here = current_stream_key(self.flat, self._device)
         kernel = _kernel(self._device, src, dst, scale != 1)
         with on_device(self._device):
-            in_order = not captured(here)
+            in_order = not in_capture(here)
             if in_order:
                 # The last launch may still read the tables, on a stream that may be gone.
                 call("cuStreamWaitEvent", here.stream, self._launched, 0)
@@ -110,7 +117,7 @@ class DevicePacker:
             call("cuLaunchKernel", kernel, *shape, here.stream, (values, _ARGUMENTS), 0)
             if in_order:
                 call("cuEventRecord", self._launched, here.stream)
-        let_follow(here, set())
+        order_others_after(here, set())
 
 
 class _Tables:

@@ -1,11 +1,13 @@
-"""What the environment tells a rank about its job: pure, but for one look at parent processes.
+"""Read a rank's place in its job from the environment: rank, size, and where all ranks meet.
 
-torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) come first; where they are
-absent, those of the MPI launchers and of srun serve. Such launchers name no port, so all ranks
-derive the same one, between 10000 and 29999 (below what the kernel gives out), from something
-they share: the Slurm job and step, the PMIx namespace, or on one host the launcher's own process
-(its pid and start). Rank 0 listens there; should another program have the port, rank 0 says so,
-and MASTER_PORT chooses another.
+torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) take precedence; without them,
+the variables of the MPI launchers and of srun are read. These launchers set no port, so all ranks
+derive the same port from a name that they share: the Slurm job and step, the PMIx namespace, or, on
+a single host, the launcher's process (its pid and start). The port is between 10000 and 29999,
+below the ports that the kernel assigns. Rank 0 listens there. If another program has the port,
+rank 0 raises an error, and MASTER_PORT chooses another port.
+
+Pure, except that `launcher_ancestor` reads /proc.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _FIRST_PORT, _PORTS = 10000, 20000
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Who this rank is and where all meet.
+    """This rank, the number of ranks, and the address where all meet.
 
-    `served`: a launcher's agent runs the store's server; `foreign`: it is torch's, which knows no
-    tokens. `job` sets the keys of jobs apart whose derived ports happen to be the same.
+    With `served`, a launcher's agent runs the store's server; with `foreign`, that server is
+    torch's, which knows no tokens. `job` separates the keys of jobs whose derived ports collide.
     """
 
     rank: int
@@ -42,7 +44,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """Which variables a launcher sets: rank, size, ranks on this host, and a mark of its own."""
+    """The variables that a launcher sets: rank, size, ranks on this host, and its own marks."""
 
     name: str
     rank: str
@@ -51,7 +53,7 @@ class _Launcher:
     marks: tuple[str, ...] = ()
 
     def started(self, environment: Environment) -> bool:
-        """Say whether this launcher started the process."""
+        """Return whether this launcher started the process."""
         return self.rank in environment and all(mark in environment for mark in self.marks)
 
 
@@ -68,8 +70,8 @@ _LAUNCHERS = (
         "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "", ("SLURM_STEP_ID",)
     ),
 )
-# As the kernel names processes: at most 15 letters.
-_PROXIES = frozenset(
+# Process names as in /proc: at most 15 letters.
+_LAUNCHER_PROCESSES = frozenset(
     {
         *("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy"),
         *("orted", "orterun", "prted", "prterun", "slurmstepd"),
@@ -83,10 +85,10 @@ def find_place(
     size: int | None,
     ancestor: Callable[[], str],
 ) -> RankPlace:
-    """Return what `environment` says; a given `rank` or `size` wins over it.
+    """Return the place that `environment` describes; a given `rank` or `size` takes precedence.
 
-    `ancestor` identifies the launcher's process on this host. RendezvousError names what is
-    missing.
+    `ancestor()` identifies the launcher's process on this host. RendezvousError names the missing
+    or malformed variable.
     """
     launcher = None if "RANK" in environment else _launcher_of(environment)
     if rank is None:
@@ -105,7 +107,7 @@ def find_place(
 def _address(
     environment: Environment, launcher: _Launcher | None, size: int, ancestor: Callable[[], str]
 ) -> tuple[str, str, str]:
-    """Return the host and port where all meet, and the job's name if that chose the port."""
+    """Return the meeting host and port, and the job's name if the port derives from it."""
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     job = ""
     if launcher is not None:
@@ -121,18 +123,18 @@ def _address(
 
 
 def _launcher_of(environment: Environment) -> _Launcher | None:
-    return next((one for one in _LAUNCHERS if one.started(environment)), None)
+    return next((found for found in _LAUNCHERS if found.started(environment)), None)
 
 
 def _number(environment: Environment, *names: str) -> int:
     for name in names:
         if name in environment:
-            return _whole(name, environment[name])
+            return _parse_int(name, environment[name])
     what = "this process's rank" if "RANK" in names[0] else "the number of ranks"
     raise _missing(names[0], what)
 
 
-def _whole(name: str, text: str) -> int:
+def _parse_int(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -140,7 +142,7 @@ def _whole(name: str, text: str) -> int:
 
 
 def _port(text: str) -> int:
-    port = _whole("MASTER_PORT", text)
+    port = _parse_int("MASTER_PORT", text)
     if not 0 < port < 1 << 16:
         raise RendezvousError(f"MASTER_PORT={text} is not a port (1 to 65535)")
     return port
@@ -202,14 +204,14 @@ def _job(
 
 
 def launcher_ancestor() -> str:
-    """Identify the launcher's process on this host: the nearest ancestor with a launcher's name.
+    """Identify the launcher's process: the nearest ancestor with the name of a launcher.
 
-    A shell may stand between the launcher and a rank. Without such an ancestor it is the parent.
+    A shell may run between the launcher and a rank. Without such an ancestor, return the parent.
     """
     pid = os.getppid()
     while pid > 1:
         name, parent, start = _process(pid)
-        if name in _PROXIES:
+        if name in _LAUNCHER_PROCESSES:
             return f"{name}-{pid}-{start}"
         pid = parent
     return f"parent-{os.getppid()}"
@@ -218,7 +220,7 @@ def launcher_ancestor() -> str:
 def _process(pid: int) -> tuple[str, int, str]:
     """Return a process's name, parent and start (proc(5): fields 2, 4 and 22 of its stat)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name is any bytes
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
     except OSError:
         return "", 0, ""
     begin, end = stat.index("(") + 1, stat.rindex(")")

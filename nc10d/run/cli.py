@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nc10d.auth.token import VALUE, demand, job_token, new_token
+from nc10d.auth.token import VALUE, job_token, new_token, require_token
 from nc10d.errors import AuthError, StoreError
 from nc10d.run.environment import LaunchedJob
 from nc10d.run.rank_output import OutputPlan
@@ -78,7 +78,7 @@ def admit(request: LaunchRequest, environment: MutableMapping[str, str]) -> None
     """See to it that the job has a token, if it needs one; AuthError if only the user can."""
     if request.standalone and job_token(environment) is None:
         environment[VALUE] = new_token()  # for the store here, and for the ranks, who inherit it
-    demand(request.job.master_addr, "the store of a job of several nodes", environment)
+    require_token(request.job.master_addr, "the store of a job of several nodes", environment)
 
 
 def read(argv: Sequence[str]) -> LaunchRequest:

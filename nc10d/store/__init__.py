@@ -1,7 +1,8 @@
-"""Stores: where the ranks of a job leave and find small values, and how they first meet.
+"""Key-value stores: the ranks of a job exchange small values here, and meet here first.
 
-TCPStore (a server and its clients, on torch's wire), FileStore (a shared file), HashStore (this
-process), PrefixStore (a view of another store). What all of them can do is `Store`.
+TCPStore has a server and clients that speak torch's protocol. FileStore uses a shared file,
+HashStore the memory of this process. PrefixStore is a view of another store. `Store` defines their
+common methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m nc10d.store --host HOST --port PORT`: a store's server on its own, until a signal."""
+"""`python -m nc10d.store --host HOST --port PORT`: run a store's server until a signal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from nc10d.store.wire import Limits
 _ABOUT = """\
 Serve a key-value store over TCP until Ctrl-C or SIGTERM. Clients are nc10d.TCPStore(host, port)
 and torch.distributed.TCPStore(host, port, is_master=False) of torch 2.13; a job meets there with
-init_method tcp://host:port. Says where it serves once clients may come. With a job token
-(NC10D_TOKEN_FILE or NC10D_TOKEN) it serves those who know it, and speaks nc10d's wire; without one
-it serves this machine alone, or, with NC10D_INSECURE=1, whoever reaches the port."""
+init_method tcp://host:port. Prints its address once clients can connect. With a job token
+(NC10D_TOKEN_FILE or NC10D_TOKEN) it serves clients that know it, and speaks nc10d's protocol;
+without a token it serves this machine alone, or, with NC10D_INSECURE=1, any client that reaches
+the port."""
 _BOUNDS = {
     "key": "bytes of a key",
     "value": "bytes of a value",
@@ -37,16 +38,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--host",
         default="",
-        help="address or name to listen on; one that is not this machine's means any, as does "
-        "none (without a token: this machine alone); the variable NC10D_BIND goes before it",
+        help="address or name to listen on; without it, or with another machine's, any address "
+        "(without a token: this machine alone); the variable NC10D_BIND goes before it",
     )
     parser.add_argument(
-        "--port", type=_port, default=29500, help="0 to 65535; 0: any free one (default 29500)"
+        "--port", type=_port, default=29500, help="0 to 65535; 0: any free port (default 29500)"
     )
     bounds = parser.add_argument_group("bounds", "a connection that goes beyond one is closed")
     for name, default in Limits()._asdict().items():
-        told = f"{_BOUNDS[name]}, at most (default {default})"
-        bounds.add_argument(f"--max-{name}", type=_bound, default=default, metavar="N", help=told)
+        text = f"{_BOUNDS[name]}, at most (default {default})"
+        bounds.add_argument(f"--max-{name}", type=_bound, default=default, metavar="N", help=text)
     return parser.parse_args(arguments)
 
 
@@ -64,7 +65,7 @@ def _bound(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code."""
+    """Serve until SIGINT or SIGTERM; return the exit code."""
     options = parse(arguments)
     limits = Limits(*(getattr(options, f"max_{name}") for name in Limits._fields))
     try:

@@ -1,54 +1,51 @@
-"""How some ranks that share a store find that all have come, or why not: the first word counts.
+"""A barrier over a store with one agreed outcome: all ranks arrived, or a reason for failure.
 
-Each counts itself. The last to come writes what they all were waiting for; who gives up writes why
-it is not to be. Whichever is written first holds for everybody, so all ranks end alike, whoever was
-late by a moment.
+Each rank increments a counter. The last rank to arrive writes the outcome that all ranks wait for.
+A rank that gives up writes its reason instead. Only the first write counts (compare_set), so every
+rank returns the same outcome, even if the last rank arrives just as another rank gives up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.errors import StoreTimeout
+from nc10d.store.base import Store
 
-if TYPE_CHECKING:
-    from nc10d.base.deadline import Deadline
-    from nc10d.store.base import Store
-
-SLICE = 0.05
-"""Seconds from look to look whether waiting still has a point."""
-_COME, _VERDICT = "come", "verdict"
+POLL_SECONDS = 0.05
+"""Seconds between two calls of `check` while a rank waits."""
+_COUNT_KEY, _OUTCOME_KEY = "come", "verdict"
 
 
 class KeyWaiter(Protocol):
-    """What waits for keys: a store, or a council."""
+    """An object that waits for keys: a store, or the control channel of a group."""
 
     def check(self, keys: Sequence[str], /) -> bool:
-        """Say whether all of these are there."""
+        """Return whether all `keys` exist."""
 
     def wait(self, keys: Sequence[str], timeout: float, /) -> None:
-        """Block until they are; StoreTimeout after `timeout` seconds."""
+        """Block until all `keys` exist; StoreTimeout after `timeout` seconds."""
 
 
-def there(board: KeyWaiter, keys: Sequence[str], timeout: float) -> bool:
-    """Say whether all keys are there by now, or within `timeout` seconds; blocks until then."""
+def wait_for_keys(waiter: KeyWaiter, keys: Sequence[str], timeout: float) -> bool:
+    """Block for at most `timeout` seconds until all keys exist; return whether they do."""
     try:
-        board.wait(keys, max(timeout, 0.001))
+        waiter.wait(keys, max(timeout, 0.001))
     except StoreTimeout:
-        # A store that is farther away than the slice has had no time to say so.
-        return board.check(keys)
+        # The answer of a distant store may take longer than a short timeout: ask without one.
+        return waiter.check(keys)
     return True
 
 
-def say(store: Store, word: str | bytes) -> bytes:
-    """Write the verdict unless there is one; return the one that counts."""
-    return store.compare_set(_VERDICT, "", word)
+def publish_outcome(store: Store, outcome: str | bytes) -> bytes:
+    """Write `outcome` unless another rank has written its own; return the stored outcome."""
+    return store.compare_set(_OUTCOME_KEY, "", outcome)
 
 
-def come(
+def arrive(
     store: Store,
     size: int,
     conclude: Callable[[], str],
@@ -56,28 +53,28 @@ def come(
     deadline: Deadline,
     check: Callable[[], None] | None = None,
 ) -> bytes:
-    """Be one of `size` ranks that come; return the verdict. Blocks until there is one.
+    """Count this rank as arrived and return the outcome. Blocks until there is an outcome.
 
-    The last to come says `conclude()`, who is there beyond `deadline` `give_up()`, which may raise
-    instead. `check` is called meanwhile, and raises what makes waiting pointless; without it the
-    store is asked once, not again and again.
+    The last of `size` ranks publishes `conclude()`. A rank that has waited until `deadline`
+    publishes `give_up()`, which may raise instead. `check` is called every POLL_SECONDS during the
+    wait; an exception that it raises ends the wait. Without `check` the store is asked only once.
     """
-    if store.add(_COME, 1) == size:
-        return say(store, conclude())
-    longest = math.inf if check is None else SLICE
-    while not there(store, [_VERDICT], deadline.slice(longest)):
+    if store.add(_COUNT_KEY, 1) == size:
+        return publish_outcome(store, conclude())
+    longest = math.inf if check is None else POLL_SECONDS
+    while not wait_for_keys(store, [_OUTCOME_KEY], deadline.slice(longest)):
         if check is not None:
             check()
         if deadline.expired():
-            return say(store, give_up())
-    return store.get(_VERDICT)
+            return publish_outcome(store, give_up())
+    return store.get(_OUTCOME_KEY)
 
 
-class KeyValueBoard(KeyWaiter, Protocol):
-    """Where ranks read what others have put up: a store, or what a council has heard."""
+class KeyValueExchange(KeyWaiter, Protocol):
+    """Where ranks publish values for each other: a store, or the control channel of a group."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Put something up."""
+        """Publish `value` under `key`."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
-        """Return what is there."""
+        """Return the values of `keys`, in their order."""

@@ -1,8 +1,9 @@
-"""A server that serves only those who know the job's token.
+"""A store's server that serves only clients that know the job's token.
 
-A connection begins as a guest's: of a guest at most 116 bytes are read, and within 2 seconds it has
-shown that it knows the token, or its connection is closed. Guests beyond `MOST_GUESTS` push out
-those who have been here longest. Afterwards requests and replies travel in sealed frames.
+A new connection is unproven. The server reads at most 116 bytes from it, and closes it unless the
+client proves within 2 seconds that it knows the token. If there are more than `MOST_UNPROVEN`
+unproven connections, the oldest is closed. After the handshake, requests and replies travel in
+sealed frames.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from nc10d.auth.handshake import (
 from nc10d.store.server import Connection, Server
 from nc10d.store.wire import Limits
 
-MOST_GUESTS = 1024
-WHO = Introduction(0, 0, 0, group_digest("store"))
-"""How every client of a store introduces itself: the server knows no ranks."""
+MOST_UNPROVEN = 1024
+STORE_INTRODUCTION = Introduction(0, 0, 0, group_digest("store"))
+"""The introduction of every client of a store: the server knows no ranks."""
 
 
 class AuthConnection(Connection):
-    """A client's connection, of a guest until its handshake has ended."""
+    """A client's connection; unproven until its handshake has ended."""
 
     __slots__ = ("answerer", "opener", "sealer")
     opener: Opener
@@ -37,58 +38,58 @@ class AuthConnection(Connection):
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
-        self.answerer = HandshakeAnswerer(token, WHO.__eq__)
+        self.answerer = HandshakeAnswerer(token, STORE_INTRODUCTION.__eq__)
 
 
 class AuthServer(Server):
-    """A Server whose clients know `token`; the other arguments are Server's."""
+    """A Server whose clients must know `token`; the other arguments are Server's."""
 
     def __init__(
         self, listener: socket.socket, owner: int | None, limits: Limits, token: bytes
     ) -> None:
         super().__init__(listener, owner, limits)
         self._token = token
-        self._guests = Admission[Connection](MOST_GUESTS)
+        self._unproven = Admission[Connection](MOST_UNPROVEN)
 
     def _connection(self, sock: socket.socket) -> Connection:
         connection = AuthConnection(sock, self._limits, self._token)
-        eldest = self._guests.welcome(connection, time.monotonic())
-        if eldest is not None:
-            self._drop(eldest)
+        oldest = self._unproven.admit(connection, time.monotonic())
+        if oldest is not None:
+            self._drop(oldest)
         return connection
 
-    def _patience(self) -> float | None:
-        """Turn away the guests whose time is over; return the time until the next one's is."""
+    def _poll_timeout(self) -> float | None:
+        """Close overdue unproven connections; return the time until the next becomes overdue."""
         now = time.monotonic()
-        for guest in self._guests.late(now):
-            self._drop(guest)
-        patience = self._guests.patience(now)
-        return None if patience is None else patience * self._second
+        for connection in self._unproven.overdue(now):
+            self._drop(connection)
+        seconds = self._unproven.seconds_to_next(now)
+        return None if seconds is None else seconds * self._second
 
     def _read(self, connection: Connection) -> None:
         assert isinstance(connection, AuthConnection)
-        if connection in self._guests:
-            self._greet(connection)
+        if connection in self._unproven:
+            self._continue_handshake(connection)
         else:
             super()._read(connection)
 
-    def _greet(self, guest: AuthConnection) -> None:
-        answerer = guest.answerer
+    def _continue_handshake(self, connection: AuthConnection) -> None:
+        answerer = connection.answerer
         try:
-            data = guest.recv(answerer.wants)
+            data = connection.recv(answerer.wants)
             answer = answerer.feed(data) if data else b""
-            # A few bytes to somebody who has sent us as much: there is room.
-            gone = not data or (answer and guest.send(answer) != len(answer))
+            # The answer is short and the first that is sent: the socket's buffer has room for it.
+            failed = not data or (answer and connection.send(answer) != len(answer))
         except BlockingIOError:
             return
         except (OSError, BadHandshake):
-            gone = True
-        if gone:
-            self._drop(guest)
+            failed = True
+        if failed:
+            self._drop(connection)
         elif answerer.keys is not None:
-            guest.sealer = Sealer(answerer.keys.sending)
-            guest.opener = Opener(answerer.keys.taking)
-            self._guests.leave(guest)
+            connection.sealer = Sealer(answerer.keys.sending)
+            connection.opener = Opener(answerer.keys.taking)
+            self._unproven.remove(connection)
 
     def _take(self, connection: Connection, data: bytes) -> None:
         assert isinstance(connection, AuthConnection)
@@ -105,5 +106,5 @@ class AuthServer(Server):
         super()._send(connection, None if data is None else connection.sealer.seal(data))
 
     def _drop(self, connection: Connection) -> None:
-        self._guests.leave(connection)
+        self._unproven.remove(connection)
         super()._drop(connection)

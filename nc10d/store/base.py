@@ -1,9 +1,9 @@
-"""What every store is: keys, values, queues and waits, with the method set of torch's Store.
+"""The interface of every store: keys, values, queues and waits, with the methods of torch's Store.
 
-Keys are text, values come back as bytes; a str value is stored as UTF-8. Every call that waits
-(get, multi_get, wait, barrier, a blocking queue_pop) has a timeout, the store's own unless it is
-given, and raises StoreTimeout naming the store and the keys; any failure of the store itself is
-a StoreError. Timeouts are seconds or datetime.timedelta.
+Keys are text. Values are returned as bytes; a str value is stored as UTF-8. The calls that block
+are get, multi_get, wait, barrier and a blocking queue_pop. They take the store's timeout unless
+they are given another, and raise StoreTimeout, which names the store and the keys. Any failure of
+the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from datetime import timedelta
 from nc10d.base.deadline import Timeout, seconds
 
 Value = str | bytes | bytearray | memoryview
-_BYTES = (bytes, bytearray, memoryview)  # a union made for each call takes longer than the call
+_BYTES = (
+    bytes,
+    bytearray,
+    memoryview,
+)  # to build a union for each call would take longer than the call
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 MOST_KEY = 8191
-"""The bytes of the longest key; what torch's server takes, too."""
+"""The bytes of the longest key: the limit of torch's server too."""
 
 
 class Store(ABC):
@@ -29,66 +33,66 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits that is given no timeout of its own."""
+        """How long a call waits that is given no timeout; timedelta.max for ever."""
         return timedelta.max if math.isinf(self._seconds) else timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long calls wait that are given no timeout (None: for ever)."""
+        """Set the timeout of calls that are given none (None: for ever)."""
         self._seconds = seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Say that append, multi_get and multi_set are there: always True."""
+        """Return whether append, multi_get and multi_set exist: always True."""
         return True
 
     @abstractmethod
     def set(self, key: str, value: Value) -> None:
-        """Store `value` under `key`, in place of what was there; wakes who waits for the key."""
+        """Store `value` under `key`, replacing any earlier value; wakes its waiters."""
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """Return the value under `key`; blocks until there is one."""
+        """Return the value under `key`; blocks until the key exists."""
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits).
 
-        NotANumberError if what is stored there is no such number; it stays as it was.
+        NotANumberError if the stored value is not a decimal number; it stays as it was.
         """
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all `keys` are there (a queue counts if it is not empty); never blocks."""
+        """Return whether all `keys` exist (a queue exists if it is not empty); never blocks."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        """Block until all `keys` are there; None is the store's timeout."""
+        """Block until all `keys` exist; `timeout` None means the store's timeout."""
 
     @abstractmethod
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        """Store `desired` if `expected` is stored (or nothing, and it is empty).
+        """Store `desired` if the current value is `expected` (a missing key matches an empty one).
 
-        Returns what is stored then; if nothing is, `expected`.
+        Return the value stored after the call, or `expected` if the key is still missing.
         """
 
     @abstractmethod
     def append(self, key: str, value: Value) -> None:
-        """Append to the value under `key`, which begins empty."""
+        """Append to the value under `key`; a missing key counts as empty."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all `keys`, in their order; blocks until all are there."""
+        """Return the values of all `keys`, in their order; blocks until all exist."""
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store values under keys, pairwise; ValueError if there are not as many of both."""
+        """Store each value under its key; ValueError unless both have the same length."""
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Remove the value under `key` (a queue stays); say whether there was one."""
+        """Remove the value under `key` (a queue stays); return whether there was a value."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return how many keys hold a value; queues and what is behind prefixes included not."""
+        """Return how many keys hold a value, over all prefixes; queues are not counted."""
 
     @abstractmethod
     def list_keys(self) -> list[str]:
@@ -96,13 +100,13 @@ class Store(ABC):
 
     @abstractmethod
     def queue_push(self, key: str, value: Value) -> None:
-        """Append `value` to the queue under `key`; wakes one who waits for it."""
+        """Append `value` to the queue under `key`; wakes a caller that waits for it."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the oldest value off the queue under `key`.
 
-        Blocks until there is one; without `block`, an empty queue raises QueueEmptyError.
+        Blocks until the queue has a value; without `block`, an empty queue raises QueueEmptyError.
         """
 
     @abstractmethod
@@ -111,24 +115,24 @@ class Store(ABC):
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        """Block until `world_size` calls in all have been made with this `key`.
+        """Block until `world_size` calls in total have been made with this `key`.
 
-        Calls are counted in the key's value and never taken back: a key serves one barrier.
-        NotANumberError if something else is stored there.
+        The key's value counts the calls and is never reset: each barrier needs a key of its own.
+        NotANumberError if the key holds another value.
         """
 
     @abstractmethod
     def clone(self) -> Store:
-        """Return a store on the same keys, for use by another thread beside this one."""
+        """Return a store on the same keys, for another thread to use at the same time."""
 
-    def close(self) -> None:  # noqa: B027 (most stores hold on to nothing)
-        """Give back what this store holds on to; idempotent. Keys stay where others see them."""
+    def close(self) -> None:  # noqa: B027 (most stores hold no resources)
+        """Release this store's resources; idempotent. The keys stay visible to others."""
 
 
 def encode_key(key: str) -> bytes:
     """Return `key` as bytes; TypeError if it is not text, ValueError if it is too long."""
     if not isinstance(key, str):
-        raise not_text(key)
+        raise not_text_error(key)
     name = key.encode("utf-8", "surrogateescape")
     if len(name) > MOST_KEY:
         raise ValueError(
@@ -137,8 +141,8 @@ def encode_key(key: str) -> bytes:
     return name
 
 
-def not_text(key: object) -> TypeError:
-    """Return what to raise for a key that is no text."""
+def not_text_error(key: object) -> TypeError:
+    """Return the TypeError for a key that is not text."""
     return TypeError(f"a key must be str, not {type(key).__name__}")
 
 
@@ -164,7 +168,7 @@ def encode_value(value: Value) -> bytes:
 
 
 def pair(keys: Sequence[str], values: Sequence[Value]) -> list[tuple[bytes, bytes]]:
-    """Return keys and values side by side, encoded; ValueError if they are not as many."""
+    """Return encoded (key, value) pairs; ValueError unless both have the same length."""
     if len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys but {len(values)} values")
     return list(zip(encode_keys(keys), map(encode_value, values), strict=True))

@@ -1,4 +1,4 @@
-"""Connecting a client to a store's server: retries until a deadline, Unix socket on one host."""
+"""Connect a client to a store's server: retries until a deadline, Unix socket on the same host."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import NoAnswer, NotAStore
 
-_NEAR_GRACE = 0.25
+_UNIX_GRACE = 0.25
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
 def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
-    """Connect to a server that may not be up yet; the last OSError once the deadline has come.
+    """Connect to a server that may not be up yet; raise the last OSError at the deadline.
 
-    A name that does not resolve yet counts as not up yet: cluster names appear with their hosts.
-    Foreign is raised at once: who listens there does so instead of a store. With a `token` the
-    server must know it too.
+    A host name that does not resolve yet is retried too: cluster names appear with their hosts.
+    NotAStore is raised at once: another program has the port. With a `token`, the server must
+    prove that it knows it.
     """
     pause = _RETRY_FIRST
     while True:
@@ -29,7 +29,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
             raise
         except OSError:
             left = deadline - time.monotonic()
-            # Nobody tells us when a server that is not there yet comes up: ask again.
+            # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
             if left <= pause:
                 raise
@@ -41,44 +41,45 @@ def connect_once(
 ) -> StoreConnection:
     """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not.
 
-    On the server's own host the connection moves to its Unix socket, which is faster.
+    If the server is on this host, return a connection over its Unix socket, which is faster.
     """
-    link = _link(_dialled(host, port, _left(deadline)), deadline, token)
+    sock = _open_socket(host, port, _seconds_left(deadline))
+    connection = _shake_hands(sock, deadline, token)
     try:
-        name = link.near_name()
+        name = connection.unix_name()
     except BaseException:
-        link.close()
+        connection.close()
         raise
     if not name:
-        return link
-    # Not to be found from here means another network namespace, and nothing is lost; no answer
-    # soon, that the server has no descriptor for a second connection.
+        return connection
+    # The Unix socket fails if the server is in another network namespace, or has no descriptor
+    # left for a second connection. Then the TCP connection is kept.
     with contextlib.suppress(OSError):
-        near = _connect_near(name, min(deadline, time.monotonic() + _NEAR_GRACE), token)
-        link.close()
-        return near
-    return link
+        faster = _connect_unix(name, min(deadline, time.monotonic() + _UNIX_GRACE), token)
+        connection.close()
+        return faster
+    return connection
 
 
-def _dialled(host: str, port: int, limit: float | None) -> socket.socket:
+def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
     try:
         return socket.create_connection((host, port), limit)
-    except UnicodeError as error:  # longer than any name can be
+    except UnicodeError as error:  # the name is too long
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
 
 
-def _connect_near(name: bytes, deadline: float, token: bytes | None) -> StoreConnection:
+def _connect_unix(name: bytes, deadline: float, token: bytes | None) -> StoreConnection:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(_left(deadline))
+        sock.settimeout(_seconds_left(deadline))
         sock.connect(name)
     except BaseException:
         sock.close()
         raise
-    return _link(sock, deadline, token)
+    return _shake_hands(sock, deadline, token)
 
 
-def _link(sock: socket.socket, deadline: float, token: bytes | None) -> StoreConnection:
+def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> StoreConnection:
     try:
         if token is None:
             return StoreConnection(sock, deadline)
@@ -93,8 +94,8 @@ def _link(sock: socket.socket, deadline: float, token: bytes | None) -> StoreCon
         raise
 
 
-def _left(deadline: float) -> float | None:
-    """Return the seconds left, as sockets take them; TimeoutError if there are none."""
+def _seconds_left(deadline: float) -> float | None:
+    """Return the seconds left, as a socket's timeout (None: for ever); TimeoutError at 0."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the time was over before the connection was made")

@@ -1,8 +1,8 @@
 """One connection of a client to a store's server: requests out, replies in, by a deadline.
 
-Whatever waits is interrupted by a signal (Ctrl-C raises at once).
-Failures are plain ones here, TimeoutError and OSError; who knows the keys makes them StoreErrors.
-After a failure the stream may be out of step, so a link that has failed is closed, not used again.
+A signal interrupts every wait (Ctrl-C raises at once). Failures are TimeoutError and OSError here;
+the session, which knows the keys, turns them into StoreErrors. After a failure the next reply may
+belong to an earlier request, so a connection that has failed is closed and not used again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nc10d.store.store_errors import Disconnected, NotAStore
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
-_ROOM = 1 << 20
+_SEND_BUFFER = 1 << 20
 _LONGEST_POLL = 3600.0
-_FIRST_LOOK = 0.004
+_FIRST_RECEIVE = 0.004
 _I64, _U64, _u64_from = m.I64.unpack, m.U64.unpack, m.U64.unpack_from
 _write = os.write
 
@@ -29,37 +29,37 @@ _write = os.write
 class StoreConnection:
     """A connected socket, and the bytes of the reply that have not been taken yet.
 
-    The socket never blocks, or each signal would begin a wait's time anew. The first look for a
-    reply is Python's own receive with a timeout, which polls in C; only what takes longer is
-    polled for here. Sending that way would poll too, though there is room nearly always: so the
-    descriptor is written to.
+    The socket's timeout is short, so that a signal never restarts a long wait. The first receive
+    uses that timeout, which polls in C; a longer wait polls here until the deadline.
+    `socket.send` would poll before each write, though the buffer nearly always has room;
+    `os.write` on the descriptor skips that poll.
     """
 
     __slots__ = (
         *("_at", "_fileno", "_got", "_poll", "_recv"),
-        *("deadline", "has_near", "holds_requests", "sock", "waits"),
+        *("deadline", "has_unix", "holds_requests", "sock", "waits"),
     )
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
-        sock.settimeout(_FIRST_LOOK)
+        sock.settimeout(_FIRST_RECEIVE)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        else:  # by default, 300 small packets would fill it
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+        else:  # the default buffer is full after 300 small packets
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self.sock = sock
         self.deadline = deadline
-        self.waits = False  # whether a CANCEL_WAIT would end what is under way
+        self.waits = False  # whether CANCEL_WAIT can end the call in progress
         self._fileno, self._recv = sock.fileno, sock.recv
         self._got = b""
         self._at = 0
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         answer = self._shake_hands()
-        self.holds_requests = answer in (m.READY, m.READY_NEAR)
-        self.has_near = answer == m.READY_NEAR
+        self.holds_requests = answer in (m.READY, m.READY_UNIX)
+        self.has_unix = answer == m.READY_UNIX
 
     def _shake_hands(self) -> bytes:
-        """Introduce this client; return what the server says to HOLDS_REQUESTS."""
+        """Introduce this client; return the server's answer to CHECK of HOLDS_REQUESTS."""
         nonce = os.getpid() & 0xFFFFFFFF
         self.send(
             m.with_u32(m.VALIDATE, m.MAGIC)
@@ -71,11 +71,11 @@ class StoreConnection:
             raise NotAStore(f"what listens there is not a store: its answer begins with {answer!r}")
         return self.take(1)
 
-    def near_name(self) -> bytes:
-        """Return the name of the server's Unix socket; empty if this host has none such."""
-        if not self.has_near or not _same_host(self.sock) or os.environ.get("NC10D_STORE_TCP"):
+    def unix_name(self) -> bytes:
+        """Return the name of the server's Unix socket; empty if the server is on another host."""
+        if not self.has_unix or not _same_host(self.sock) or os.environ.get("NC10D_STORE_TCP"):
             return b""
-        self.send(m.with_key(m.GET, m.NEAR))
+        self.send(m.with_key(m.GET, m.UNIX_NAME))
         return self.take_string()
 
     def send(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class StoreConnection:
             self._send_rest(memoryview(data)[sent:])
 
     def post(self, data: bytes, limit: float) -> None:
-        """Send what has no answer, within `limit` seconds (counted only if it is not gone yet)."""
+        """Send a request without a reply; TimeoutError if that blocks for `limit` seconds."""
         try:
             sent = _write(self._fileno(), data)
         except BlockingIOError:
@@ -123,17 +123,17 @@ class StoreConnection:
         return self.take(_U64(self.take(8))[0])
 
     def take_stop(self) -> None:
-        """Take the end of a wait: what comes behind it can't be taken back any more."""
+        """Take the end of a wait; the call behind it can't be cancelled any more."""
         answer = self.take(1)
         if answer != m.STOP_WAITING:
             raise Disconnected(f"the server ended a wait with {answer!r}")
         self.waits = False
 
     def take_stop_and_string(self) -> bytes:
-        """Take the end of a wait, with which a reply begins, and the string behind it.
+        """Take the end of a wait, and the string that follows it.
 
-        Nearly always they come together. One look does then: who has slept for long finds its
-        code in no cache, and every function counts.
+        They nearly always arrive together, and are taken apart here without further calls:
+        after a long sleep the CPU's caches are cold, and each function costs time.
         """
         got = self._more(1)
         if len(got) >= 9 and got[0] == 0 and len(got) == 9 + _u64_from(got, 1)[0]:
@@ -145,7 +145,7 @@ class StoreConnection:
         return self.take_string()
 
     def _more(self, count: int) -> bytes:
-        """Receive until `count` bytes are there that have not been taken; return them first."""
+        """Return a buffer that begins with the next `count` bytes; blocks until they are here."""
         data = self._some(_READ)
         if self._at < len(self._got):
             data = self._got[self._at :] + data
@@ -160,7 +160,7 @@ class StoreConnection:
         return b"".join(parts)
 
     def _some(self, most: int) -> bytes:
-        """Return what comes first, at most so many bytes; Disconnected if nothing will."""
+        """Return the next bytes, at most `most`; Disconnected if the server has closed."""
         while True:
             try:
                 data = self._recv(most)
@@ -172,7 +172,7 @@ class StoreConnection:
             raise Disconnected("the server closed the connection")
 
     def _ready(self, event: int) -> None:
-        """Wait for room or a reply; TimeoutError at the deadline. Any signal handler may raise."""
+        """Block until the socket is ready; TimeoutError at the deadline. Signals may raise."""
         self._poll.modify(self.sock, event)
         while not self._poll.poll(self._slice()):
             if time.monotonic() >= self.deadline:
@@ -184,13 +184,13 @@ class StoreConnection:
         return max(0, math.ceil(left * 1000))
 
     def cancel_wait(self, grace: float) -> bool:
-        """Take back a wait that is under way; say whether the server agreed within `grace` s."""
+        """Cancel the wait in progress; return whether the server confirms it within `grace` s."""
         self.deadline = time.monotonic() + grace
         self.send(m.simple(m.CANCEL_WAIT))
         return self.take(1) == m.WAIT_CANCELED
 
     def shut(self) -> None:
-        """End the call that is under way in another thread, which then closes this link."""
+        """End the call in progress in another thread, which then closes the connection."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -200,6 +200,6 @@ class StoreConnection:
 
 
 def _same_host(sock: socket.socket) -> bool:
-    """Say whether the peer has an address of this host: one speaks to one's own from the same."""
+    """Return whether the peer is on this host: then both ends have the same address."""
     here, there = sock.getsockname()[0], sock.getpeername()[0]
     return bool(here == there or (here.startswith("127.") and there.startswith("127.")))

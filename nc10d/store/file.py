@@ -1,11 +1,11 @@
 """FileStore: a store in a file that processes share, on one host or over a network file system.
 
-The file goes when its last user has closed the store or ended, provided that all `world_size`
-users had come by then; a world of unknown size leaves it. A file whose users have all gone
-without taking it along (they were killed) is begun anew by the next job.
+The last user to close the store, or to end, removes the file if all `world_size` users had opened
+it. With an unknown world size the file stays. If all users were killed, the file stays too, and
+the next job starts it anew.
 """
 
-# ruff: noqa: D102  (what a call does is said once, in Store)
+# ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
 import os
@@ -30,7 +30,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 class FileStore(LocalStore):
     """A store in the file `path`, used by `world_size` processes (None or -1: not known).
 
-    Several threads may share it; a call that waits holds up nobody. Any failure of the file
+    Several threads may share it; a call that waits delays no other. Any failure of the file
     system is a StoreError.
     """
 
@@ -89,7 +89,7 @@ class FileStore(LocalStore):
                     found = ready(values)
             if found is not None or deadline.expired():
                 return found
-            # A network file system wakes nobody: look whether the file has grown.
+            # A network file system sends no notifications: check whether the file has grown.
             time.sleep(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -116,7 +116,7 @@ class FileStore(LocalStore):
                 journal.close()
 
     def after_fork(self) -> None:
-        """In a forked child: leave the parent's file description, open one of its own later."""
+        """In a forked child, drop the parent's file description; the next call opens its own."""
         self._lock = threading.RLock()
         journal, self._journal = self._journal, None
         if journal is not None:

@@ -1,6 +1,6 @@
 """HashStore: a store in this process's memory, for ranks that are threads."""
 
-# ruff: noqa: D102  (what a call does is said once, in Store)
+# ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
 import threading
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class HashStore(LocalStore):
-    """A store that threads of one process share; a call that waits holds up nobody."""
+    """A store that threads of one process share; a call that waits delays no other."""
 
     def __init__(self) -> None:
         self._values = Values()

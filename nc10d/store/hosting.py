@@ -1,10 +1,10 @@
-"""Where a store's server lives: in a process of its own, or in a thread; and on which address.
+"""Start a store's server in a process of its own or in a thread, and choose its address.
 
-The owner binds and listens, so the port is known and a taken one is an error at once, and clients
-may connect before the server is up. The server's process gets the listening socket and the read
-end of a pipe; it ends when the pipe's write end has closed (the owner closed it, or died) and the
-last client has gone. It has a session of its own and no output, so that neither Ctrl-C nor a
-reader of the owner's output has to do with it.
+The owner binds and listens. So the port is known at once, a port in use is an error at once, and
+clients may connect before the server is up. The server's process inherits the listening socket and
+the read end of a pipe. It ends once the pipe's write end has closed (the owner closed it, or died)
+and the last client has disconnected. It has a session of its own and no output: Ctrl-C does not
+reach it, and it does not keep the owner's output open.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from nc10d.auth.token import exposed, insecure, job_token, reachable
+from nc10d.auth.token import exposed_error, insecure, job_token, reachable
 from nc10d.errors import StoreError
 from nc10d.store.server import Server
-from nc10d.store.store_errors import why_unheard
+from nc10d.store.store_errors import explain_no_listener
 from nc10d.store.wire import Limits
 
 _BACKLOG = 4096
-_ENTRY = Path(__file__).with_name("server_process.py")
+_SERVER_SCRIPT = Path(__file__).with_name("server_process.py")
 MOST_PORT = 65535
 ANY = ("", "0.0.0.0", "::")
 
 
 class Hosting:
-    """A running server, where this machine reaches it, and the pipe that keeps it alive.
+    """A running server: its address, as this machine reaches it, and the pipe that keeps it alive.
 
-    Several owners in this process may share one (`keep`, `release`); the server ends when the
-    last has let go and the last client has gone.
+    Several owners in this process may share it (`keep`, `release`). The server ends after the last
+    owner has released it and the last client has disconnected.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Hosting:
         return self._lifeline is not None
 
     def keep(self) -> None:
-        """Share the server with one more owner."""
+        """Share the server with another owner."""
         self._users += 1
 
     def release(self) -> None:
-        """Let go; with the last owner the server may end."""
+        """Give up an owner's share; the server may end after the last."""
         self._users -= 1
         if self._users == 0:
             self.cut()
@@ -73,13 +73,13 @@ class Hosting:
         self.reap()
 
     def reap(self) -> None:
-        """Collect the intermediate process, which ends as soon as the server is up."""
+        """Wait for the intermediate process, which ends as soon as the server is up."""
         if self._child is not None:
             self._child.wait()
             self._child = None
 
     def forget_child(self) -> None:
-        """In a forked child: the pipe belongs to the parent, and so does the process."""
+        """In a forked child, close its copy of the pipe: pipe and process belong to the parent."""
         if self._child is not None:
             self._child.returncode = 0
             self._child = None
@@ -105,10 +105,10 @@ def host_server(
     token: bytes | None = None,
     listen_fd: int | None = None,
 ) -> Hosting:
-    """Start a server for `host` and `port` (0: any free one); StoreError if the port is taken.
+    """Start a server for `host` and `port` (0: any free port); StoreError if the port is in use.
 
-    It serves only those who know `token`, if there is one. `kind` is "process" or "thread".
-    `listen_fd` is a listening socket to serve instead; it is taken over.
+    With a `token` it serves only clients that know it. `kind` is "process" or "thread".
+    `listen_fd` is a listening socket to serve instead; the server takes ownership of it.
     """
     start = _STARTERS.get(kind)
     if start is None:
@@ -122,7 +122,7 @@ def host_server(
 
 
 def check_port(port: int, least: int = 0) -> int:
-    """Return `port`; TypeError if it is no integer, ValueError if not `least` to 65535."""
+    """Return `port`; TypeError unless an integer, ValueError unless `least` to 65535."""
     if not hasattr(port, "__index__"):
         raise TypeError(f"a port must be an int, not {type(port).__name__}")
     if not least <= port <= MOST_PORT:
@@ -136,7 +136,7 @@ def check_port(port: int, least: int = 0) -> int:
 def shared_server(
     host: str, port: int, kind: str, limits: Limits, token: bytes | None = None
 ) -> Hosting:
-    """Share the server that this process has on `port`, or start one."""
+    """Share the server that this process runs on `port`, or start a new server."""
     for hosting in [*_hostings]:
         if port and hosting.port == port and hosting.alive:
             hosting.keep()
@@ -144,16 +144,16 @@ def shared_server(
     return host_server(host, port, kind, limits, token)
 
 
-_kept: dict[str, Hosting] = {}
+_kept_servers: dict[str, Hosting] = {}
 
 
-def keep_one(host: str, port: int) -> None:
-    """Have a server on `port`, in a process, and keep it until this process ends.
+def keep_server(host: str, port: int) -> None:
+    """Share or start a server process on `port`, and keep it until this process ends.
 
-    Only the latest is kept so: the one before it is let go.
+    Only the latest server is kept: an earlier one is released.
     """
     hosting = shared_server(host, port, "process", Limits(), job_token())
-    before, _kept["latest"] = _kept.get("latest"), hosting
+    before, _kept_servers["latest"] = _kept_servers.get("latest"), hosting
     if before is not None:
         before.release()
 
@@ -161,8 +161,8 @@ def keep_one(host: str, port: int) -> None:
 def _start_process(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
     read, write = os.pipe()
     secret = token or b""
-    os.write(write, secret)  # a command line can be read by everybody
-    command = [sys.executable, "-I", "-S", str(_ENTRY), str(listener.fileno()), str(read)]
+    os.write(write, secret)  # other users can read a command line
+    command = [sys.executable, "-I", "-S", str(_SERVER_SCRIPT), str(listener.fileno()), str(read)]
     command.append(str(len(secret)))
     try:
         child = subprocess.Popen(
@@ -183,8 +183,6 @@ def _start_process(listener: socket.socket, limits: Limits, token: bytes | None)
 
 
 def _start_thread(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
-    from nc10d.store.hosting import server_for
-
     read, write = os.pipe()
     address = listener.getsockname()[:2]
     server = server_for(listener.dup(), read, limits, token)
@@ -199,41 +197,44 @@ _STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None], Hosting]] =
 
 
 def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
-    """Return a listening socket where clients that connect to `host` will come.
+    """Return a socket that listens for clients that connect to `host`.
 
-    That is NC10D_BIND if set, else the host's own address if it is this machine's, else any.
-    Without a token it is an address of this machine alone, or AuthError, unless NC10D_INSECURE=1.
+    Its address is NC10D_BIND if set, else that of `host` if it is this machine's, else any.
+    Without a token it must be a loopback address, else AuthError, unless NC10D_INSECURE=1.
+    StoreError if it cannot listen there.
     """
     check_port(port)
     bind = os.environ.get("NC10D_BIND")
     try:
         if token is None and not insecure():
-            return _listen_here(bind or host, port)
+            return _listen_on_loopback(bind or host, port)
         if bind:
-            return _bound(_resolve(bind, port))
+            return _bind(_resolve(bind, port))
         return _listen_for(host, port)
     except OSError as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
-        raise StoreError(f"store {where}: cannot listen there: {why_unheard(error)}") from error
+        raise StoreError(
+            f"store {where}: cannot listen there: {explain_no_listener(error)}"
+        ) from error
 
 
-def _listen_here(host: str, port: int) -> socket.socket:
+def _listen_on_loopback(host: str, port: int) -> socket.socket:
     if host == "":
-        return _bound((socket.AF_INET, ("127.0.0.1", port)))
+        return _bind((socket.AF_INET, ("127.0.0.1", port)))
     if reachable(host):
-        raise exposed(f"a store's server at {host}")
-    return _bound(_resolve(host, port))
+        raise exposed_error(f"a store's server at {host}")
+    return _bind(_resolve(host, port))
 
 
 def _listen_for(host: str, port: int) -> socket.socket:
     if host in ANY:
         return _listen_anywhere(port)
     address = _resolve(host, port)
-    # A machine's own name is a loopback address in many /etc/hosts; others could not reach that.
+    # Many /etc/hosts map the machine's own name to a loopback address, which others can't reach.
     if _is_loopback(address[1][0]) and not (host == "localhost" or _is_loopback(host)):
         return _listen_anywhere(port)
     try:
-        return _bound(address)
+        return _bind(address)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
@@ -243,8 +244,8 @@ def _listen_for(host: str, port: int) -> socket.socket:
 def _listen_anywhere(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(_NoSuchFamily):
-            return _bound((socket.AF_INET6, ("::", port)))
-    return _bound((socket.AF_INET, ("0.0.0.0", port)))
+            return _bind((socket.AF_INET6, ("::", port)))
+    return _bind((socket.AF_INET, ("0.0.0.0", port)))
 
 
 class _NoSuchFamily(Exception):
@@ -256,7 +257,7 @@ Address = tuple[socket.AddressFamily, tuple[str, int]]
 
 def _resolve(host: str, port: int) -> Address:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     return family, (str(address[0]), port)
 
 
@@ -267,7 +268,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _bound(address: Address) -> socket.socket:
+def _bind(address: Address) -> socket.socket:
     family, where = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -287,7 +288,7 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _set_inherited_options(listener: socket.socket) -> None:
-    """Set what every accepted socket inherits: no delay, and dead hosts found in a minute."""
+    """Set options that accepted sockets inherit: no delay; dead hosts are detected in a minute."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
@@ -298,7 +299,7 @@ def _set_inherited_options(listener: socket.socket) -> None:
 def server_for(
     listener: socket.socket, owner: int | None, limits: Limits, token: bytes | None
 ) -> Server:
-    """Return a server; with a token, one that serves only those who know it."""
+    """Return a server; with a token it serves only clients that know the token."""
     if token is None:
         return Server(listener, owner, limits)
     from nc10d.store.auth_server import AuthServer

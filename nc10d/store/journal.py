@@ -1,11 +1,12 @@
 """The file behind FileStore: a journal of requests that processes append and replay.
 
-The file begins with VALIDATE and goes on with SET, APPEND, DELETE_KEY, QUEUE_PUSH and QUEUE_POP,
-as on the wire, and a PING for every user that came. Who wants to read or write locks it, replays
-what others have appended, and appends its own before it unlocks; a record that its writer did not
-live to complete is cut off by the next one. Locks are the kernel's (open file description locks),
-so a killed process leaves none behind: byte 0 is for access, byte 1 is held in shared mode by
-every user of the file.
+The file begins with VALIDATE. Requests follow as on the wire: SET, APPEND, DELETE_KEY, QUEUE_PUSH
+and QUEUE_POP, and a PING for every user that opened the file. To read or write, a process locks
+the file, replays the requests that others have appended, appends its own and unlocks. A record
+whose writer died before it was complete is cut off by the next process.
+
+Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
+locks access. Every user of the file holds byte 1 in shared mode.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _READ = 1 << 20
 
 
 class JournaledValues(Values):
-    """Values that write down every change as the request that makes it again."""
+    """Values that record every change as the request that repeats it."""
 
     __slots__ = ("arrivals", "changes")
 
@@ -37,39 +38,39 @@ class JournaledValues(Values):
         self.arrivals = 0
 
     def arrive(self) -> None:
-        """Count one more user."""
+        """Count another user."""
         self.arrivals += 1
         self.changes.append(m.with_u32(m.PING, os.getpid() & 0xFFFFFFFF))
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Store and note it."""
+        """Store the value and record the request."""
         super().put(key, value)
         self.changes.append(m.with_values(m.SET, key, value))
 
     def extend(self, key: bytes, tail: bytes) -> None:
-        """Append and note it."""
+        """Append and record the request."""
         super().extend(key, tail)
         self.changes.append(m.with_values(m.APPEND, key, tail))
 
     def remove(self, key: bytes) -> bool:
-        """Remove and note it."""
+        """Remove the value and record the request."""
         self.changes.append(m.with_key(m.DELETE_KEY, key))
         return super().remove(key)
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Push and note it."""
+        """Push the value and record the request."""
         super().push(key, value)
         self.changes.append(m.with_values(m.QUEUE_PUSH, key, value))
 
     def pop(self, key: bytes) -> bytes | None:
-        """Pop and note it, unless there is nothing to pop."""
+        """Pop a value and record the request; None, unrecorded, if the queue is empty."""
         value = super().pop(key)
         if value is not None:
             self.changes.append(m.with_key(m.QUEUE_POP, key))
         return value
 
     def replay(self, request: m.Request) -> None:
-        """Make the change that another process has noted."""
+        """Apply a change that another process has recorded."""
         kind, *fields = request
         if kind == m.PING:
             self.arrivals += 1
@@ -87,10 +88,10 @@ _REPLAY: dict[int, Callable[..., object]] = {
 
 
 class Journal:
-    """One user's open journal; not for several threads at once.
+    """A user's open journal; it must not be used by several threads at once.
 
-    `world_size` is how many users there will be, -1 if that is not known; with it the file's
-    first user knows an abandoned file, and its last one that the file has served its purpose.
+    `world_size` is the number of users, -1 if unknown. If all of them have opened the file, its
+    last user removes it, and a first user that finds it treats it as abandoned.
     """
 
     def __init__(self, path: str, world_size: int) -> None:
@@ -107,14 +108,14 @@ class Journal:
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, fd)
                 _lock(fd, fcntl.F_WRLCK, _ACCESS)
-                # The last user may have removed the file between our opening and our lock.
+                # The last user may have removed the file between our open and our lock.
                 if _same_file(fd, self.path):
                     self._enter(fd)
                     undo.pop_all()
                     return fd
 
     def _enter(self, fd: int) -> None:
-        """Become a user, with access locked; begin an abandoned file anew."""
+        """Become a user, with access locked; empty an abandoned file first."""
         alone = _lock(fd, fcntl.F_WRLCK, _USERS, wait=False)
         if alone:
             self._fd = fd
@@ -130,29 +131,29 @@ class Journal:
 
     @contextmanager
     def access(self) -> Iterator[JournaledValues]:
-        """Give the values as they are now; changes made to them are kept for all at the end."""
+        """Lock the file and yield its current values; append changes made to them at the end."""
         _lock(self._fd, fcntl.F_WRLCK, _ACCESS)
         try:
             self._catch_up()
             yield self.values
             self._append()
         finally:
-            # What was not appended did not happen; the values are read anew from the file.
+            # Changes that were not appended must not stay: read the values anew from the file.
             if self.values.changes:
                 self._start_over()
             _lock(self._fd, fcntl.F_UNLCK, _ACCESS)
 
     @property
     def position(self) -> int:
-        """The number of the file's bytes that are in the values."""
+        """The number of bytes of the file that the values include."""
         return self._read
 
     def grown_from(self, position: int) -> bool:
-        """Say, without locking, whether the file has changed since it was read to `position`."""
+        """Return whether the file has changed since it was read to `position`; takes no lock."""
         return os.fstat(self._fd).st_size != position
 
     def close(self) -> None:
-        """Let go of the file; the last user of a complete world removes it. Idempotent."""
+        """Close the file; the last user of a complete world also removes it. Idempotent."""
         if self._fd < 0:
             return
         fd = self._fd
@@ -167,7 +168,7 @@ class Journal:
             os.close(fd)
 
     def abandon(self) -> None:
-        """In a forked child: close the parent's descriptor, and nothing else."""
+        """In a forked child, close the inherited descriptor and change nothing else."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -205,7 +206,7 @@ class Journal:
 
 
 def _lock(fd: int, kind: int, byte: int, wait: bool = True) -> bool:
-    """Lock or unlock one byte; without `wait`, say whether it could be had."""
+    """Lock or unlock a byte; return whether it worked (always, with `wait`)."""
     # struct flock: type, whence, start, length, pid; a description's lock must have pid 0.
     request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
     try:

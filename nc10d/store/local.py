@@ -1,9 +1,10 @@
-"""Stores whose values this process holds itself: every call of `Store`, said once.
+"""The base of stores whose values are in this process: FileStore and HashStore.
 
-A child says how to get exclusive access to the values (`_access`) and how to wait for a change.
+It implements all methods of `Store`. A subclass implements exclusive access to the values
+(`_access`) and the wait for a change (`_until`).
 """
 
-# ruff: noqa: D102  (what a call does is said once, in Store)
+# ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from nc10d.store.base import (
     encode_value,
     pair,
 )
-from nc10d.store.store_errors import not_a_number
+from nc10d.store.store_errors import not_a_number_error
 from nc10d.store.values import NotANumber, Values
 from nc10d.store.wire import i64
 
@@ -30,22 +31,22 @@ T = TypeVar("T")
 
 
 class LocalStore(Store):
-    """A store over a Values object that is at hand."""
+    """A store over a Values object of this process."""
 
     @abstractmethod
     def _access(self) -> AbstractContextManager[Values]:
-        """Give the values to this thread alone; others see its changes, and wake, at the end."""
+        """Give this thread exclusive access to the values; at the end others see its changes."""
 
     @abstractmethod
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
-        """Call `ready` with exclusive access, after each change, until it gives something.
+        """Call `ready` with exclusive access, after each change, until it does not return None.
 
-        None once the deadline has come.
+        Return its result, or None at the deadline.
         """
 
     @abstractmethod
     def _name(self) -> str:
-        """Return what errors call this store."""
+        """Return this store's name in error messages."""
 
     def _await(
         self, ready: Callable[[Values], T | None], keys: Sequence[str], timeout: Timeout = None
@@ -74,7 +75,7 @@ class LocalStore(Store):
         try:
             yield
         except NotANumber as error:
-            raise not_a_number(self._name(), key, error.args[0]) from error
+            raise not_a_number_error(self._name(), key, error.args[0]) from error
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)

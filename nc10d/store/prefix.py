@@ -1,21 +1,21 @@
 """PrefixStore: a view of another store, in which every key has a prefix."""
 
-# ruff: noqa: D102  (what a call does is said once, in Store)
+# ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.base.deadline import Timeout
-from nc10d.store.base import Store, Value, not_text
+from nc10d.store.base import Store, Value, not_text_error
 
 
 class PrefixStore(Store):
-    """Says `prefix/key` to `store` wherever it is told `key`.
+    """A view of `store` that puts `prefix/` before every key.
 
-    As in torch: num_keys counts all keys of the store below; list_keys shows only this prefix's,
-    without it; the timeout is the store's below. Closing a view closes nothing, unless it was
-    made with `closes`: then it is the store's owner, and closes it.
+    As in torch, num_keys counts all keys of the underlying store, and the timeout is that of the
+    underlying store. list_keys returns only this prefix's keys, without the prefix. `close`
+    closes the underlying store only if the view was made with `closes`.
     """
 
     def __init__(self, prefix: str, store: Store, *, closes: bool = False) -> None:
@@ -25,7 +25,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store below."""
+        """The underlying store."""
         return self._store
 
     @property
@@ -45,7 +45,7 @@ class PrefixStore(Store):
         try:
             return self._prefix + key
         except TypeError:
-            raise not_text(key) from None
+            raise not_text_error(key) from None
 
     def _all(self, keys: Sequence[str]) -> list[str]:
         if isinstance(keys, str | bytes):
@@ -102,7 +102,7 @@ class PrefixStore(Store):
         self._store.barrier(self._full(key), world_size, timeout)
 
     def clone(self) -> PrefixStore:
-        # The clone below has no other owner.
+        # The clone of the underlying store has no other owner.
         return PrefixStore(self._prefix[:-1], self._store.clone(), closes=True)
 
     def close(self) -> None:

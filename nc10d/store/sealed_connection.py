@@ -1,17 +1,17 @@
-"""A connection to a server that serves only those who know the job's token."""
+"""A connection to a server that serves only clients that know the job's token."""
 
 from __future__ import annotations
 
 import socket
 
 from nc10d.auth.handshake import BadHandshake, BadSeal, HandshakeCaller, Opener, Sealer
-from nc10d.store.auth_server import WHO
+from nc10d.store.auth_server import STORE_INTRODUCTION
 from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import Disconnected, NotAStore
 
 
 class SealedConnection(StoreConnection):
-    """A Link that begins with the handshake; then all that it sends and takes is sealed."""
+    """A StoreConnection that begins with the handshake; afterwards both directions are sealed."""
 
     __slots__ = ("_opener", "_sealer", "_token")
 
@@ -21,7 +21,7 @@ class SealedConnection(StoreConnection):
         super().__init__(sock, deadline)
 
     def _shake_hands(self) -> bytes:
-        caller = HandshakeCaller(self._token, WHO)
+        caller = HandshakeCaller(self._token, STORE_INTRODUCTION)
         super().send(caller.hello)
         try:
             super().send(caller.feed(self.take(caller.wants)))
@@ -39,7 +39,7 @@ class SealedConnection(StoreConnection):
         super().send(self._sealer.seal(data))
 
     def post(self, data: bytes, limit: float) -> None:
-        """Send what has no answer, sealed; see Link."""
+        """Send a request without a reply, sealed; see StoreConnection."""
         super().post(self._sealer.seal(data), limit)
 
     def _some(self, most: int) -> bytes:

@@ -1,11 +1,11 @@
-"""The server's hands: one loop that moves bytes between sockets and a Table, and decides nothing.
+"""The I/O of a store's server: one loop that moves bytes between sockets and a Table.
 
-A guarded server (auth_server.py) lets in only those who know the job's token.
+The Table makes all decisions; auth_server.py adds authentication.
 
-The loop ends when nobody needs it: its owner has gone (the owner's descriptor reads end-of-file,
-which the kernel sees to however the owner dies) and the last client has gone too. A connection
-that breaks the protocol or a bound is closed alone. Nothing blocks except the wait for events;
-a client that does not read its replies is not read from either.
+The loop ends once the owner has gone and the last client has disconnected. The owner has gone when
+its descriptor reads end-of-file, which the kernel ensures however the owner dies. If a connection
+breaks the protocol or a bound, only that connection is closed. Nothing blocks except the wait for
+events. The server stops reading from a client that does not read its replies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IN, OUT = select.POLLIN, select.POLLOUT  # epoll's numbers are the same
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process hold as many clients as the system allows it."""
+    """Raise this process's limit of open descriptors, and so of clients, to the hard limit."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -39,25 +39,25 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def listen_near() -> socket.socket | None:
-    """Listen on a Unix socket that only those find who are told its name; None without them.
+def listen_unix() -> socket.socket | None:
+    """Listen on an abstract Unix socket with a random name; return None where that is impossible.
 
-    On the same host it takes a quarter off every call. Its name is in no file system: it goes
-    with the process.
+    Clients on this host learn the name over TCP and get shorter calls. The name is in no file
+    system, so it disappears with the process.
     """
     if sys.platform != "linux":
         return None
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # a sandbox without
-        near = stack.enter_context(socket.socket(socket.AF_UNIX))
-        near.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
-        near.listen(_BACKLOG)
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # a sandbox may forbid it
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+        unix.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
+        unix.listen(_BACKLOG)
         stack.pop_all()
-        return near
+        return unix
     return None
 
 
 class Connection:
-    """One client's socket, what has arrived of its next request, and what is not sent yet."""
+    """A client's socket, the received part of its next request, and its unsent replies."""
 
     __slots__ = ("counted", "events", "parser", "recv", "send", "sock", "unsent", "unsent_bytes")
 
@@ -67,15 +67,15 @@ class Connection:
         self.parser = Parser(limits)
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        self.counted = 0  # of parser.held, in the server's total
+        self.counted = 0  # bytes of parser.held that the server's total includes
         self.events = IN
 
 
 class Server:
-    """Serves one listening socket for as long as `owner`, a descriptor, does not read end-of-file.
+    """Serves one listening socket until `owner`, a descriptor, reads end-of-file.
 
-    After that, until the last client has gone. With `owner` None the server has none: it serves
-    until an exception ends it.
+    Clients that are connected then are served until the last disconnects. With `owner` None the
+    server runs until an exception ends it.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Server:
         owner: int | None = None,
         limits: Limits = Limits(),  # noqa: B008 (an immutable tuple)
     ) -> None:
-        near = listen_near()
-        self._listeners = {one.fileno(): one for one in (listener, near) if one is not None}
+        unix = listen_unix()
+        self._listeners = {sock.fileno(): sock for sock in (listener, unix) if sock is not None}
         self._owner = owner
         self._owned = owner is not None
         self._limits = limits
@@ -93,22 +93,22 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._pending = 0
         self._accepting = True
-        # Level-triggered, and where there is no epoll, poll has the same four methods.
+        # Level-triggered. poll has the same four methods, for systems without epoll.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._second = 1.0 if hasattr(select, "epoll") else 1000.0  # as it takes timeouts
-        if near is not None:
-            self._table.near = near.getsockname()
-        for one in self._listeners.values():
-            one.setblocking(False)
-            self._poll.register(one, IN)
+        self._second = 1.0 if hasattr(select, "epoll") else 1000.0  # in the poller's unit of time
+        if unix is not None:
+            self._table.unix_name = unix.getsockname()
+        for sock in self._listeners.values():
+            sock.setblocking(False)
+            self._poll.register(sock, IN)
         if owner is not None:
             self._poll.register(owner, IN)
 
     def serve(self) -> None:
-        """Serve until owner and clients have gone; blocks. Closes the listener at the end."""
+        """Block and serve until owner and clients have gone; close the listener at the end."""
         try:
             while not self._unneeded():
-                for fd, event in self._poll.poll(self._patience()):
+                for fd, event in self._poll.poll(self._poll_timeout()):
                     connection = self._connections.get(fd)
                     if connection is None:
                         self._serve_other(fd)
@@ -119,12 +119,12 @@ class Server:
         finally:
             self._close()
 
-    def _patience(self) -> float | None:
-        """Return when something is due though nothing happens, in the poller's unit, or None."""
+    def _poll_timeout(self) -> float | None:
+        """Return the longest wait for events, in the poller's unit; None: no limit."""
         return None
 
     def _unneeded(self) -> bool:
-        # Who connects and says nothing (a port scan) is no client and keeps nothing alive.
+        # A connection that sends nothing (a port scan) is no client: it keeps no server alive.
         return (
             self._owned
             and self._owner is None
@@ -153,7 +153,7 @@ class Server:
                 if error.errno in _OUT_OF_DESCRIPTORS:
                     self._set_accepting(False)
                     return
-                continue  # this one was gone before we came to it
+                continue  # the client has already closed the connection
             sock.setblocking(False)
             self._connections[sock.fileno()] = self._connection(sock)
             self._poll.register(sock, IN)
@@ -188,13 +188,13 @@ class Server:
         self._take(connection, data)
 
     def _take(self, connection: Connection, data: bytes) -> None:
-        """Do what the requests ask for that `data` makes whole."""
+        """Execute the requests that `data` completes, and send their replies."""
         replies: list[tuple[Connection, bytes | None]] = []
         apply = self._table.apply
         try:
             for request in connection.parser.feed(data):
                 apply(request, connection, replies)
-                # Who waited for this goes on before what is behind it is even read.
+                # Wake waiting clients before the next request of this client is parsed.
                 if replies and replies[-1][0] is not connection:
                     self._send_all(replies)
                     if connection.sock.fileno() < 0:
@@ -206,7 +206,7 @@ class Server:
             self._count(connection)
 
     def _count(self, connection: Connection) -> None:
-        """Keep unfinished requests within the bound on all values."""
+        """Close the connection if unfinished requests and values exceed the total bound."""
         if connection.sock.fileno() < 0:
             return
         held = len(connection.parser.held)
@@ -221,7 +221,7 @@ class Server:
         replies.clear()
 
     def _send(self, connection: Connection, data: bytes | None) -> None:
-        """Send now what the kernel takes, keep the rest; None closes the connection."""
+        """Send as much as the kernel accepts, keep the rest; None closes the connection."""
         if data is None:
             self._drop(connection)
             return
@@ -260,7 +260,7 @@ class Server:
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Wait for room while something is unsent, for requests unless too much is."""
+        """Poll for output while replies are unsent, for input unless too many bytes are unsent."""
         events = OUT if connection.unsent else 0
         events |= IN if connection.unsent_bytes <= _MOST_UNSENT else 0
         if events != connection.events and connection.sock.fileno() >= 0:

@@ -1,9 +1,9 @@
 """The server's process: `python -I -S server_process.py LISTENER OWNER SECRET [LIMIT ...]`.
 
-LISTENER and OWNER are descriptors; the first SECRET bytes that OWNER gives are the job's token.
+LISTENER and OWNER are descriptors. The first SECRET bytes read from OWNER are the job's token.
 
-Starts in a few milliseconds because nothing but the standard library is loaded: the package's
-own `__init__` is not run, an empty module stands in for it.
+To start in a few milliseconds, the process loads only the standard library and the few modules of
+nc10d that a server needs: an empty module replaces the package, so its `__init__` does not run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def main(listener: int, owner: int, secret: int, *limits: int) -> None:
     # The terminal's Ctrl-C is for the ranks; the server ends after them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Leave the owner's process tree, so that nobody has to wait for us.
+    # Leave the owner's process tree, so that the owner need not wait for the server.
     if os.fork():
         os._exit(0)
     raise_descriptor_limit()
-    gc.disable()  # the loop makes no cycles
+    gc.disable()  # the loop creates no reference cycles
     token = os.read(owner, secret) if secret else None
     server_for(socket.socket(fileno=listener), owner, Limits(*limits), token).serve()
 

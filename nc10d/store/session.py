@@ -1,8 +1,8 @@
-"""One client's calls to a server: turns between threads, deadlines, and what failures mean.
+"""A client's calls to a server: threads take turns; calls have deadlines and raise StoreErrors.
 
-A call sends one packet and reads one reply. On a timeout a wait is taken back (CANCEL_WAIT); where
-the server does not answer that at once, or where any other reply is still to come, the connection
-is dropped and the next call makes a new one. A forked child drops its copy of the parent's.
+A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If
+the server does not confirm that at once, or another reply is outstanding, the connection is closed,
+and the next call reconnects. A forked child closes its copy of the parent's connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import NotAStore, why_gone, why_unreached
+from nc10d.store.store_errors import NotAStore, explain_lost, explain_unreached
 
 T = TypeVar("T")
 monotonic = time.monotonic
@@ -30,7 +30,7 @@ _LONGEST_SHOWN = 200
 
 
 class StoreSession:
-    """Calls the server at `host` and `port`; `name` is what errors call the store."""
+    """Calls the server at `host` and `port`; `name` is the store's name in errors."""
 
     def __init__(
         self, host: str, port: int, limit: float, name: str, token: bytes | None = None
@@ -39,39 +39,39 @@ class StoreSession:
         self.name = name
         self._token = token
         self.host, self.port = host, port
-        # Who can't have taken it can't release it: what is left behind by Ctrl-C is found so.
+        # An RLock checks its owner. If Ctrl-C interrupts `acquire`, `release` shows whether this
+        # thread had taken the lock (RuntimeError: it had not).
         self._lock = threading.RLock()
         self._holder = 0
-        self._link: StoreConnection | None = None
+        self._connection: StoreConnection | None = None
         self._closed = False
-        _callers.add(self)
+        _sessions.add(self)
 
     def connect(self, deadline: float) -> None:
-        """Connect, to a server that may not be up yet; StoreTimeout if it isn't by `deadline`.
+        """Connect to a server that may not be up yet; StoreTimeout if it is not by `deadline`.
 
-        StoreError at once if something else than a store answers.
+        StoreError at once if the program that answers is not a store.
         """
         try:
-            self._link = connect(self.host, self.port, deadline, self._token)
+            self._connection = connect(self.host, self.port, deadline, self._token)
         except NotAStore as error:
-            raise StoreError(f"{self.name}: cannot connect: {why_unreached(error)}") from error
+            raise StoreError(f"{self.name}: cannot connect: {explain_unreached(error)}") from error
         except OSError as error:
-            raise StoreTimeout(
-                f"{self.name}: cannot connect, tried for {self.seconds:g} s: {why_unreached(error)}"
-            ) from error
+            tried = f"cannot connect, tried for {self.seconds:g} s"
+            raise StoreTimeout(f"{self.name}: {tried}: {explain_unreached(error)}") from error
 
     def close(self) -> None:
-        """Close the connection; idempotent. Later calls, and one under way, are StoreErrors."""
+        """Close the connection; idempotent. Later calls and a call in progress raise StoreError."""
         self._closed = True
         if self._holder != threading.get_ident() and self._lock.acquire(False):
             try:
                 self._drop()
             finally:
                 self._lock.release()
-        elif (link := self._link) is not None:
-            # Its descriptor's number may be another's as soon as it is closed: that is for the
-            # thread that is using it.
-            link.shut()
+        elif (connection := self._connection) is not None:
+            # Once it is closed, its descriptor's number may be reused: so only the thread that is
+            # using the connection closes it.
+            connection.shut()
 
     def call(
         self,
@@ -81,25 +81,27 @@ class StoreSession:
         timeout: Timeout = None,
         waits: bool = False,
     ) -> T:
-        """Send `packet` and return what `take` makes of the reply, in this thread's turn.
+        """Send `packet` and return `take(connection)`, which reads the reply; threads take turns.
 
-        `keys` are named in errors. `waits` says that the packet begins with a wait, which can be
-        taken back.
+        `keys` are named in errors. With `waits`, the packet begins with a wait, which can be
+        cancelled. StoreTimeout after `timeout` seconds (None: the session's); else StoreError.
         """
         limit = self.seconds if timeout is None else seconds(timeout)
         deadline = monotonic() + limit
 
-        def ask(link: StoreConnection) -> T:
-            link.deadline, link.waits = deadline, waits
-            link.send(packet)
-            return take(link)
+        def request(connection: StoreConnection) -> T:
+            connection.deadline, connection.waits = deadline, waits
+            connection.send(packet)
+            return take(connection)
 
-        return self._in_turn(ask, deadline, limit, keys)
+        return self._in_turn(request, deadline, limit, keys)
 
-    def tell(self, packet: bytes, keys: Sequence[str]) -> None:
-        """Send `packet`, which has no answer: else as `call`."""
+    def post(self, packet: bytes, keys: Sequence[str]) -> None:
+        """Send `packet`, which has no reply; errors as of `call`."""
         limit = self.seconds
-        self._in_turn(lambda link: link.post(packet, limit), monotonic() + limit, limit, keys)
+        self._in_turn(
+            lambda connection: connection.post(packet, limit), monotonic() + limit, limit, keys
+        )
 
     def _in_turn(
         self,
@@ -111,26 +113,26 @@ class StoreSession:
         self._take_turn(deadline, limit, keys)
         try:
             self._holder = threading.get_ident()
-            return act(self._link or self._reconnect(deadline))
+            return act(self._connection or self._reconnect(deadline))
         except OSError as error:
             raise self._failure(error, limit, keys) from error
         except BaseException:
-            self._drop()  # interrupted: the reply is still to come
+            self._drop()  # interrupted: the reply is still outstanding
             raise
-        finally:  # no call before the release: Ctrl-C may come as it begins
+        finally:  # release first, without a call before it: Ctrl-C may interrupt any call
             self._holder = 0
             self._lock.release()
-            if self._closed:  # meanwhile: what was left to this thread
+            if self._closed:  # by another thread meanwhile, which left the closing to this one
                 self.close()
 
     def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
-        """Leave the connection so that the next call can use it; return what the user is told."""
+        """Cancel the wait or close the connection; return the error to raise."""
         if isinstance(error, TimeoutError):
-            self._take_back()
-            return self._late(limit, keys)
+            self._cancel_or_drop()
+            return self._timeout_error(limit, keys)
         self._drop()
-        why = "it was closed on this rank" if self._closed else why_gone(error)
-        return StoreError(f"{self.name}{_named(keys)}: {why}")
+        why = "it was closed on this rank" if self._closed else explain_lost(error)
+        return StoreError(f"{self.name}{_keys_text(keys)}: {why}")
 
     def wait_then(
         self,
@@ -140,14 +142,15 @@ class StoreSession:
         names: list[bytes],
         take_both: Callable[[StoreConnection], T] | None = None,
     ) -> T:
-        """Wait for keys, then ask: in one packet where the server holds what is behind a wait.
+        """Wait for the keys `names`, then call; in the same packet if the server holds requests.
 
-        `take_both` takes the end of the wait and what `take` does.
+        Such a server keeps requests behind a wait until the wait ends. `take_both` reads the end
+        of the wait and then the reply, as `take` does.
         """
         wait = m.with_keys(m.WAIT, names)
-        link = self._link
-        if link is not None and link.holds_requests:
-            return self.call(wait + packet, take_both or _stop_then(take), keys, None, True)
+        connection = self._connection
+        if connection is not None and connection.holds_requests:
+            return self.call(wait + packet, take_both or _take_stop_then(take), keys, None, True)
         end = time.monotonic() + self.seconds
         self.call(wait, StoreConnection.take_stop, keys, None, True)
         return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
@@ -155,78 +158,78 @@ class StoreSession:
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
         if self._holder == threading.get_ident():
             why = "it was called amid a call of the same thread, as by a signal's handler"
-            raise StoreError(f"{self.name}{_named(keys)}: {why}")
+            raise StoreError(f"{self.name}{_keys_text(keys)}: {why}")
         try:
             if self._lock.acquire(False):
                 return
             left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
             if not self._lock.acquire(timeout=left):
-                raise self._late(limit, keys, "; another thread's call was under way")
+                raise self._timeout_error(limit, keys, "; another thread's call was under way")
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # it was not taken
+            with contextlib.suppress(RuntimeError):  # the lock was not taken
                 self._lock.release()
             raise
 
     def _reconnect(self, deadline: float) -> StoreConnection:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
-        self._link = connect_once(self.host, self.port, deadline, self._token)
-        return self._link
+        self._connection = connect_once(self.host, self.port, deadline, self._token)
+        return self._connection
 
-    def _take_back(self) -> None:
-        """Bring the stream back into step after a timeout, or drop it: if interrupted, too."""
-        link, self._link = self._link, None
-        if link is None:
+    def _cancel_or_drop(self) -> None:
+        """Cancel the wait that timed out; close the connection if that fails or is interrupted."""
+        connection, self._connection = self._connection, None
+        if connection is None:
             return
         try:
-            if link.waits and link.cancel_wait(_CANCEL_GRACE):
-                self._link = link
+            if connection.waits and connection.cancel_wait(_CANCEL_GRACE):
+                self._connection = connection
         except OSError:
-            pass  # it is dropped
+            pass  # the connection is closed below
         finally:
-            if self._link is None:
-                link.close()
+            if self._connection is None:
+                connection.close()
 
     def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-    def _late(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
-        return StoreTimeout(f"{self.name}{_named(keys)}: no answer within {limit:g} s{why}")
+    def _timeout_error(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
+        return StoreTimeout(f"{self.name}{_keys_text(keys)}: no answer within {limit:g} s{why}")
 
     def after_fork(self) -> None:
-        """In a forked child: leave the parent's connection to the parent."""
+        """In a forked child, close its copy of the parent's connection."""
         self._lock, self._holder = threading.RLock(), 0
         self._drop()
 
 
-_callers: weakref.WeakSet[StoreSession] = weakref.WeakSet()
+_sessions: weakref.WeakSet[StoreSession] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for caller in [*_callers]:
-        caller.after_fork()
+    for session in [*_sessions]:
+        session.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _named(keys: Sequence[str]) -> str:
+def _keys_text(keys: Sequence[str]) -> str:
     if not keys:
         return ""
-    shown = ", ".join(map(_shown, keys[:_NAMED_KEYS]))
+    shown = ", ".join(map(_shown_key, keys[:_NAMED_KEYS]))
     more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
     return f", key{'s' if len(keys) > 1 else ''} {shown}{more}"
 
 
-def _shown(key: str) -> str:
+def _shown_key(key: str) -> str:
     return repr(key if len(key) <= _LONGEST_SHOWN else key[:_LONGEST_SHOWN] + "...")
 
 
-def _stop_then(take: Callable[[StoreConnection], T]) -> Callable[[StoreConnection], T]:
-    def take_both(link: StoreConnection) -> T:
-        link.take_stop()
-        return take(link)
+def _take_stop_then(take: Callable[[StoreConnection], T]) -> Callable[[StoreConnection], T]:
+    def take_both(connection: StoreConnection) -> T:
+        connection.take_stop()
+        return take(connection)
 
     return take_both

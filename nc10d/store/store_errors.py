@@ -1,6 +1,6 @@
-"""Why a store cannot be reached or has gone, in words: what was seen, and what to do. Pure.
+"""Explain why a store cannot be reached or has gone, and how to correct it. Pure.
 
-Every reason is the second half of a sentence that has named the store, host and port included.
+Every explanation is the second half of a sentence that has named the store with host and port.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Disconnected(OSError):
 
 
 class NotAStore(OSError):
-    """What listens there answered, but not as a store does."""
+    """Another program than a store answered."""
 
 
 class NoAnswer(TimeoutError):
-    """What listens there accepted the connection, and said nothing."""
+    """The server, or another program, accepted the connection and sent nothing."""
 
 
 _HOST_OR_PORT = "correct host or port (MASTER_ADDR, MASTER_PORT)"
-# The first line that fits counts.
+# The first type that matches counts.
 _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
     (NotAStore, f"{{error}}; {_HOST_OR_PORT}, or end what listens there"),
     (
@@ -60,7 +60,7 @@ _CLOSED = (
     "the server closed the connection: it has ended, or a request was beyond its bounds on keys "
     "and values"
 )
-_GONE: tuple[tuple[type[OSError], str], ...] = (
+_LOST: tuple[tuple[type[OSError], str], ...] = (
     (NotAStore, "{error}"),
     (
         ConnectionRefusedError,
@@ -69,7 +69,7 @@ _GONE: tuple[tuple[type[OSError], str], ...] = (
     (Disconnected, _CLOSED),
     (ConnectionError, _CLOSED),
 )
-_UNHEARD = {
+_NO_LISTENER = {
     errno.EADDRINUSE: "another job or another rank 0 listens there: choose another port, or 0 for "
     "a free one",
     errno.EADDRNOTAVAIL: "it is not an address of this machine: give one that is",
@@ -77,33 +77,33 @@ _UNHEARD = {
 }
 
 
-def why_unreached(error: OSError) -> str:
-    """Say why there was no connection to begin with."""
-    return _told(error, _UNREACHED)
+def explain_unreached(error: OSError) -> str:
+    """Explain why no connection could be made."""
+    return _explain(error, _UNREACHED)
 
 
-def why_gone(error: OSError) -> str:
-    """Say why a connection that there was is of no use any more, or is not to be had again."""
-    return _told(error, _GONE + _UNREACHED)
+def explain_lost(error: OSError) -> str:
+    """Explain why a connection was lost, or could not be made again."""
+    return _explain(error, _LOST + _UNREACHED)
 
 
-def why_unheard(error: OSError) -> str:
-    """Say why a server cannot listen."""
+def explain_no_listener(error: OSError) -> str:
+    """Explain why a server cannot listen."""
     if isinstance(error, socket.gaierror):
         return f"the name is not known here ({error.strerror}); give one of this machine's"
-    told = _UNHEARD.get(error.errno or 0)
-    return f"{error.strerror or error}" + (f"; {told}" if told else "")
+    advice = _NO_LISTENER.get(error.errno or 0)
+    return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
 
 
-def _told(error: OSError, words: tuple[tuple[type[OSError], str], ...]) -> str:
-    for kind, told in words:
+def _explain(error: OSError, texts: tuple[tuple[type[OSError], str], ...]) -> str:
+    for kind, text in texts:
         if isinstance(error, kind):
-            return told.format(error=error)
+            return text.format(error=error)
     return f"{error.strerror or error}; {_HOST_OR_PORT}"
 
 
-def not_a_number(store: str, key: str, value: bytes) -> NotANumberError:
-    """Return what to raise where a number was to be under `key`, and `value` is."""
+def not_a_number_error(store: str, key: str, value: bytes) -> NotANumberError:
+    """Return the error for a `key` that holds `value` instead of a number."""
     shown = repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
     return NotANumberError(
         f"{store}, key {key!r}: it holds {shown}, which is not a decimal number of 64 bits; "

@@ -1,9 +1,9 @@
-"""The server's mind, without I/O: requests in, replies out, waits remembered.
+"""The decisions of a store's server, without I/O: requests in, replies out, waits remembered.
 
 `apply(request, client)` returns the replies that are due now as (client, bytes) pairs, in the
-order in which each client must receive them; None in place of bytes says that the client broke a
-rule and must be closed. A client is any hashable object. What a client sends behind a WAIT or a
-BARRIER that is not over is held until it is; CANCEL_WAIT ends the wait and forgets what was held.
+order in which each client must receive them. None in place of bytes means that the client broke a
+rule and must be closed. A client is any hashable object. While a client's WAIT or BARRIER is
+pending, its further requests are held. CANCEL_WAIT ends the wait and discards the held requests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nc10d.store.values import Full, NotANumber, Values
 Reply = tuple[Any, bytes | None]
 _Handler = Callable[[m.Request, Hashable, list[Reply]], None]
 _MOST_HELD = 64 << 10
-_JOINED = 1 << 16
+_LARGEST_JOINED = 1 << 16
 
 
 class _Wait:
-    """What one client waits for: keys that are missing, or a barrier's count."""
+    """A client's wait: for missing keys, or for a barrier's count."""
 
     __slots__ = ("count", "held", "missing", "nbytes")
 
@@ -34,12 +34,12 @@ class _Wait:
 
 
 class Table:
-    """Values, and who waits for which of them."""
+    """The values of a store, and the clients that wait for them."""
 
     def __init__(self, limits: m.Limits = m.Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.values = Values(limits.total)
-        # The name of the Unix socket on which the server listens too, for clients on its host.
-        self.near = b""
+        # The name of the server's Unix socket, for clients on its host; empty without one.
+        self.unix_name = b""
         self._waits: dict[Hashable, _Wait] = {}
         self._waiters: dict[bytes, dict[Hashable, None]] = {}
         self._barriers: dict[bytes, dict[Hashable, None]] = {}
@@ -54,9 +54,9 @@ class Table:
     def apply(
         self, request: m.Request, client: Hashable, replies: list[Reply] | None = None
     ) -> list[Reply]:
-        """Do what `client` asks; return the replies that are due, to whichever clients.
+        """Execute a request of `client`; return the replies that are due to it and other clients.
 
-        They are added to `replies`, if given.
+        The replies are appended to `replies`, if given.
         """
         if replies is None:
             replies = []
@@ -72,7 +72,7 @@ class Table:
         return replies
 
     def forget(self, client: Hashable) -> None:
-        """Drop the waits of a client that is gone."""
+        """Forget the wait of a client that has disconnected."""
         wait = self._waits.pop(client, None)
         if wait is None:
             return
@@ -85,7 +85,7 @@ class Table:
 
     def _hold(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         wait = self._waits[client]
-        wait.nbytes += _weight(request)
+        wait.nbytes += _memory_of(request)
         if wait.nbytes > _MOST_HELD:
             replies.append((client, None))
         else:
@@ -104,11 +104,11 @@ class Table:
 
     def _release(self, client: Hashable, replies: list[Reply]) -> None:
         held = self._waits.pop(client).held
-        # Nearly always a lone GET is behind the wait. Who waits long is woken by a server whose
-        # caches are cold: the time goes with the number of functions that are run until then.
+        # Nearly always a single GET is held behind the wait. After a long wait the CPU's caches
+        # are cold and each function costs time: answer that case here.
         if len(held) == 1 and held[0][0] == m.GET:
             value = self.values.data.get(held[0][1], b"")
-            if len(value) <= _JOINED:
+            if len(value) <= _LARGEST_JOINED:
                 replies.append((client, m.STOP_WAITING + m.U64.pack(len(value)) + value))
                 return
         replies.append((client, m.STOP_WAITING))
@@ -158,7 +158,7 @@ class Table:
 
     def _compare_set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         _, key, expected, desired = request
-        _value(self.values.compare_set(key, expected, desired), client, replies)
+        _reply_value(self.values.compare_set(key, expected, desired), client, replies)
         if key in self.values.data:
             self._wake_all(key, replies)
 
@@ -169,20 +169,20 @@ class Table:
 
     def _get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         value = self.values.data.get(request[1], b"")
-        _value(self.near if request[1] == m.NEAR else value, client, replies)
+        _reply_value(self.unix_name if request[1] == m.UNIX_NAME else value, client, replies)
 
     def _multi_get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         values = [self.values.data.get(key, b"") for key in request[1]]
-        if sum(map(len, values)) <= _JOINED:
+        if sum(map(len, values)) <= _LARGEST_JOINED:
             replies.append((client, b"".join(map(m.string, values))))
             return
         for value in values:
-            _value(value, client, replies)
+            _reply_value(value, client, replies)
 
     def _check(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         keys, exists = request[1], self.values.exists
         if keys == [m.HOLDS_REQUESTS]:
-            replies.append((client, m.READY_NEAR if self.near else m.READY))
+            replies.append((client, m.READY_UNIX if self.unix_name else m.READY))
         else:
             replies.append((client, m.READY if all(map(exists, keys)) else m.NOT_READY))
 
@@ -217,7 +217,7 @@ class Table:
         replies.append((client, m.I64.pack(self.values.queued(request[1]))))
         value = self.values.pop(request[1])
         if value is not None:
-            _value(value, client, replies)
+            _reply_value(value, client, replies)
 
     def _queue_len(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         replies.append((client, m.I64.pack(self.values.queued(request[1]))))
@@ -228,27 +228,27 @@ class Table:
         self._waits[client] = _Wait({key}, world_size)
         waiting = self._barriers.setdefault(key, {})
         waiting[client] = None
-        for one in [one for one in waiting if self._waits[one].count <= count]:
-            del waiting[one]
-            self._release(one, replies)
+        for member in [member for member in waiting if self._waits[member].count <= count]:
+            del waiting[member]
+            self._release(member, replies)
         if not waiting:
             del self._barriers[key]
         self._wake_all(key, replies)
 
 
-def _weight(request: m.Request) -> int:
-    """Return about how many bytes a held request takes."""
+def _memory_of(request: m.Request) -> int:
+    """Return roughly the memory of a held request, in bytes."""
     fields = request[1] if request[1:] and isinstance(request[1], list) else request[1:]
     return 64 + sum(64 + len(field) for field in fields if isinstance(field, bytes))
 
 
-def _value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
-    if len(value) <= _JOINED:
+def _reply_value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
+    if len(value) <= _LARGEST_JOINED:
         data = m.U64.pack(len(value)) + value
-        # A wait's end and the value behind it travel in one packet.
+        # Send the end of a wait and the value that follows it in one packet.
         if replies and replies[-1] == (client, m.STOP_WAITING):
             replies[-1] = (client, m.STOP_WAITING + data)
         else:
             replies.append((client, data))
-    else:  # a large value is passed on by reference, however many ask for it
+    else:  # a large value is not copied, however many clients request it
         replies += [(client, m.U64.pack(len(value))), (client, value)]

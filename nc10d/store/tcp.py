@@ -1,13 +1,13 @@
-"""TCPStore: a client of a store's server, by torch 2.13's protocol, and the server's owner.
+"""TCPStore: a client of a store's server, by torch 2.13's protocol, and optionally its owner.
 
-Several threads may share a store: one connection, calls take turns, and a call that waits makes
-the others wait; a thread that waits long should have a `clone()`. Calls of one thread take effect
-in their order. `set`, `append`, `multi_set` and `queue_push` await no answer. After a timeout or
-an interruption the store goes on: the next call connects again where that is needed. A forked
-child gets a connection of its own at its first call.
+Several threads may share a store. They share its connection, so a call that waits blocks the calls
+of other threads: a thread that waits long should use a `clone()`. The calls of one thread take
+effect in order. `set`, `append`, `multi_set` and `queue_push` return without a reply. The store
+stays usable after a timeout or an interruption: the next call reconnects if necessary. A forked
+child connects anew at its first call.
 """
 
-# ruff: noqa: D102  (what a call does is said once, in Store)
+# ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from nc10d.auth.token import checked, job_token
+from nc10d.auth.token import check_token, job_token
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import wire as m
@@ -33,30 +33,29 @@ from nc10d.store.base import (
 from nc10d.store.connection import StoreConnection
 from nc10d.store.hosting import Hosting, check_port, host_server, shared_server
 from nc10d.store.session import StoreSession
-from nc10d.store.store_errors import not_a_number
+from nc10d.store.store_errors import not_a_number_error
 from nc10d.store.values import NotANumber, read_number
 
-_ARRIVALS = b"init/"
-_BLAME = 0.25
+_ARRIVALS_KEY = b"init/"
+_PROBE_SECONDS = 0.25
 
 
 class TCPStore(Store):
     """A store served over TCP; with `is_master`, this process also starts the server.
 
-    `port` 0 lets the server choose (see the `port` property). With `world_size` the store counts
-    who comes, and with `wait_for_workers` the master returns when all have. `multi_tenant` shares
-    a server that this process has on that port already. `master_listen_fd` is a listening socket
-    to serve. `use_libuv` is accepted for torch's sake and means nothing. `server` says where the
-    server runs, "process" (the default: a busy owner delays nobody, and it ends once the owner
-    and all clients have gone) or "thread"; `limits` are its bounds. A client on the server's
-    host goes on over a Unix socket, unless NC10D_STORE_TCP is set. Raises StoreError if the
-    address is taken or cannot be reached within `timeout`.
+    `port` 0 chooses a free port (see the `port` property). With `world_size` the
+    store counts its clients; with `wait_for_workers` too, the master blocks until all have
+    connected. `multi_tenant` shares a server that this process already runs on that port.
+    `master_listen_fd` is a listening socket to serve. `use_libuv` is accepted for compatibility
+    with torch and ignored. `server` is "process" (the default: a busy owner does not delay the
+    server, which ends once the owner and all clients have gone) or "thread". `limits` are the
+    server's bounds. A client on the server's host uses a Unix socket, unless NC10D_STORE_TCP is
+    set. StoreError if the address is in use or cannot be reached within `timeout`.
 
-    Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or
-    what is called to get them; by default the job's, if it has one (auth/token.py). With None they
-    speak
-    torch's wire, and the server listens on addresses of this machine alone, else AuthError, unless
-    NC10D_INSECURE=1.
+    Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
+    function that returns them; by default the job's token, if it has one (auth/token.py). With
+    None they speak torch's protocol; then the server listens on loopback addresses only, else
+    AuthError, unless NC10D_INSECURE=1.
     """
 
     def __init__(
@@ -79,18 +78,20 @@ class TCPStore(Store):
             raise ValueError("TCPStore world size cannot be 0")
         check_port(port, least=0 if is_master else 1)
         self._seconds = seconds(timeout)
-        self._token = token = checked(token() if callable(token) else token)
+        self._token = token = check_token(token() if callable(token) else token)
         self._hosting: Hosting | None = None
         if is_master and multi_tenant and master_listen_fd is None:
             self._hosting = shared_server(host, port, server, limits, token)
         elif is_master:
             self._hosting = host_server(host, port, server, limits, token, master_listen_fd)
         self._host, self._port = host, self._hosting.port if self._hosting else port
-        # The owner need not be able to reach itself under the name that others use.
-        near = self._hosting.host if self._hosting else host
-        self._caller = StoreSession(near, self._port, self._seconds, f"store {self.address}", token)
-        self._call, self._tell = self._caller.call, self._caller.tell
-        self._wait_then = self._caller.wait_then
+        # The owner may be unable to reach itself under the name that others use.
+        server_host = self._hosting.host if self._hosting else host
+        self._session = StoreSession(
+            server_host, self._port, self._seconds, f"store {self.address}", token
+        )
+        self._call, self._post = self._session.call, self._session.post
+        self._wait_then = self._session.wait_then
         try:
             self._join(world_size, is_master and wait_for_workers)
         except BaseException:
@@ -99,7 +100,7 @@ class TCPStore(Store):
 
     def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
         deadline = time.monotonic() + self._seconds
-        self._caller.connect(deadline)
+        self._session.connect(deadline)
         if self._hosting is not None:
             self._hosting.reap()
         if world_size is None or world_size < 0:
@@ -109,7 +110,9 @@ class TCPStore(Store):
             self._await_workers(world_size, deadline)
 
     def _arrivals(self, more: int) -> int:
-        return self._call(m.with_number(m.ADD, _ARRIVALS, more), StoreConnection.take_number, ())
+        return self._call(
+            m.with_number(m.ADD, _ARRIVALS_KEY, more), StoreConnection.take_number, ()
+        )
 
     def _await_workers(self, world_size: int, deadline: float) -> None:
         pause = 0.001
@@ -119,7 +122,7 @@ class TCPStore(Store):
                     f"store {self.address}: {count} of {world_size} clients came within "
                     f"{self._seconds:g} s"
                 )
-            # The protocol has no wait for a count, and torch's clients only ever add to it.
+            # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
 
@@ -142,7 +145,7 @@ class TCPStore(Store):
         return f"TCPStore({self.address})"
 
     def set(self, key: str, value: Value) -> None:
-        self._tell(m.with_value(m.SET, _key(key), encode_value(value)), (key,))
+        self._post(m.with_value(m.SET, _key(key), encode_value(value)), (key,))
 
     def get(self, key: str) -> bytes:
         name = _key(key)
@@ -156,23 +159,25 @@ class TCPStore(Store):
                 m.with_number(m.ADD, _key(key), amount), StoreConnection.take_number, (key,)
             )
         except StoreError as error:
-            raise self._blamed(error, key) from error.__cause__
+            raise self._explained(error, key) from error.__cause__
 
-    def _blamed(self, error: StoreError, key: str) -> StoreError:
-        """Return `error`, or what says that `key` does not hold a number.
+    def _explained(self, error: StoreError, key: str) -> StoreError:
+        """Return `error`, or a NotANumberError if `key` does not hold a number.
 
-        The protocol has no answer for that: the server closes the connection. So ask it anew.
+        The protocol has no reply for that: the server closes the connection. So read the value.
         """
         if isinstance(error, StoreTimeout):
             return error
         name, value = _key(key), b"0"
         with contextlib.suppress(StoreError):
-            if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _BLAME) == m.READY:
-                value = self._call(m.with_key(m.GET, name), StoreConnection.take_string, (), _BLAME)
+            if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _PROBE_SECONDS) == m.READY:
+                value = self._call(
+                    m.with_key(m.GET, name), StoreConnection.take_string, (), _PROBE_SECONDS
+                )
         try:
             read_number(value)
         except NotANumber:
-            return not_a_number(f"store {self.address}", key, value)
+            return not_a_number_error(f"store {self.address}", key, value)
         return error
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -187,7 +192,7 @@ class TCPStore(Store):
         return self._call(packet, StoreConnection.take_string, (key,))
 
     def append(self, key: str, value: Value) -> None:
-        self._tell(m.with_value(m.APPEND, _key(key), encode_value(value)), (key,))
+        self._post(m.with_value(m.APPEND, _key(key), encode_value(value)), (key,))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = _keys(keys)
@@ -196,7 +201,7 @@ class TCPStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = [(b"/" + key, value) for key, value in pair(keys, values)]
-        self._tell(m.with_pairs(pairs), keys)
+        self._post(m.with_pairs(pairs), keys)
 
     def delete_key(self, key: str) -> bool:
         return (
@@ -211,7 +216,7 @@ class TCPStore(Store):
         return [decode_key(name[1:]) for name in names if name.startswith(b"/")]
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._tell(m.with_value(m.QUEUE_PUSH, _key(key), encode_value(value)), (key,))
+        self._post(m.with_value(m.QUEUE_PUSH, _key(key), encode_value(value)), (key,))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = _key(key)
@@ -232,27 +237,27 @@ class TCPStore(Store):
         try:
             self._call(packet, StoreConnection.take_stop, (key,), timeout, True)
         except StoreError as error:
-            raise self._blamed(error, key) from error.__cause__
+            raise self._explained(error, key) from error.__cause__
 
     def clone(self) -> TCPStore:
-        host = self._caller.host
+        host = self._session.host
         twin = TCPStore(host, self._port, timeout=self._seconds, token=self._token)
         twin._host = self._host
         return twin
 
     def set_timeout(self, timeout: Timeout) -> None:
         super().set_timeout(timeout)
-        self._caller.seconds = self._seconds
+        self._session.seconds = self._seconds
 
     def close(self) -> None:
-        self._caller.close()
+        self._session.close()
         hosting, self._hosting = self._hosting, None
         if hosting is not None:
             hosting.release()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When the interpreter ends, what `close` calls may be gone: the kernel does all that then.
-        if hasattr(self, "_caller") and not ending():
+        # At the interpreter's end the modules that `close` uses may be gone; the kernel cleans up.
+        if hasattr(self, "_session") and not ending():
             self.close()
 
 
@@ -270,17 +275,17 @@ def _keys(keys: Sequence[str]) -> list[bytes]:
     return [b"/" + key for key in encode_keys(keys)]
 
 
-def _take_byte(link: StoreConnection) -> bytes:
-    return link.take(1)
+def _take_byte(connection: StoreConnection) -> bytes:
+    return connection.take(1)
 
 
 def _take_strings(count: int) -> Callable[[StoreConnection], list[bytes]]:
-    return lambda link: [link.take_string() for _ in range(count)]
+    return lambda connection: [connection.take_string() for _ in range(count)]
 
 
-def _take_list(link: StoreConnection) -> list[bytes]:
-    return _take_strings(link.take_number())(link)
+def _take_list(connection: StoreConnection) -> list[bytes]:
+    return _take_strings(connection.take_number())(connection)
 
 
-def _take_popped(link: StoreConnection) -> bytes | None:
-    return link.take_string() if link.take_number() > 0 else None
+def _take_popped(connection: StoreConnection) -> bytes | None:
+    return connection.take_string() if connection.take_number() > 0 else None

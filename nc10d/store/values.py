@@ -1,8 +1,8 @@
-"""What a store holds: values and queues by key, and what each call does to them.
+"""The contents of a store: values and queues by key, and the operations on them.
 
-Keys and values are bytes. A queue and a value may share a key and do not touch each other. The
-five primitives (put, extend, remove, push, pop) are the only ones that change anything, so that
-a store can keep a journal by overriding them.
+Keys and values are bytes. A queue and a value may share a key; they are independent. Only the five
+primitives (put, extend, remove, push, pop) change anything, so a store can keep a journal by
+overriding them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Full(Exception):
 
 
 class NotANumber(ValueError):
-    """A value, the argument, is to be a number and is none."""
+    """A value is not a number; the value is the exception's argument."""
 
 
 class Values:
@@ -39,7 +39,7 @@ class Values:
         return Full(f"values of more than {self.limit} bytes in all")
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Store `value` under `key`, in place of what was there."""
+        """Store `value` under `key`, replacing any earlier value."""
         nbytes = self.nbytes + len(value) - len(self.data.get(key, b""))
         if nbytes > self.limit:
             raise self._full()
@@ -47,12 +47,12 @@ class Values:
         self.data[key] = value
 
     def extend(self, key: bytes, tail: bytes) -> None:
-        """Append `tail` to the value under `key`, which begins empty."""
+        """Append `tail` to the value under `key`; a missing key counts as empty."""
         self._grow(len(tail))
         self.data[key] = self.data.get(key, b"") + tail
 
     def remove(self, key: bytes) -> bool:
-        """Remove the value under `key` (a queue stays); say whether there was one."""
+        """Remove the value under `key` (a queue stays); return whether there was a value."""
         value = self.data.pop(key, None)
         self.nbytes -= len(value or b"")
         return value is not None
@@ -63,7 +63,7 @@ class Values:
         self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes | None:
-        """Take the oldest value off the queue under `key`; None if it is empty."""
+        """Remove and return the oldest value of the queue under `key`; None if it is empty."""
         queue = self.queues.get(key)
         if queue is None:
             return None
@@ -74,7 +74,7 @@ class Values:
         return value
 
     def exists(self, key: bytes) -> bool:
-        """Say whether there is a value or a queued value under `key`."""
+        """Return whether there is a value or a queued value under `key`."""
         return key in self.data or key in self.queues
 
     def queued(self, key: bytes) -> int:
@@ -82,7 +82,7 @@ class Values:
         return len(self.queues.get(key, ()))
 
     def number(self, key: bytes) -> int:
-        """Return the decimal number under `key`, 0 if nothing is; NotANumber for all else."""
+        """Return the decimal number under `key` (0 if missing); NotANumber for other values."""
         return read_number(self.data.get(key, b"0"))
 
     def add(self, key: bytes, amount: int) -> int:
@@ -92,9 +92,9 @@ class Values:
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Store `desired` if `expected` is stored, and return what is stored then.
+        """Store `desired` if the current value is `expected`; return the value stored afterwards.
 
-        Where nothing is stored, an empty `expected` stores, another one is returned as it came.
+        A missing key matches an empty `expected`; any other `expected` is returned unchanged.
         """
         if key not in self.data and expected:
             return expected
@@ -104,7 +104,7 @@ class Values:
 
 
 def read_number(value: bytes) -> int:
-    """Return the decimal number of 64 bits that `value` is; NotANumber if it is none."""
+    """Parse a decimal number of 64 bits; NotANumber if `value` is none."""
     try:
         number = int(value)
     except ValueError as error:

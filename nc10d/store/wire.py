@@ -1,14 +1,14 @@
 """The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol.
 
-Little-endian. A request is one byte (its kind) and its fields; a string is a u64 length and that
-many bytes; a list is a u64 count and its items. Requests come out of `Parser.feed` as tuples
-`(kind, field, ...)`: keys and values are bytes, lists are Python lists. Bytes may arrive cut
-anywhere. Nothing is allocated for bytes that have not arrived. Whatever breaks a rule or a bound
-of `Limits` is a BadFrame, after which the connection is of no further use; requests before it
-count all the same, however the bytes were cut.
+Little-endian. A request is a byte (its kind) and its fields; a string is a u64 length and that
+many bytes; a list is a u64 count and its items. `Parser.feed` yields requests as tuples
+`(kind, field, ...)`: keys and values are bytes, lists are Python lists. Bytes may arrive in any
+pieces. Nothing is allocated for bytes that have not arrived. A request that breaks a rule or a
+bound of `Limits` raises BadFrame, after which the connection must be closed; earlier requests are
+valid, however the bytes were split.
 
-This file, `values`, `table` and `server` import the standard library only, and little of it: the
-server's process starts from nothing each time.
+This file, `values`, `table` and `server` import only a few modules of the standard library, because
+every server process imports them at its start.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 MAGIC = 0x3C85F7CE
 READY, NOT_READY = b"\x00", b"\x01"
 STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
-# A key that no user can name (theirs begin with "/"); only our server says that it is there, and
-# so a client learns that requests sent behind a WAIT are held until the wait is over.
+# A key that no user can name (user keys begin with "/"). Only nc10d's server answers that it
+# exists. The answer shows a client that requests behind a WAIT are held until the wait is over.
 HOLDS_REQUESTS = b"nc10d/holds-requests"
-# What it may answer instead of READY: it also listens on a Unix socket, whose name GET NEAR tells.
-READY_NEAR = b"\x02"
-NEAR = b"nc10d/near"
+# The answer instead of READY if the server also listens on a Unix socket. GET of UNIX_NAME returns
+# that socket's name.
+READY_UNIX = b"\x02"
+UNIX_NAME = b"nc10d/near"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")
@@ -57,7 +58,7 @@ class BadFrame(Exception):
 
 
 class Incomplete(Exception):
-    """The request goes on: it cannot end before `need` bytes (counted from the buffer's start)."""
+    """The request is not complete: it needs at least `need` bytes from the buffer's start."""
 
     def __init__(self, need: int) -> None:
         super().__init__(need)
@@ -65,25 +66,26 @@ class Incomplete(Exception):
 
 
 class Parser:
-    """Turns the bytes of one connection into requests."""
+    """Turns the bytes of a connection into requests."""
 
     __slots__ = ("_need", "held", "limits", "validated")
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (an immutable tuple)
         self.limits = limits
         self.validated = False
-        self.held = bytearray()  # of a request that has not arrived whole
+        self.held = bytearray()  # the beginning of an incomplete request
         self._need = 0
 
     @property
     def pending(self) -> int:
-        """The number of bytes held of a request that has not arrived whole."""
+        """The number of bytes held of an incomplete request."""
         return len(self.held)
 
     def feed(self, data: bytes) -> Iterator[Request]:
-        """Take `data` and give the requests that are now whole; each is read when it is due.
+        """Take `data` and return an iterator over the requests that are now complete.
 
-        They must be taken to the end. A BadFrame comes behind the requests that were before it.
+        Each request is parsed as the iterator advances; it must be exhausted. A BadFrame
+        is raised after the valid requests that precede it.
         """
         if not self.held:
             return self._parse(data)
@@ -127,7 +129,7 @@ def _number(data: Bytes, at: int, form: Struct) -> tuple[Any, int]:
 
 
 def _string(data: Bytes, at: int, longest: int, later: int = 0) -> tuple[bytes, int]:
-    """Read a string; at least `later` more bytes are known to follow it."""
+    """Read a string; at least `later` more bytes must follow it."""
     begin = at + 8
     if begin > len(data):
         raise Incomplete(begin + later)
@@ -143,7 +145,7 @@ def _count(data: Bytes, at: int, limits: Limits, least: int) -> tuple[int, int]:
     count, at = _number(data, at, U64)
     if count > limits.items:
         raise BadFrame(f"a list of {count} items, the limit is {limits.items}")
-    # Waiting for all that must come keeps re-reading linear in the bytes received.
+    # Wait for at least the smallest possible list: this keeps repeated parsing linear.
     if at + count * least > len(data):
         raise Incomplete(at + count * least)
     return count, at
@@ -171,7 +173,7 @@ def _key(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]
 
 
 def _key_value(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int]:
-    # SETs come in bursts: when all is here, and within the bounds, read it in one go.
+    # Fast path: SETs come in bursts, and this one is complete and within the bounds.
     begin, end = at + 8, len(data)
     if begin <= end:
         mid = begin + _u64(data, at)[0]
@@ -203,7 +205,7 @@ def _keys(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, int
     if begin <= len(data):
         count, length = _COUNT_LENGTH.unpack_from(data, at)
         end: int = begin + length
-        if count == 1 and length <= limits.key and end <= len(data):  # the usual list
+        if count == 1 and length <= limits.key and end <= len(data):  # the usual case
             return (kind, [bytes(data[begin:end])]), end
     count, at = _count(data, at, limits, 8)
     keys = []
@@ -230,7 +232,7 @@ _PARSE: tuple[Callable[[Bytes, int, int, Limits], tuple[Request, int]], ...] = (
 
 
 def string(value: bytes) -> bytes:
-    """Encode one string."""
+    """Encode a string."""
     return U64.pack(len(value)) + value
 
 
@@ -265,7 +267,7 @@ def with_values(kind: int, key: bytes, *values: bytes) -> bytes:
 
 
 def i64(number: int) -> bytes:
-    """Encode a number; TypeError if it is no integer, ValueError if it has more than 64 bits."""
+    """Encode a number; TypeError unless an integer, ValueError beyond 64 bits."""
     try:
         return I64.pack(number)
     except StructError as error:

@@ -16,7 +16,7 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.ranks import Ranks
@@ -171,7 +171,7 @@ class LocalBackend:
         with self._room.lock:
             failure = self._closed or self._room.failure
             if failure is not None:
-                raise fresh(failure)
+                raise copy_to_raise(failure)
             self.launched.append(ops)
             for place, op in enumerate(ops):
                 self._room.post(_Posted(self.rank, op, work, place), self._ticket(op))

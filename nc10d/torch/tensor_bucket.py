@@ -13,7 +13,7 @@ import torch
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.arrays.interop import on_views, view_of
+from nc10d.arrays.interop import map_to_numpy, numpy_view
 from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
@@ -52,7 +52,7 @@ class TensorBucket(GradBucket):
 
         In the place of a sparse gradient, another sparse tensor.
         """
-        self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else view_of(buffer))
+        self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else numpy_view(buffer))
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, as views of the buffer with the parameters' shapes."""
@@ -87,7 +87,7 @@ class TensorBucket(GradBucket):
 
     def widened(self, narrow: Any) -> torch.Tensor:
         """Write what `narrow` has become to the buffer, in its dtype, and return the buffer."""
-        return as_tensor(self._inner.widened(view_of(narrow)))
+        return as_tensor(self._inner.widened(numpy_view(narrow)))
 
     def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
         """Return the Future of what follows; see GradBucket."""
@@ -121,7 +121,7 @@ def on_tensors(hook: TensorHook) -> CommHook:
 
 
 def _on_arrays(op: Op, bucket: GradBucket) -> Op:
-    seen = on_views(op)
+    seen = map_to_numpy(op)
     if isinstance(seen, AllReduce):
         seen.x = _own(seen.x, bucket)
     return seen

@@ -1,4 +1,4 @@
-"""Objects as bytes: what is carried comes back the same, and whatever else comes is an error."""
+"""The codec: supported objects come back the same; every other stream is an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def through(value: Any, **how: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Say whether two objects are alike: types, bits, order."""
+    """Return whether two objects are equal in types, bits and order."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -134,7 +134,7 @@ VALUES = st.recursive(
 @settings(deadline=None, max_examples=300)
 @given(value=VALUES)
 @example(value=[math.nan, -math.nan, math.inf, -0.0, complex(math.nan, -0.0), "\ud800", 2**63])
-def test_what_is_carried_comes_back_the_same(value: Any) -> None:
+def test_supported_values_come_back_the_same(value: Any) -> None:
     assert same(through(value), value)
 
 
@@ -149,7 +149,7 @@ def test_arrays_of_every_dtype_and_layout(dtype: DType) -> None:
         assert back.flags.aligned
 
 
-def test_an_array_is_not_copied_before_it_travels_nor_when_it_has() -> None:
+def test_an_array_is_not_copied_by_encode_or_decode() -> None:
     x = np.arange(1000.0)
     message = encode({"x": x})
     assert message.chunks[0] is x
@@ -165,7 +165,7 @@ def test_a_small_array_does_not_keep_a_large_message_alive() -> None:
     assert not np.shares_memory(small, flat)
 
 
-def test_what_occurs_twice_is_one_object_again() -> None:
+def test_an_object_that_occurs_twice_is_one_object_again() -> None:
     inner: list[Any] = []
     array, report, blob = np.ones(3), Report(1, inner), bytearray(2000)
     value = [inner, (inner, array), {"k": array}, report, report, blob, blob]
@@ -219,12 +219,12 @@ def test_a_structure_that_doubles_at_each_level_stays_small() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_not_carried_is_refused_by_name(value: Any, words: str) -> None:
+def test_an_unsupported_type_is_refused_by_name(value: Any, words: str) -> None:
     with pytest.raises(CodecError, match=words):
         encode(value)
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_an_object_that_contains_itself_is_refused() -> None:
     loop: list[Any] = [1]
     loop.append({"again": loop})
     with pytest.raises(CodecError, match="list contains itself"):
@@ -248,7 +248,7 @@ def test_depth_has_one_limit_on_both_sides(wrap: Callable[[Any], Any]) -> None:
         encode(nested(wrap, MAX_DEPTH + 1))
 
 
-def test_the_deepest_key_can_be_carried() -> None:
+def test_the_deepest_key_is_supported() -> None:
     value = {nested(lambda x: (x,), MAX_DEPTH - 1): 1}
     assert through(value) == value
     with pytest.raises(CodecError, match="deeper than"):
@@ -303,7 +303,7 @@ def test_names_are_given_once() -> None:
         register_dataclass(Colour)
 
 
-def test_map_location_says_what_takes_an_arrays_place() -> None:
+def test_map_location_replaces_arrays() -> None:
     x = np.arange(3)
     assert through([x, {"y": x}, 5], locate=lambda a: a.tolist()) == [
         [0, 1, 2],
@@ -324,7 +324,7 @@ class Bomb:
         return setattr, (Bomb, "went_off", True)
 
 
-def test_a_pickle_runs_only_where_it_may() -> None:
+def test_a_pickle_runs_only_with_allow_pickle() -> None:
     message = encode_pickled(Bomb())
     envelope, flat = message.envelope(), message.flat()
     with pytest.raises(CodecError, match="allow_pickle=True"):
@@ -335,7 +335,7 @@ def test_a_pickle_runs_only_where_it_may() -> None:
     Bomb.went_off = False
 
 
-def test_a_pickle_that_claims_to_be_none_runs_nothing() -> None:
+def test_a_pickle_disguised_as_codec_runs_nothing() -> None:
     message = encode_pickled(Bomb())
     disguised = Envelope(MessageKind.CODEC, len(message.header), 0)
     with pytest.raises(CodecError):
@@ -359,7 +359,7 @@ def test_a_broken_pickle_is_a_codec_error() -> None:
             message.envelope().open(message.flat(), allow_pickle=True)
 
 
-# Whatever may come
+# Untrusted streams
 
 
 def opened(header: bytes, payload: bytes = b"") -> Any:
@@ -377,7 +377,7 @@ def test_garbage_is_an_error_or_a_value(header: bytes, payload: bytes) -> None:
 
 @st.composite
 def mutations(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """Draw a message of which a few bytes were changed, cut out, put in, or cut off."""
+    """Draw a message with a few bytes changed, removed, inserted or cut off."""
     message = encode(draw(VALUES))
     header, flat = bytearray(message.header), message.flat()
     for _ in range(draw(st.integers(1, 4))):
@@ -411,7 +411,7 @@ MANY = COUNT.pack(2**32 - 1)
 
 
 def doubling(tag: Tag, levels: int, around: bytes = b"") -> bytes:
-    """Ask for a key, perhaps with something `around` it: tuples, each twice the one below."""
+    """Return a stream with a key of nested tuples, each holding the next twice, in `around`."""
     tuples = b"".join(
         bytes([Tag.TUPLE]) + COUNT.pack(2) + 2 * (REF + COUNT.pack(n)) for n in range(levels)
     )
@@ -469,7 +469,7 @@ def test_an_array_of_truth_values_holds_no_others() -> None:
         opened(head, b"\0\2")
 
 
-def test_payload_that_nobody_asks_for_is_an_error() -> None:
+def test_unused_payload_is_an_error() -> None:
     with pytest.raises(CodecError, match="payload"):
         opened(NONE, bytes(64))
 
@@ -507,7 +507,7 @@ def test_gaps_of_a_message_hold_no_old_memory() -> None:
     )
 
 
-def test_a_failure_tells_its_reason() -> None:
+def test_a_failure_reports_its_reason() -> None:
     message = EncodedMessage.failed(ValueError("no way"))
     with pytest.raises(CodecError, match="ValueError: no way"):
         message.envelope().open(message.flat())

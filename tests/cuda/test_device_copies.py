@@ -1,4 +1,4 @@
-"""What is queued around a copy between device arrays comes in order, on emulated GPUs."""
+"""Work queued around a copy between device arrays runs in order, on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from build import build
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver
-from nc10d.cuda.events import event_pool, is_over
+from nc10d.cuda.events import event_done, event_pool
 from nc10d.cuda.streams import LEGACY
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
@@ -30,7 +30,7 @@ COUNT = 1000
 
 
 class On:
-    """An array of somebody's whose current stream is its own."""
+    """An array of another library that has a current stream of its own."""
 
     def __init__(self, memory: cuda.DeviceArray, stream: int) -> None:
         self.__cuda_array_interface__ = {**memory.__cuda_array_interface__, "stream": stream}
@@ -42,7 +42,7 @@ def array(value: float, device: int = 0) -> cuda.DeviceArray:
 
 @contextmanager
 def held(stream: int, device: int = 0) -> Iterator[None]:
-    """Keep a stream from going on until the end of the block."""
+    """Block a stream until the end of the `with` block."""
     with cuda.on_device(device):
         address = int(call("cuMemHostAlloc", 4, 0))
         word = ctypes.c_uint32.from_address(address)
@@ -55,14 +55,14 @@ def held(stream: int, device: int = 0) -> Iterator[None]:
 
 
 def has_come(stream: int, device: int) -> bool:
-    """Say whether a stream is past all that is queued on it, when others have had time to be."""
+    """Return whether a stream has completed its work, after a time in which others could."""
     other = cuda.Stream(device)
     pool = event_pool(device)
     event = pool.take()
     with cuda.on_device(device):
         call("cuEventRecord", event, stream)
         other.synchronize()
-    return is_over(event)
+    return event_done(event)
 
 
 def value(x: cuda.DeviceArray) -> float:
@@ -73,7 +73,7 @@ def value(x: cuda.DeviceArray) -> float:
 
 
 def the_sources_stream_goes_on_behind(_group: ProcessGroup) -> None:
-    """The source is written to on its own stream, while the target's has not come to the copy."""
+    """The source is overwritten on its own stream before the target's stream runs the copy."""
     for to, of in ((0, 0), (0, 1)):
         target, memory, side = array(0.0, to), array(3.0, of), cuda.Stream(of)
         with held(LEGACY, to):
@@ -85,7 +85,7 @@ def the_sources_stream_goes_on_behind(_group: ProcessGroup) -> None:
 
 
 def a_source_may_be_dropped_behind(_group: ProcessGroup) -> None:
-    """It goes back in the order of its device's default stream."""
+    """Its memory is freed in the order of its device's default stream."""
     for to, of, chosen in ((0, 0, 0), (0, 1, 0), (0, 1, 1)):
         target, memory, side = array(0.0, to), array(3.0, of), cuda.Stream(chosen)
         with held(side.handle, chosen):
@@ -135,8 +135,8 @@ def alone() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         for name, where in {**found.environment(), "NC10D_EMULATED_GPUS": "2"}.items():
             patch.setenv(name, where)
-        with Ranks(1, "processes", "fake", timeout=30.0) as one:
-            yield one
+        with Ranks(1, "processes", "fake", timeout=30.0) as ranks:
+            yield ranks
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -1,4 +1,4 @@
-"""A DevicePacker launches what packs: on an emulated GPU whose kernels are the CPU twins."""
+"""A DevicePacker launches packing kernels: on an emulated GPU that runs their CPU twins."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def packed_and_back(_group: Any) -> None:
 
 
 def repeated(cuda: Any, packer: Any) -> None:
-    """A graph repeats a launch, on another stream than the one before."""
+    """A graph repeats a launch on another stream than before."""
     from nc10d.cuda.driver import call, driver
 
     flat, x = cuda.zeros(4), cuda.to_device(np.ones(4, np.float32))
@@ -133,12 +133,12 @@ def mistakes(cuda: Any, packer: Any) -> None:
 def test_arrays_are_packed_and_unpacked_by_one_launch_each(
     monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    """Also by a driver that knows no PTX as new as the compiler's."""
+    """Also with a driver that is too old for the compiler's PTX."""
     found = build()
     if driver:
         monkeypatch.setenv("NC10D_EMULATED_PTX", driver)
     assert found is not None
     for name, value in found.environment().items():
         monkeypatch.setenv(name, value)
-    with Ranks(1, "processes", "fake", timeout=90) as one:
-        one.run(packed_and_back)
+    with Ranks(1, "processes", "fake", timeout=90) as ranks:
+        ranks.run(packed_and_back)

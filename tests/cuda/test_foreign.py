@@ -18,7 +18,7 @@ SHAPES: list[tuple[int, ...]] = [(3,), (0,), (), (2, 3), (1, 4), (4, 1), (2, 0, 
 
 
 class Plain:
-    """An array that says no more than the interface."""
+    """An array with the interface only."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -31,7 +31,7 @@ class Plain:
 def numba_and_interface_agree(_group: Any) -> None:
     from numba import cuda as numba
 
-    from nc10d.arrays.buffer import as_buffer, device_type, settled
+    from nc10d.arrays.buffer import as_buffer, device_type, single_device_types
     from nc10d.cuda import driver
 
     driver.driver()
@@ -46,14 +46,14 @@ def numba_and_interface_agree(_group: Any) -> None:
             for x in views:
                 found, expected = as_buffer(x), as_buffer(Plain(x))
                 assert found.owner is x
-                assert _told(found) == _told(expected), (dtype, shape)
+                assert _fields(found) == _fields(expected), (dtype, shape)
                 assert device_type(x) == "cuda"
-    assert type(whole) in settled
+    assert type(whole) in single_device_types
 
 
-def _told(buffer: Any) -> tuple[Any, ...]:
+def _fields(buffer: Any) -> tuple[Any, ...]:
     fields = dataclasses.asdict(dataclasses.replace(buffer, owner=None))
-    if not buffer.count:  # where nothing is, and how it is strided, is all the same
+    if not buffer.count:  # address and strides of an empty array do not matter
         fields.update(address=0, strides=())
     if buffer.contiguous:
         fields["strides"] = ()  # a dimension of length 1 may have any stride
@@ -65,5 +65,5 @@ def test_numba_and_the_interface_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     for name, value in found.environment().items():
         monkeypatch.setenv(name, value)
-    with Ranks(1, "processes", "fake", timeout=90) as one:
-        one.run(numba_and_interface_agree)
+    with Ranks(1, "processes", "fake", timeout=90) as ranks:
+        ranks.run(numba_and_interface_agree)

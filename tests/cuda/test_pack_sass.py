@@ -1,6 +1,6 @@
-"""What NVIDIA's assembler makes of the packing kernels: wide words, few registers, no spills.
+"""The machine code of the packing kernels has wide words, few registers and no spills.
 
-No GPU is needed, but its compilers are: they are in the venv of `make test-nccl`.
+No GPU is needed, but CUDA's compilers are: `make test-nccl` installs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
 
 
 def tool(name: str) -> Path | None:
-    """Return where the wheels have put a tool."""
+    """Return the path of a tool in the installed wheels."""
     spec = importlib.util.find_spec("nvidia")
     roots = spec.submodule_search_locations if spec else None
     found = [path for root in roots or () for path in Path(root).glob(f"*/bin/{name}")]
@@ -41,14 +41,14 @@ needs_compilers = pytest.mark.skipif(
 
 @dataclass
 class Facts:
-    """What ptxas and nvdisasm say of a kernel."""
+    """The output of ptxas and nvdisasm for a kernel."""
 
     registers: int
     spilled: int
     sass: str
 
     def count(self, *names: str) -> int:
-        """Return how many instructions begin with one of the names."""
+        """Return the number of instructions that begin with any of the names."""
         return sum(len(re.findall(rf"\b{re.escape(name)}", self.sass)) for name in names)
 
 
@@ -58,12 +58,12 @@ def facts(src: DType, dst: DType, scaled: bool, capability: tuple[int, int], whe
     ptx, cubin = where / "kernel.ptx", where / "kernel.cubin"
     ptx.write_text(kernel_ptx(src, dst, scaled, capability))
     command = [PTXAS, f"-arch=sm_{capability[0]}{capability[1]}", "-v", ptx, "-o", cubin]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     shown = subprocess.run([NVDISASM, cubin], capture_output=True, text=True, check=True).stdout
-    registers = re.search(r"Used (\d+) registers", told)
-    spills = re.findall(r"(\d+) bytes spill", told)
+    registers = re.search(r"Used (\d+) registers", output)
+    spills = re.findall(r"(\d+) bytes spill", output)
     assert registers
-    assert spills, told
+    assert spills, output
     return Facts(int(registers[1]), sum(map(int, spills)), shown)
 
 
@@ -90,7 +90,7 @@ def test_a_kernel_moves_words_of_16_bytes_with_few_registers(
     assert found.registers <= 40
     assert found.spilled == 0
     assert found.count("LDL", "STL") == 0
-    # A step that begins with so many bytes is one load of 16 for each of them, and so are stores.
+    # Each 16 bytes of a step must be a single load, and a single store.
     lanes = 16 // min(src.itemsize, dst.itemsize)
     assert found.count("LDG.E.128") >= lanes * src.itemsize // 16
     assert found.count("STG.E.128") >= lanes * dst.itemsize // 16
@@ -103,13 +103,13 @@ def test_a_kernel_moves_words_of_16_bytes_with_few_registers(
 
 @needs_compilers
 def test_the_four_loads_of_a_copy_come_before_its_stores(tmp_path: Path) -> None:
-    """Latency is hidden only if all four are under way at once."""
+    """Latency is hidden only if all four are in flight at once."""
     sass = facts(F32, F32, False, (9, 0), tmp_path).sass
     order = "".join(re.findall(r"\b(LD|ST)G\.E\.128", sass)).replace("LD", "l").replace("ST", "s")
     assert "llllssss" in order
 
 
-def test_what_has_no_kernel_is_refused() -> None:
+def test_dtypes_without_a_kernel_are_refused() -> None:
     with pytest.raises(TypeError, match="no GPU kernel from float64 to float32"):
         kernel_ptx(DType.FLOAT64, F32, False, (9, 0))
     with pytest.raises(TypeError, match="no GPU kernel from int64 to int64"):
@@ -117,7 +117,7 @@ def test_what_has_no_kernel_is_refused() -> None:
 
 
 @pytest.mark.skipif(bool(HERE), reason="the compilers are here")
-def test_without_compilers_a_kernel_says_what_to_install() -> None:
+def test_without_compilers_an_error_names_the_packages_to_install() -> None:
     with pytest.raises(UnsupportedPlatform, match=r"nc10d\[cu12\]"):
         kernel_ptx(F32, F32, False, (9, 0))
 
@@ -136,6 +136,6 @@ print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)
 def test_ptx_is_made_once_a_machine(tmp_path: Path) -> None:
     environment = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", KEPT]
-    told = [subprocess.check_output(command, env=environment, text=True).split() for _ in range(2)]
-    assert told[0][0] == told[1][0]
-    assert [made for _, made in told] == ["True", "False"]
+    runs = [subprocess.check_output(command, env=environment, text=True).split() for _ in range(2)]
+    assert runs[0][0] == runs[1][0]
+    assert [made for _, made in runs] == ["True", "False"]

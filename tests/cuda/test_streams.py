@@ -1,4 +1,4 @@
-"""Whose stream is current, told from objects alone: no driver is needed."""
+"""The current stream is found from objects alone: no driver is needed."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class Speaks:
         (SimpleNamespace(handle=ctypes.c_void_p(80)), 80),  # Numba
     ],
 )
-def test_anybodys_stream_is_understood(stream: Any, handle: int) -> None:
+def test_streams_of_all_libraries_are_understood(stream: Any, handle: int) -> None:
     assert cuda.stream_handle(stream) == handle
 
 
-def test_what_is_no_stream_is_a_type_error() -> None:
+def test_an_object_that_is_no_stream_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="CUDA stream"):
         cuda.stream_handle("0")
 
 
 def interface(**more: Any) -> Any:
-    """Return an object of a type of its own that tells about its memory."""
+    """Return an object with `__cuda_array_interface__`, of a new type."""
     return type("Array", (), {"__cuda_array_interface__": more})()
 
 
-def test_the_stream_of_an_array_is_the_one_it_names_or_the_default_one() -> None:
+def test_the_stream_of_an_array_is_the_named_or_the_default_stream() -> None:
     assert cuda.stream_of(interface(stream=123)) == 123
     assert cuda.stream_of(interface(stream=None)) == streams.LEGACY
     assert cuda.stream_of(interface()) == streams.LEGACY
     assert cuda.stream_of(None) == streams.LEGACY
 
 
-def test_a_block_chooses_the_stream_and_puts_back_the_one_before() -> None:
+def test_a_block_sets_the_stream_and_restores_the_previous() -> None:
     x = interface(stream=123)
     with cuda.stream(5):
         with cuda.stream(Speaks()) as handle:
@@ -67,7 +67,7 @@ def test_a_block_chooses_the_stream_and_puts_back_the_one_before() -> None:
         (SimpleNamespace(id=4), 4),  # CuPy, Numba
     ],
 )
-def test_anybodys_device_has_a_number(device: Any, number: int) -> None:
+def test_devices_of_all_libraries_have_a_number(device: Any, number: int) -> None:
     assert driver.ordinal(device) == number
 
 

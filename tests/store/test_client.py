@@ -1,4 +1,4 @@
-"""TCPStore as a client: who may talk to whom, and what it does when the other side misbehaves."""
+"""TCPStore as a client: with torch's client and server, and with servers that misbehave."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_torchs_master_counts_us() -> None:
             assert master.result().get("k") == b"v"
 
 
-# ---- coming together -----------------------------------------------------------------------------
+# ---- connecting ----------------------------------------------------------------------------------
 
 
 def test_the_port_is_free_to_choose_and_can_be_read(store: TCPStore) -> None:
@@ -132,12 +132,12 @@ def test_the_port_is_free_to_choose_and_can_be_read(store: TCPStore) -> None:
     assert store.check([])
 
 
-def test_a_world_of_nobody_is_a_value_error() -> None:
+def test_a_world_size_of_0_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="world size cannot be 0"):
         TCPStore(HOST, 0, 0, is_master=True)
 
 
-def test_the_master_says_how_many_came() -> None:
+def test_the_master_reports_how_many_clients_connected() -> None:
     with pytest.raises(StoreTimeout, match=r"1 of 2 clients came within 0\.2 s"):
         TCPStore(HOST, 0, 2, is_master=True, timeout=0.2)
 
@@ -202,7 +202,7 @@ def test_ipv6_works() -> None:
 
 @contextlib.contextmanager
 def frozen_torch_server() -> Iterator[tuple[int, int]]:
-    """Give port and pid of a server in a process that can be stopped."""
+    """Yield port and pid of a server in a process that can be stopped."""
     code = (
         "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, "
         "wait_for_workers=False); print(s.port, flush=True); sys.stdin.read()"
@@ -218,7 +218,7 @@ def frozen_torch_server() -> Iterator[tuple[int, int]]:
 
 
 def freeze(pid: int) -> None:
-    """Stop a child process; it does nothing more when this returns."""
+    """Stop a child process; return once it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
 
@@ -245,7 +245,7 @@ def test_a_frozen_server_is_a_timeout_on_time_and_a_dead_one_an_error_at_once() 
                 waiting.result(0.1)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(StoreError, match="never") as caught:
-                waiting.result(15)  # and not after the 20 seconds of its timeout
+                waiting.result(15)  # well before its timeout of 20 s
             assert not isinstance(caught.value, StoreTimeout)
         store.close()
 
@@ -267,7 +267,7 @@ def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
 
 
 def _stall_within_an_answer(listener: socket.socket) -> None:
-    """Serve two connections: an answer that stops after the wait's end, then a whole one."""
+    """Serve two connections: a reply that stops after the wait's end, then a complete reply."""
     listener.settimeout(5)
     for whole in (False, True):
         sock, _ = listener.accept()
@@ -277,7 +277,7 @@ def _stall_within_an_answer(listener: socket.socket) -> None:
             sock.sendall(struct.pack("<I", os.getpid() & 0xFFFFFFFF) + b"\0")
             sock.recv(4096)
             sock.sendall(STOP + LENGTH_1 + b"w" if whole else STOP)
-            # More comes only from a client that believes itself to be waiting still.
+            # Only a client that believes itself to be waiting still sends more.
             if sock.recv(4096):
                 sock.sendall(LENGTH_1 + b"v" + CANCELED + STOP + LENGTH_1 + b"x")
 
@@ -307,7 +307,7 @@ def test_a_listener_that_is_no_store_is_not_waited_for_beyond_the_timeout() -> N
         assert takes(in_vain, 0.3, 0.45)
 
 
-def test_a_closed_store_says_so_and_closes_again(store: TCPStore) -> None:
+def test_a_closed_store_reports_it_and_closes_again(store: TCPStore) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -321,32 +321,32 @@ def test_a_closed_store_says_so_and_closes_again(store: TCPStore) -> None:
 def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -> None:
     errors: list[BaseException] = []
 
-    def ask(one: TCPStore) -> None:
+    def repeat_call(store: TCPStore) -> None:
         try:
             while True:
-                one.get("absent") if call == "get" else one.add("n", 1)
-        except BaseException as error:  # noqa: BLE001  (looked at below)
+                store.get("absent") if call == "get" else store.add("n", 1)
+        except BaseException as error:  # noqa: BLE001  (checked below)
             errors.append(error)
 
     with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
         for _ in range(5):
-            one = TCPStore("127.0.0.1", store.port, timeout=30)
-            thread = threading.Thread(target=ask, args=(one,))
+            client = TCPStore("127.0.0.1", store.port, timeout=30)
+            thread = threading.Thread(target=repeat_call, args=(client,))
             thread.start()
-            while not one._caller._holder:
+            while not client._session._holder:
                 pass
-            one.close()
+            client.close()
             thread.join(30)
-            assert one._caller._link is None
+            assert client._session._connection is None
     assert [type(error) for error in errors] == [StoreError] * 5, errors
     assert all("closed on this rank" in str(error) for error in errors)
 
 
-def test_the_descriptor_of_a_call_under_way_is_closed_by_who_makes_the_call() -> None:
-    """Its number may be another file's as soon as it is closed."""
+def test_the_thread_in_a_call_closes_the_descriptor() -> None:
+    """A descriptor's number may be reused as soon as it is closed."""
     with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
-        caller = store._caller
-        link = caller._link
+        caller = store._session
+        link = caller._connection
         assert link is not None
         with caller._lock, ThreadPoolExecutor(1) as pool:  # as a call holds it
             pool.submit(store.close).result(10)
@@ -372,10 +372,10 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> No
 
 
 @pytest.mark.parametrize("period", [0.01, 0.001])
-def test_signals_do_not_put_off_a_timeout(store: TCPStore, period: float) -> None:
+def test_signals_do_not_delay_a_timeout(store: TCPStore, period: float) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, period, period)
-    # So that a failure is one: the wait ends once the signals do.
+    # The signals stop after a while, so that a wait that they delay ends too, and fails the test.
     mercy = threading.Timer(30, signal.setitimer, (signal.ITIMER_REAL, 0))
     mercy.start()
     try:
@@ -392,7 +392,7 @@ def test_signals_do_not_put_off_a_timeout(store: TCPStore, period: float) -> Non
 
 
 class InterruptedLock:
-    """Is interrupted once, by Ctrl-C that comes just as it has been taken."""
+    """A lock whose first acquire is interrupted by Ctrl-C just after it was taken."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -406,8 +406,8 @@ class InterruptedLock:
 
 
 @pytest.mark.parametrize("name", ["set", "add"])
-def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name: str) -> None:
-    caller: Any = store._caller
+def test_ctrl_c_as_a_call_begins_releases_the_lock(store: TCPStore, name: str) -> None:
+    caller: Any = store._session
     caller._lock = InterruptedLock(caller._lock)
     with pytest.raises(KeyboardInterrupt):
         store.set("k", "v") if name == "set" else store.add("n", 1)
@@ -418,16 +418,16 @@ def test_ctrl_c_as_a_call_begins_leaves_the_turn_to_others(store: TCPStore, name
     with pytest.raises(KeyboardInterrupt):
         store.set("k", "v") if name == "set" else store.add("n", 1)
     store.close()
-    assert caller._link is None
+    assert caller._connection is None
 
 
-def test_ctrl_c_as_a_wait_is_taken_back_drops_the_connection(
+def test_ctrl_c_while_a_wait_is_cancelled_drops_the_connection(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    link = store._caller._link
+    link = store._session._connection
     assert link is not None
     monkeypatch.setattr(StoreConnection, "cancel_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -448,7 +448,7 @@ def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStor
     main = threading.get_ident()
 
     def disturb() -> None:
-        while store._caller._holder != main:
+        while store._session._holder != main:
             os.sched_yield()
         signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -503,7 +503,7 @@ def test_a_forked_child_has_a_connection_of_its_own(store: TCPStore) -> None:
     assert store.get("0/49") == b"49"
 
 
-# ---- how much ------------------------------------------------------------------------------------
+# ---- sizes and numbers ---------------------------------------------------------------------------
 
 
 def test_a_hundred_mebibytes_are_a_value(store: TCPStore) -> None:
@@ -521,7 +521,7 @@ def test_hundreds_of_clients_connect_at_once(store: TCPStore) -> None:
                 stack.enter_context(contextlib.closing(client))
             return time.monotonic() - started
 
-    assert soon(2.0, come), "a client costs no more because of those who are there"
+    assert soon(2.0, come), "a client costs no more if many are connected"
 
 
 ALIVE_AT_EXIT = """
@@ -529,14 +529,14 @@ import os
 from nc10d.store import TCPStore
 from nc10d.store.connection import StoreConnection
 
-# The module `os` goes last, and these go with it: what they would call is not there any more.
+# The module `os` is cleared last, and these stores with it: the modules they use are gone then.
 os.stores = [TCPStore("127.0.0.1", 0, is_master=True, server=kind, token=token)
              for kind in ("process", "thread") for token in (None, bytes(32))]
 os.clones = [store.clone() for store in os.stores]
 """
 
 
-def test_stores_that_are_alive_when_the_interpreter_ends_say_nothing() -> None:
+def test_stores_alive_at_the_interpreters_end_print_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALIVE_AT_EXIT], capture_output=True, text=True, check=False
     )

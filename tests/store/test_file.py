@@ -1,4 +1,4 @@
-"""FileStore: processes that come, go and are killed leave the file right, or no file."""
+"""FileStore: processes that start, end and are killed leave a correct file, or no file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(script: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def test_the_file_goes_with_the_last_user_of_a_complete_world(path: Path):
+def test_the_last_user_of_a_complete_world_removes_the_file(path: Path):
     first, second = FileStore(path, 2), FileStore(path, 2)
     first.set("k", "v")
     first.close()
@@ -48,7 +48,7 @@ def test_the_file_goes_with_the_last_user_of_a_complete_world(path: Path):
     assert not path.exists()
 
 
-def test_the_file_waits_for_those_who_have_not_come(path: Path):
+def test_the_file_stays_until_all_users_have_opened_it(path: Path):
     first = FileStore(path, 2)
     first.set("k", "v")
     first.close()
@@ -69,7 +69,7 @@ def test_a_dropped_store_counts_as_closed(path: Path):
     assert not path.exists()
 
 
-def test_a_process_that_ends_without_closing_takes_the_file_along(path: Path):
+def test_a_process_that_ends_without_closing_removes_the_file(path: Path):
     child = run(
         "import sys; from nc10d.store import FileStore; s = FileStore(sys.argv[1], 1);"
         "s.set('k', 'v')",
@@ -79,7 +79,7 @@ def test_a_process_that_ends_without_closing_takes_the_file_along(path: Path):
     assert not path.exists()
 
 
-def test_what_killed_users_left_is_begun_anew(path: Path):
+def test_a_file_left_by_killed_users_is_started_anew(path: Path):
     child = run(
         """
         import os, signal, sys
@@ -189,7 +189,7 @@ def test_a_child_that_never_uses_the_store_leaves_the_file_to_its_parent(path: P
     assert not path.exists()
 
 
-def test_a_thread_that_waits_holds_up_nobody(path: Path):
+def test_a_thread_that_waits_delays_no_other_thread(path: Path):
     with contextlib.closing(FileStore(path, 1)) as store:
         waiting = threading.Thread(target=store.get, args=("k",))
         waiting.start()
@@ -220,7 +220,7 @@ def test_ctrl_c_ends_a_wait(path: Path):
         assert out == "interrupted\n", err
 
 
-def test_what_is_no_store_is_an_error_that_names_it(path: Path):
+def test_a_file_that_is_no_store_is_an_error_that_names_it(path: Path):
     path.write_bytes(b"\xff some other file")
     with pytest.raises(StoreError, match=str(path)):
         FileStore(path, 1)
@@ -231,7 +231,7 @@ def test_what_is_no_store_is_an_error_that_names_it(path: Path):
         FileStore(path, 0)
 
 
-def test_a_closed_store_says_so(path: Path):
+def test_a_closed_store_reports_it(path: Path):
     store = FileStore(path, 1)
     store.close()
     with pytest.raises(StoreError, match="closed"):

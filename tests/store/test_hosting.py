@@ -1,4 +1,4 @@
-"""Where a server lives: what its owner, a terminal, a fork and a frozen peer do to its clients."""
+"""A store's server and its owner: clients survive terminals, forks and a frozen peer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def owned(**options: object) -> Iterator[TCPStore]:
 
 @pytest.fixture
 def store() -> Iterator[TCPStore]:
-    with owned() as one:
-        yield one
+    with owned() as store:
+        yield store
 
 
 def run(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -53,7 +53,7 @@ def test_tenants_share_a_server(store: TCPStore):
     assert store.get("k") == b"v"
 
 
-def test_an_owner_that_holds_the_gil_delays_nobody():
+def test_an_owner_that_holds_the_gil_delays_no_client():
     owner = run(
         """
         import ctypes, sys
@@ -71,7 +71,7 @@ def test_an_owner_that_holds_the_gil_delays_nobody():
         owner.stdin.write("\n")
         owner.stdin.flush()
         assert owner.stdout.readline() == "holding\n"
-        # Only a server in a process of its own can answer before the owner lets go of the GIL.
+        # Only a server in a process of its own can answer before the owner releases the GIL.
         for n in range(100):
             assert store.add("n", 1) == n + 1
         assert select.select([owner.stdout], [], [], 0)[0] == []
@@ -81,7 +81,7 @@ def test_an_owner_that_holds_the_gil_delays_nobody():
 
 
 def wait_refused(port: int) -> None:
-    """Return once nobody listens on `port`."""
+    """Return once no server listens on `port`."""
     end = time.monotonic() + 30
     with contextlib.suppress(OSError):
         while time.monotonic() < end:
@@ -185,7 +185,7 @@ def test_where_the_server_listens(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*NC10D_INSECURE=1"):
             listen(host, 0)
     monkeypatch.setenv("NC10D_INSECURE", "1")
-    with listen("192.0.2.1", 0) as anywhere:  # an address of nobody (RFC 5737)
+    with listen("192.0.2.1", 0) as anywhere:  # an unused address (RFC 5737)
         assert anywhere.getsockname()[0] in ("::", "0.0.0.0")
     monkeypatch.setenv("NC10D_BIND", "127.0.0.2")
     with listen("192.0.2.1", 0) as bound:
@@ -193,7 +193,7 @@ def test_where_the_server_listens(monkeypatch: pytest.MonkeyPatch):
 
 
 def answering(server: socket.socket, replies: bytes) -> None:
-    """Shake hands as a server, say `replies`, and nothing more."""
+    """Shake hands as a server, send `replies`, and nothing more."""
     peer, _ = server.accept()
     with peer:
         hello = peer.recv(1 << 16)

@@ -1,4 +1,4 @@
-"""The wire: any split gives the same requests, and no bytes whatever crash or swell the parser."""
+"""The parser gives the same requests for any split; no bytes crash it or make it grow."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def encode(request: m.Request) -> bytes:
 
 
 def take_all(feed: Iterator[m.Request], requests: list[m.Request]) -> bool:
-    """Put all into `requests`; say whether it ends with a bad frame."""
+    """Append all to `requests`; return whether the feed ends with a bad frame."""
     try:
-        requests.extend(feed)  # keeps what came before an error
+        requests.extend(feed)  # keeps the requests before an error
     except m.BadFrame:
         return True
     return False
 
 
 def feed_split(parser: m.Parser, data: bytes, cuts: list[int]) -> tuple[list[m.Request], bool]:
-    """Feed `data` in pieces; a bad frame ends it, as it ends a connection: the second item."""
+    """Feed `data` in pieces until a bad frame; return the requests, and whether it was bad."""
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     requests: list[m.Request] = []
     pieces = (data[begin:end] for begin, end in pairwise(edges) if begin < end)
@@ -102,13 +102,13 @@ def test_mutated_bytes_mean_the_same_however_they_are_cut(requests, changes, tai
     whole, whole_bad = feed_split(parser, bytes(data), [])
     cut, cut_bad = feed_split(m.Parser(), bytes(data), cuts)
     assert whole == cut
-    # In pieces a bad length may be read later, once all the bytes that must follow have come.
+    # In pieces, a bad length may be read later: once all bytes that must follow have arrived.
     assert whole_bad or not cut_bad
     assert parser.pending <= len(data)
 
 
 @pytest.mark.parametrize("kind", range(1, 256))
-def test_nothing_is_heard_before_validate(kind):
+def test_requests_before_validate_are_refused(kind):
     with pytest.raises(m.BadFrame):
         list(m.Parser().feed(bytes((kind,)) + bytes(64)))
 
@@ -138,20 +138,20 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("what", BEYOND)
-def test_beyond_a_bound_is_a_bad_frame_and_what_came_before_counts(what):
+def test_a_request_beyond_a_bound_is_a_bad_frame_after_valid_requests(what):
     good = m.with_values(m.SET, b"1234", b"12345678")
     assert fed(good + BEYOND[what], LIMITS)[1:] == ([(m.SET, b"1234", b"12345678")], True)
 
 
-def test_a_request_is_read_only_when_the_one_before_it_has_been_taken():
-    # So that what a SET releases can go on first.
+def test_a_request_is_parsed_only_after_the_one_before_it_is_taken():
+    # The clients that a SET wakes must be answered first.
     requests = m.Parser().feed(HELLO + m.simple(m.GETNUMKEYS) + bytes((m.BARRIER + 1,)))
     assert [next(requests), next(requests)] == [(m.VALIDATE,), (m.GETNUMKEYS,)]
     with pytest.raises(m.BadFrame):
         next(requests)
 
 
-def test_an_announced_gibibyte_takes_no_memory_before_it_comes():
+def test_an_announced_gibibyte_takes_no_memory_before_it_arrives():
     parser, _, _ = fed(b"")
     frame = m.with_key(m.SET, b"k") + m.U64.pack(1 << 30)
     tracemalloc.start()
@@ -163,11 +163,11 @@ def test_an_announced_gibibyte_takes_no_memory_before_it_comes():
     assert parser.pending == len(frame) + 1000
 
 
-def test_a_long_list_that_drips_in_is_not_read_again_for_each_drop():
+def test_a_long_list_in_small_pieces_is_not_parsed_again_for_each_piece():
     keys = [b"%06d" % i for i in range(20_000)]
     data = m.with_keys(m.WAIT, keys)
     parser, _, _ = fed(b"")
-    # Quadratic reading would take minutes here.
+    # Quadratic parsing would take minutes here.
     requests = [r for at in range(0, len(data), 7) for r in parser.feed(data[at : at + 7])]
     assert requests == [(m.WAIT, keys)]
 

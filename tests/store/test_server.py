@@ -1,4 +1,4 @@
-"""The server as a process: torch's own client, hostile bytes, slow readers, and when it ends."""
+"""The server as a process: torch's client, hostile bytes, slow readers, and its end."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def wait_refused(port: int) -> None:
-    """Return once nobody listens on `port`; fails after 30 s."""
+    """Return once no server listens on `port`; fail after 30 s."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
-            # The server's end closes the listener; a connect that is in its queue is reset.
+            # The server closes its listener at its end; a connection in its queue is reset.
             with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
                 is_closed(sock)
         except OSError:
@@ -111,7 +111,7 @@ def test_torchs_client_gets_every_answer_it_expects(kind):
         store.queue_push("q", "v")
         store.queue_push("q", "w")
         assert store.queue_pop("q") == b"v"
-        if kind == "process":  # torch keeps the GIL in these two: a thread could never answer
+        if kind == "process":  # torch holds the GIL in these two calls: a thread could never answer
             assert store.queue_len("q") == 1
             assert set(store.list_keys()) == {"a", "n", "new", "y"}
 
@@ -188,7 +188,7 @@ def test_bytes_may_come_one_by_one(port):
         assert take(sock, 9) == m.string(b"v")
 
 
-def test_a_reader_that_stands_still_stops_nobody_and_gets_everything(port):
+def test_a_stalled_reader_delays_no_client_and_gets_everything(port):
     value = os.urandom(8 << 20)
     with connect(port) as slow, connect(port) as quick:
         slow.sendall(m.with_values(m.SET, b"/k", value) + m.with_key(m.GET, b"/k") * 8)
@@ -203,10 +203,10 @@ def test_a_wait_and_its_get_may_travel_in_one_packet(port):
         assert ask(waiter, b"", 0) == b""
         writer.sendall(m.with_values(m.SET, b"/k", b"v"))
         assert take(waiter, 10) == m.STOP_WAITING + m.string(b"v")
-        assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_NEAR
+        assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_UNIX
 
 
-def test_what_stands_behind_a_mistake_is_not_done_once_others_were_released(port):
+def test_requests_behind_a_bad_one_are_dropped_after_waiters_wake(port):
     with connect(port) as waiter, connect(port) as wrong:
         waiter.sendall(m.with_keys(m.WAIT, [b"/k"]) + m.with_key(m.GET, b"/k"))
         assert ask(waiter, b"", 0) == b""
@@ -218,7 +218,7 @@ def test_what_stands_behind_a_mistake_is_not_done_once_others_were_released(port
         assert ask(waiter, m.with_keys(m.CHECK, [b"/b"]), 1) == m.NOT_READY
 
 
-def test_a_waiter_that_vanishes_disturbs_nobody(port):
+def test_a_waiter_that_disconnects_disturbs_no_client(port):
     with connect(port) as writer:
         with connect(port) as waiter:
             waiter.sendall(m.with_keys(m.WAIT, [b"/k"]))
@@ -234,7 +234,7 @@ def test_a_thousand_clients_connect_within_a_second(port):
             sock.sendall(m.with_u32(m.PING, nonce))
         for nonce, sock in enumerate(socks):
             assert take(sock, 4) == struct.pack("<I", nonce)
-    # The aim is 1 s on an idle machine; this says only that nothing is quadratic or waits.
+    # The aim is 1 s on an idle machine; this limit only detects quadratic work and waits.
     assert time.monotonic() - begin < 5
 
 
@@ -303,12 +303,12 @@ def test_it_outlives_a_killed_owner_while_clients_are_there(number):
     wait_refused(port)
 
 
-def test_the_module_serves_until_ctrl_c_and_says_where():
+def test_the_module_serves_until_ctrl_c_and_prints_its_address():
     command = [sys.executable, "-m", "nc10d.store", "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline().rpartition(":")[2])
-        for _ in range(2):  # it stays when its last client has left
+        for _ in range(2):  # it stays when its last client has disconnected
             with connect(port) as sock:
                 assert ask(sock, m.with_u32(m.PING, 1), 4)
         server.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Every store keeps the same laws: a dict and some queues say what each call returns."""
+"""Every store obeys the same laws: calls return the same as a model of a dict and queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def servers() -> Iterator[dict[str, TCPStore]]:
 
 @pytest.fixture(params=KINDS)
 def fresh(request, servers: dict[str, TCPStore], tmp_path: Path) -> MakeStore:
-    """A way to get an empty store, as often as one likes."""
+    """Return a function that makes an empty store at each call."""
     number = iter(range(1 << 30))
 
     @contextlib.contextmanager
@@ -67,8 +67,8 @@ def fresh(request, servers: dict[str, TCPStore], tmp_path: Path) -> MakeStore:
 
 @pytest.fixture
 def store(fresh: MakeStore) -> Iterator[Store]:
-    with fresh() as one:
-        yield one
+    with fresh() as made:
+        yield made
 
 
 KEYS = st.sampled_from(["", "a", "b", "a/b", "ключ"])
@@ -87,7 +87,7 @@ CALLS = st.one_of(
 
 
 class Model:
-    """What a store does, in a dict."""
+    """A model of a store: a dict."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -153,7 +153,7 @@ def test_calls_return_what_a_dict_would_give(fresh: MakeStore, calls):
 
 @settings(max_examples=30, deadline=None, suppress_health_check=FIXTURES)
 @given(items=st.lists(st.one_of(VALUES, st.none()), max_size=20))
-def test_a_queue_gives_back_in_order_what_was_pushed(fresh: MakeStore, items):
+def test_a_queue_returns_values_in_the_order_pushed(fresh: MakeStore, items):
     with fresh() as store:
         expected: list[bytes] = []
         for item in items:
@@ -183,7 +183,7 @@ def test_a_queue_and_a_value_may_share_a_key(store: Store):
     assert store.queue_pop("k") == b"again"
 
 
-def test_num_keys_counts_what_is_new(store: Store):
+def test_num_keys_counts_new_keys(store: Store):
     before = store.num_keys()
     store.multi_set(["a", "b"], ["1", b"2"])
     store.queue_push("queues do not count", "x")
@@ -191,7 +191,7 @@ def test_num_keys_counts_what_is_new(store: Store):
     assert store.queue_pop("queues do not count") == b"x"
 
 
-def test_adding_to_what_is_no_number_is_an_error(store: Store):
+def test_adding_to_a_value_that_is_no_number_is_an_error(store: Store):
     store.set("text", "abc")
     with pytest.raises((StoreError, ValueError)):
         store.add("text", 1)
@@ -199,7 +199,7 @@ def test_adding_to_what_is_no_number_is_an_error(store: Store):
 
 
 @pytest.mark.parametrize("blocked", ["get", "multi_get", "wait", "queue_pop", "barrier"])
-def test_a_call_in_vain_times_out_naming_its_keys(store: Store, blocked: str):
+def test_a_call_that_times_out_names_its_keys(store: Store, blocked: str):
     store.set_timeout(SOON)
     assert store.timeout == timedelta(seconds=SOON)
     calls = {
@@ -220,7 +220,7 @@ def test_a_call_in_vain_times_out_naming_its_keys(store: Store, blocked: str):
     assert store.get("present") == b"1"
 
 
-def test_a_timeout_of_the_call_wins_over_the_stores(store: Store):
+def test_a_timeout_of_the_call_replaces_the_stores(store: Store):
     with pytest.raises(StoreTimeout):
         store.wait(["absent"], timedelta(seconds=SOON))
     with pytest.raises(StoreTimeout):
@@ -228,7 +228,7 @@ def test_a_timeout_of_the_call_wins_over_the_stores(store: Store):
 
 
 @pytest.mark.parametrize("write", ["set", "add", "append", "multi_set", "compare_set", "push"])
-def test_every_way_to_write_wakes_who_waits(store: Store, write: str):
+def test_every_kind_of_write_wakes_waiters(store: Store, write: str):
     writes: dict[str, Callable[[Store], object]] = {
         "set": lambda s: s.set("k", "7"),
         "add": lambda s: s.add("k", 7),
@@ -249,24 +249,24 @@ def test_every_way_to_write_wakes_who_waits(store: Store, write: str):
 def test_each_pushed_value_reaches_one_popper(store: Store):
     clones = [store.clone() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        popped = [pool.submit(one.queue_pop, "work") for one in clones]
+        popped = [pool.submit(clone.queue_pop, "work") for clone in clones]
         for n in range(4):
             store.queue_push("work", str(n))
-        assert sorted(one.result(20) for one in popped) == [b"0", b"1", b"2", b"3"]
-    for one in clones:
-        one.close()
+        assert sorted(call.result(20) for call in popped) == [b"0", b"1", b"2", b"3"]
+    for clone in clones:
+        clone.close()
 
 
-def test_nobody_leaves_a_barrier_before_the_last_has_come(store: Store):
+def test_no_caller_leaves_a_barrier_before_the_last_has_arrived(store: Store):
     clones = [store.clone() for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        left = [pool.submit(one.barrier, "b", 4) for one in clones]
-        assert not any(one.done() for one in left)
+        left = [pool.submit(clone.barrier, "b", 4) for clone in clones]
+        assert not any(call.done() for call in left)
         store.barrier("b", 4)
-        for one in left:
-            one.result(20)
-    for one in clones:
-        one.close()
+        for call in left:
+            call.result(20)
+    for clone in clones:
+        clone.close()
 
 
 def test_additions_from_many_threads_all_count(store: Store):
@@ -295,18 +295,18 @@ def test_the_callers_mistakes_are_refused_at_the_call(store: Store):
 
 def test_prefixes_keep_keys_apart():
     below = HashStore()
-    one, two = PrefixStore("one", below), PrefixStore("two", below)
-    one.set("k", "1")
-    two.set("k", "2")
-    assert (one.get("k"), two.get("k")) == (b"1", b"2")
+    first, second = PrefixStore("one", below), PrefixStore("two", below)
+    first.set("k", "1")
+    second.set("k", "2")
+    assert (first.get("k"), second.get("k")) == (b"1", b"2")
     assert sorted(below.list_keys()) == ["one/k", "two/k"]
-    assert one.list_keys() == ["k"]
-    assert one.underlying_store is below
-    one.set_timeout(7)
-    assert two.timeout == timedelta(seconds=7)
+    assert first.list_keys() == ["k"]
+    assert first.underlying_store is below
+    first.set_timeout(7)
+    assert second.timeout == timedelta(seconds=7)
 
 
-def test_a_waiting_thread_of_a_hash_store_holds_up_nobody():
+def test_a_waiting_thread_of_a_hash_store_delays_no_other():
     store = HashStore()
     waiting = threading.Thread(target=store.wait, args=(["k"],))
     waiting.start()

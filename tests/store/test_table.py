@@ -1,4 +1,4 @@
-"""The server's mind: every call against a model in plain dicts, and the laws of waiting."""
+"""The server's decisions: every call against a model of dicts, and the laws of waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = st.one_of(
 
 
 class Model:
-    """What the protocol says, in the plainest words; answers None where the client is closed."""
+    """A model of the protocol in dicts; it answers None if the client must be closed."""
 
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
@@ -82,9 +82,9 @@ class Model:
 
 
 def joined(replies: list[tuple[object, bytes | None]], client: object) -> bytes | None:
-    """Return what `client` receives, None if it is closed."""
-    mine = [data for one, data in replies if one == client]
-    return None if None in mine else b"".join(data for data in mine if data is not None)
+    """Return the bytes that `client` receives, or None if it is closed."""
+    received = [data for receiver, data in replies if receiver == client]
+    return None if None in received else b"".join(data for data in received if data is not None)
 
 
 @given(st.lists(CALLS, max_size=40))
@@ -129,7 +129,7 @@ def test_a_wait_ends_with_the_last_of_its_keys_and_not_before(order, keys):
         over = over or bool(woken)
 
 
-def test_a_push_wakes_one_waiter_in_order_of_coming():
+def test_a_push_wakes_one_waiter_in_order_of_arrival():
     table = Table()
     for waiter in ("first", "second"):
         assert table.apply((m.WAIT, [b"/q"]), waiter) == []
@@ -137,7 +137,7 @@ def test_a_push_wakes_one_waiter_in_order_of_coming():
         assert table.apply((m.QUEUE_PUSH, b"/q", b"v"), "me") == [(waiter, m.STOP_WAITING)]
 
 
-def test_what_stands_behind_a_wait_is_answered_after_it():
+def test_requests_behind_a_wait_are_answered_after_it():
     table = Table()
     table.apply((m.WAIT, [b"/k"]), "waiter")
     assert table.apply((m.GET, b"/k"), "waiter") == []
@@ -158,7 +158,7 @@ def test_held_requests_may_wait_again_and_wake_others():
     assert joined(replies, "b") == m.STOP_WAITING + m.I64.pack(3)
 
 
-def test_cancelling_ends_the_wait_and_forgets_what_stood_behind_it():
+def test_cancelling_ends_the_wait_and_discards_held_requests():
     table = Table()
     table.apply((m.WAIT, [b"/k"]), "waiter")
     table.apply((m.GET, b"/k"), "waiter")
@@ -168,7 +168,7 @@ def test_cancelling_ends_the_wait_and_forgets_what_stood_behind_it():
 
 
 @pytest.mark.parametrize("wait", [(m.WAIT, [b"/k", b"/j"]), (m.BARRIER, b"/k", 2)])
-def test_a_client_that_is_gone_leaves_nothing_behind(wait):
+def test_a_client_that_has_gone_leaves_no_state(wait):
     table = Table()
     table.apply(wait, "gone")
     table.forget("gone")
@@ -191,7 +191,7 @@ def test_a_barrier_opens_with_its_last_caller_and_stays_open(world_size):
     assert joined(table.apply((m.GET, b"/b"), 0), 0) == m.string(b"%d" % (world_size + 1))
 
 
-def test_a_barrier_on_what_is_no_number_closes_its_caller_alone():
+def test_a_barrier_on_a_value_that_is_no_number_closes_its_caller_alone():
     table = Table()
     table.apply((m.SET, b"/b", b"x"), "me")
     assert table.apply((m.BARRIER, b"/b", 2), "me") == [("me", None)]

@@ -1,7 +1,7 @@
-"""TCPStore as a client of torch's own servers, the one on libuv and the older one.
+"""TCPStore as a client of torch's own servers: the libuv server and the older server.
 
-Writes have no answer, and only one connection's requests keep their order: after a write, its own
-client reads first, and only then the other.
+Writes have no reply, and order is kept only within a connection. After a write, the client that
+wrote reads first, and only then another client.
 """
 
 from __future__ import annotations

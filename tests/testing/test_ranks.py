@@ -15,7 +15,7 @@ from at_terminal import AtTerminal
 from clocks import soon
 
 import nc10d as dist
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.testing.local_backend import run_local
 from nc10d.testing.rank_workers import portable
 from nc10d.testing.ranks import Ranks, run_ranks
@@ -40,7 +40,7 @@ def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
         outer.__cause__ = error
         error = portable(outer)
     assert told(error) < 40 * first
-    copy = fresh(error)
+    copy = copy_to_raise(error)
     assert told(portable(copy)) < 40 * first
 
 

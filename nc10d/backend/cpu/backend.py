@@ -39,7 +39,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
-from nc10d.store.arrival import KeyValueBoard
+from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
 
 DIRECTIONS = {at.SENDER: "to", at.RECEIVER: "from"}
@@ -68,7 +68,7 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
 
 def _connected(
-    spec: GroupSpec, memory: GroupMemory, board: KeyValueBoard, detector: DeadlockDetector
+    spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange, detector: DeadlockDetector
 ) -> CpuBackend:
     """Connect a group that has formed to its other hosts; return its backend."""
     try:

@@ -39,7 +39,7 @@ from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.waiter import SLICE, Waiter
 from nc10d.backend.cpu.works import CombinedWork, CpuWork
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
@@ -246,7 +246,7 @@ class OpLauncher:
             while not self.mailbox.await_words([(gate, 1)], SLICE):
                 failure = health.look((), self._channel, deadline)
                 if failure is not None:
-                    raise fresh(failure)
+                    raise copy_to_raise(failure)
         started = work.start()
         self._waiter.wait_work(started)
         if work.dependencies.own:

@@ -20,7 +20,7 @@ from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
 from nc10d.backend.cpu.p2p.unexpected import absorb
 from nc10d.backend.cpu.works import Part
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
 from nc10d.work import Work
@@ -96,7 +96,9 @@ class Waiter:
             self._health.engine_failed(channel, answer)
         failure = self._health.settled(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
-        raise fresh(failure) from None  # the stored error was never raised: it has no traceback
+        raise copy_to_raise(
+            failure
+        ) from None  # the stored error was never raised: it has no traceback
 
     def _is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
         """Return whether this thread's wait in a channel is part of a deadlock; see detector.py."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import DONE
+from nc10d.base.promise import DONE
 from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -70,7 +70,7 @@ class CompletedMessage(Work):
     __slots__ = ("_message",)
 
     _state = DONE
-    _exception = _callbacks = _gate = None
+    _exception = _callbacks = _finished = None
     _started = _ended = 0.0
 
     def __init__(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> None:

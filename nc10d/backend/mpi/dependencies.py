@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.intervals import Use, clash
+from nc10d.arrays.intervals import Use, conflict
 from nc10d.ops import Op
 
 Needs = dict[int, frozenset[int]]
@@ -23,7 +23,7 @@ def needs(ops: Sequence[Op]) -> Needs:
         return {}
     memory = [_touched(op) for op in ops]
     found = {
-        place: frozenset(n for n, earlier in enumerate(memory[:place]) if clash(earlier, mine))
+        place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, mine))
         for place, mine in enumerate(memory)
     }
     return {place: earlier for place, earlier in found.items() if earlier}

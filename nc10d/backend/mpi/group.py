@@ -25,7 +25,7 @@ from nc10d.backend.mpi.progress_thread import ProgressThread
 from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task, after, side_by_side
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -77,7 +77,7 @@ class MpiGroup:
     def check(self) -> None:
         """Raise the group's failure, if there is one."""
         if self.failure is not None:
-            raise fresh(self.failure) from None  # it was never raised here: once is enough
+            raise copy_to_raise(self.failure) from None  # it was never raised here: once is enough
 
     def _call(self, work: MpiWork, places: Sequence[int], waits: Needs, deadline: Deadline) -> None:
         task = Task(work, places, deadline, next(self._seq))
@@ -197,7 +197,7 @@ class MpiGroup:
     def _hear(self) -> None:
         for source, kind, text in self._notices.hear():
             if kind == FAILED:
-                self.fail(error_wire.read(text), tell=False)
+                self.fail(error_wire.decode_error(text), tell=False)
             elif kind == LEFT:
                 self._departures.heard(source, text)
 
@@ -210,7 +210,7 @@ class MpiGroup:
         error.group = error.group or self.name
         self.failure = error
         if tell:
-            self._notices.tell_all(FAILED, error_wire.written(error, MOST_BYTES))
+            self._notices.tell_all(FAILED, error_wire.encode_error(error, MOST_BYTES))
         for message in self._messages:
             message.cancel()
         for task in (*self._calls, *self._messages):

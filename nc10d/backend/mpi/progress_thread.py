@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import PENDING
+from nc10d.base.promise import PENDING
 from nc10d.work import Work
 
 if TYPE_CHECKING:

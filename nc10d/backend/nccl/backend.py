@@ -25,7 +25,7 @@ from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CudaError, DistError, GroupClosed, NCCLError
@@ -144,7 +144,7 @@ class NcclBackend:
         """Raise what has made the group fail; waits until the ranks have agreed on it."""
         if self._failure is not None:
             self._agreed.wait()
-            raise fresh(self._failure)
+            raise copy_to_raise(self._failure)
 
     def split(
         self,

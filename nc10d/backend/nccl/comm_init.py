@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
-from nc10d.store.arrival import come
+from nc10d.store.arrival import arrive
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -42,7 +42,7 @@ def meet(
         missing = [other for other in range(size) if not store.check([f"here/{other}"])]
         return f"{what}: ranks {missing} of {size} have not come in time"
 
-    verdict = come(store, size, lambda: _GO, give_up, deadline, check)
+    verdict = arrive(store, size, lambda: _GO, give_up, deadline, check)
     if verdict != _GO.encode():
         raise RendezvousError(verdict.decode(errors="replace"))
     return store.get("id")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.cuda.driver import address, driver
 from nc10d.cuda.memory import DeviceArray, empty
 from nc10d.ops import OP_NAMES, Array, Op
@@ -116,7 +116,7 @@ class ContiguousCopies:
 
     def _straightened(self, op: Op) -> Op:
         try:
-            return on_each(op, self._see)
+            return map_arrays(op, self._see)
         except ValueError as error:
             raise ValueError(f"{OP_NAMES[type(op)]}: {error}") from None
 

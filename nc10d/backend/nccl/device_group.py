@@ -18,7 +18,7 @@ from nc10d.backend.nccl.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import call, on_device
 from nc10d.cuda.events import event_pool
-from nc10d.cuda.streams import PER_THREAD, is_captured, stream_of, stream_or
+from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Kept, Op
@@ -90,7 +90,7 @@ class DeviceGroup:
             else:
                 recipe = self._maker.recipe(ops, timeout)
             home = recipe.home
-            current = stream_of(first_array(ops)) if home is None else stream_or(home)
+            current = stream_of(first_array(ops)) if home is None else chosen_stream_or(home)
             # The two default streams can't be captured.
             captured = current > PER_THREAD and is_captured(current)
             work = NcclWork(ops, flights, timeout, recipe)

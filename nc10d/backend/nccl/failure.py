@@ -19,14 +19,14 @@ KEY = "cause"
 
 def told(store: Store, cause: DistError) -> DistError:
     """Tell the others a cause; return the one that holds: the first that anybody told."""
-    mine = error_wire.written(cause)
+    mine = error_wire.encode_error(cause)
     said = store.compare_set(KEY, "", mine)
-    return cause if said == mine else error_wire.read(said)
+    return cause if said == mine else error_wire.decode_error(said)
 
 
 def heard(store: Store) -> DistError | None:
     """Return the cause that somebody has told, if anybody has; never blocks."""
-    return error_wire.read(store.get(KEY)) if store.check([KEY]) else None
+    return error_wire.decode_error(store.get(KEY)) if store.check([KEY]) else None
 
 
 def too_late(who: GroupIdentity, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:

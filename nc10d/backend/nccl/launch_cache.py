@@ -19,7 +19,7 @@ from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm_streams import CommStream
 from nc10d.backend.nccl.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
-from nc10d.cuda.streams import home_of
+from nc10d.cuda.streams import default_stream_of
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import (
     AllGather,
@@ -66,7 +66,7 @@ class CachedLaunch:
     def __init__(self, lanes: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
         alike = type(ops) is AllReduces
         self.lanes = lanes
-        self.home = home_of(first_array(ops))
+        self.home = default_stream_of(first_array(ops))
         self.receives = not alike and any(type(op) is Recv for op in ops)
         self.blocks = not alike and any(type(op) is Barrier for op in ops)
         self.program: LaunchTable | None = None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
-from nc10d.arrays.intervals import apart
+from nc10d.arrays.intervals import disjoint
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_note
 from nc10d.backend.nccl.nccl_calls import Call
 from nc10d.backend.nccl.peer_notes import Note, Text
@@ -237,7 +237,7 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     if len(ops) < 2:
         return together
     uses = [_uses(op) for op in ops]
-    if apart(x.span for several in uses for x, _ in several):
+    if disjoint(x.span for several in uses for x, _ in several):
         return together
     groups: list[list[int]] = [[]]
     for place, mine in enumerate(uses):

@@ -10,9 +10,9 @@ from time import monotonic
 from nc10d.backend.nccl.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork, WorkOwner
-from nc10d.base.outcome import PENDING
+from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import EventPool, is_over
+from nc10d.cuda.events import EventPool, event_done
 from nc10d.errors import DistError
 
 MANY = 128
@@ -162,4 +162,4 @@ class PendingWorks(WorkOwner):
 
 
 def _is_over(work: NcclWork) -> bool:
-    return bool(work.event) and is_over(work.event)
+    return bool(work.event) and event_done(work.event)

@@ -24,9 +24,9 @@ from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call
-from nc10d.cuda.events import event_pool, is_over
+from nc10d.cuda.events import event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
-from nc10d.cuda.streams import LEGACY, spoil_no_capture
+from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _dropped() -> queue.SimpleQueue[_Piece]:
 
 
 def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
-    spoil_no_capture()
+    relax_capture_mode()
     while True:
         piece = pieces.get()
         # A device or a driver that has failed keeps its memory, until the process ends.
@@ -123,7 +123,7 @@ def _wait_for_default_stream(device: int) -> None:
     pool = event_pool(device)
     event, pause = pool.take(), _FIRST_LOOK
     call("cuEventRecord", event, LEGACY)
-    while not is_over(event):
+    while not event_done(event):
         _never.wait(pause)  # CUDA wakes nobody
         pause = min(2 * pause, _LONGEST_LOOK)
     pool.give(event)

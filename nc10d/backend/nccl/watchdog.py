@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import Protocol
 
-from nc10d.cuda.streams import spoil_no_capture
+from nc10d.cuda.streams import relax_capture_mode
 
 _log = logging.getLogger(__name__)
 SLOW, FAST = 0.05, 0.001
@@ -56,7 +56,7 @@ class Watchdog:
         self._wake.set()
 
     def _run(self) -> None:
-        spoil_no_capture()
+        relax_capture_mode()
         while True:
             # Whoever launches behind this line finds it idle, and wakes it once too often at worst.
             self.idle = True

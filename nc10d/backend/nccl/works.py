@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.device_work import DeviceWork
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import PENDING
-from nc10d.cuda.events import is_over, seconds_between
+from nc10d.base.promise import PENDING
+from nc10d.cuda.events import event_done, seconds_between
 from nc10d.errors import CudaError
 from nc10d.ops import Op, Recv
 
@@ -62,7 +62,7 @@ class NcclWork(DeviceWork):
         self._exception = None
         self._result = None
         self._callbacks = None
-        self._gate = None
+        self._finished = None
         self._ended = 0.0
         self.ops = ops
         # This clock is time.monotonic() on Linux: one call serves both.
@@ -119,7 +119,7 @@ class NcclWork(DeviceWork):
         if not event:
             return
         try:
-            over = is_over(event)
+            over = event_done(event)
         except CudaError as error:
             self._owner.fail(error)
             return

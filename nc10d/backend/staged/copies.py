@@ -12,7 +12,7 @@ from nc10d.backend.staged.staging import Staging
 from nc10d.backend.staged.works import StagedWork
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import event_pool, is_over
+from nc10d.cuda.events import event_done, event_pool
 from nc10d.cuda.streams import Stream
 from nc10d.errors import UnsupportedPlatform
 
@@ -75,7 +75,7 @@ class Copies:
 def _past(event: int, deadline: Deadline, ending: threading.Event) -> bool:
     """Wait until a stream is past an event; False at the deadline, or when `ending` is set."""
     looks, pause = 0, _FIRST_PAUSE
-    while not is_over(event):
+    while not event_done(event):
         if deadline.expired() or ending.is_set():
             return False
         looks += 1

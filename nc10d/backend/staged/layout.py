@@ -83,4 +83,4 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def meet(ones: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
     """Say whether some of `ones` and some of `others` may share bytes: their spans overlap."""
     found = [other.span for other in others]
-    return any(spans.meet(one.span, other) for one in ones for other in found)
+    return any(spans.intersect(one.span, other) for one in ones for other in found)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.backend.staged.layout import HostLayout, StridedRows, meet, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.cuda.driver import call, driver
@@ -51,7 +51,7 @@ class Staging:
     def on_host(self) -> tuple[Op, ...]:
         """Return the operations on the arrays in host memory."""
         memory = None if self._pinned is None else self._pinned.as_bytes()
-        return tuple(on_each(op, lambda x: self._view(memory, x)) for op in self._ops)
+        return tuple(map_arrays(op, lambda x: self._view(memory, x)) for op in self._ops)
 
     def _view(self, memory: Any, x: Array) -> Array:
         buffer = as_buffer(x)

@@ -340,7 +340,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
     publish = cause.publish
 
     def slowly(areas: GroupMemory, error: DistError) -> None:
-        areas.write_cause(error_wire.written(error, at.CAUSE_BYTES))
+        areas.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
         areas.reported = True
         entry_points.compare_and_swap(areas.address(0) + at.AREA_ABORT, 0, areas.rank + 1)
         left.wait(1)  # a rank that has read takes it for a result, or waits for the rest

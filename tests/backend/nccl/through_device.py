@@ -23,7 +23,7 @@ from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
 from nc10d.backend.nccl.contiguous import MOST, how_many
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import PENDING
+from nc10d.base.promise import PENDING
 from nc10d.ops import Op
 from nc10d.store.base import Store
 from nc10d.work import Work

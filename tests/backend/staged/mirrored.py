@@ -14,11 +14,11 @@ import numpy as np
 
 from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
-from nc10d.arrays.interop import on_each
+from nc10d.arrays.interop import map_arrays
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.staged.backend import make as make_staged
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import PENDING
+from nc10d.base.promise import PENDING
 from nc10d.cuda.streams import LEGACY, register_stream
 from nc10d.ops import Op
 from nc10d.store.base import Store
@@ -91,7 +91,7 @@ class Mirrored:
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         with cuda.on_device(self.device):
             rooms = Rooms(self.device)
-            mirrored = [on_each(op, rooms.mirror) for op in ops]
+            mirrored = [map_arrays(op, rooms.mirror) for op in ops]
             work = self.inner.launch(mirrored, timeout, async_op)
             if work is None:
                 rooms.bring_back()

@@ -29,7 +29,7 @@ def publish(memory: GroupMemory, error: DistError) -> None:
     with memory.reporting:
         # Peers may be reading the cause that this rank has written: it is written only once.
         if not memory.reported and entry_points.load_word(first) == 0:
-            memory.write_cause(error_wire.written(error, at.CAUSE_BYTES))
+            memory.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
             memory.reported = True
     winner = entry_points.load_word(first)
     if winner == 0:
@@ -42,7 +42,7 @@ def publish(memory: GroupMemory, error: DistError) -> None:
 def read(memory: GroupMemory) -> DistError | None:
     """Return the group's cause as an error of this rank, or None."""
     winner = entry_points.load_word(memory.address(memory.rank) + at.AREA_ABORT)
-    return error_wire.read(memory.read_cause(winner - 1)) if winner else None
+    return error_wire.decode_error(memory.read_cause(winner - 1)) if winner else None
 
 
 def known(memory: GroupMemory) -> bool:
@@ -65,7 +65,7 @@ class AgreedCause:
         """Propose `error` as the cause; with `wait`, block until some cause is agreed."""
         if self._closed:
             return
-        self._control.propose(TOPIC, error_wire.written(error, at.CAUSE_BYTES).decode())
+        self._control.propose(TOPIC, error_wire.encode_error(error, at.CAUSE_BYTES).decode())
         while wait and not self.known():
             self._control.until(self.known, _LOOK)
 
@@ -85,5 +85,5 @@ class AgreedCause:
             return
         with self._guard:
             if not self._closed:
-                publish(self._memory, error_wire.read(value))
+                publish(self._memory, error_wire.decode_error(value))
                 self._ring(self._memory.bits())

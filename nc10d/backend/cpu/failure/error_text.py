@@ -22,7 +22,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links, sender_site
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
-from nc10d.base.text import listing
+from nc10d.base.text import join_words
 from nc10d.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -122,7 +122,7 @@ class ErrorText:
                     )
         if not waits:
             return ""
-        return f"; meanwhile {listing(waits)}: use groups in the same order on all ranks"
+        return f"; meanwhile {join_words(waits)}: use groups in the same order on all ranks"
 
     def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
         """A message has not passed within its deadline."""
@@ -280,7 +280,7 @@ class ErrorText:
 
 def named(reason: BaseException) -> DistError:
     """Return the reason as an error of this group's own: the caller's object stays as it is."""
-    own = error_wire.kind_of(reason)(error_wire.in_words(reason))
+    own = error_wire.wire_type(reason)(error_wire.message_of(reason))
     if isinstance(reason, DistError):
         own.__dict__.update(reason.__dict__)
     return own

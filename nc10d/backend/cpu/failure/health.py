@@ -24,7 +24,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base.deadline import Deadline
-from nc10d.base.outcome import fresh
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import (
     CollectiveMismatch,
     DistError,
@@ -87,7 +87,7 @@ class Health:
         """Raise the group's failure, if there is one."""
         failure = self.failure()
         if failure is not None:
-            raise fresh(failure) from None  # it was never raised here: once is enough
+            raise copy_to_raise(failure) from None  # it was never raised here: once is enough
 
     def stuck(self, channel: Channel, verdict: str) -> None:
         """Have the next `look` fail the group: a circle of ranks waits in a channel of it."""

@@ -91,7 +91,7 @@ def _call(requests: Sequence[LoweredOp]) -> CallInfo:
 
 def _apart(requests: Sequence[LoweredOp]) -> bool:
     """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
-    return intervals.apart(_span(r) for r in requests if r.part)
+    return intervals.disjoint(_span(r) for r in requests if r.part)
 
 
 def _span(request: LoweredOp) -> tuple[int, int]:

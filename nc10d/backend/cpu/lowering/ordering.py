@@ -104,7 +104,7 @@ def _uses(op: Op, layout: GroupShape) -> list[Use]:
 
 def _apart(uses: Sequence[Sequence[Use]]) -> bool:
     """Say whether all arrays lie apart, which is what nearly every batch comes with."""
-    return intervals.apart(buffer.span for some in uses for buffer, _ in some)
+    return intervals.disjoint(buffer.span for some in uses for buffer, _ in some)
 
 
 def _clash(some: Sequence[Use], others: Sequence[Use]) -> bool:

@@ -73,8 +73,8 @@ class PreparedCache:
     def find_messages(self, ops: Sequence[Op]) -> list[Found] | None:
         """Return prepared messages for all of `ops`, if their order does not matter; else None."""
         found: list[Found] = []
-        read: set[intervals.Span] = set()
-        written: list[intervals.Span] = []
+        read: set[intervals.Interval] = set()
+        written: list[intervals.Interval] = []
         for op in ops:
             if not isinstance(op, (Send, Recv)):
                 return None
@@ -85,7 +85,7 @@ class PreparedCache:
             first = prepared_calls.address(op.x)
             span = first, first + op.x.nbytes
             read.add(span) if isinstance(op, Send) else written.append(span)
-        return found if intervals.apart([*read, *written]) else None
+        return found if intervals.disjoint([*read, *written]) else None
 
     def knows(self, op: Send | Recv) -> bool:
         """Return whether a message on an ndarray is prepared, for this very dtype object."""
@@ -205,7 +205,7 @@ def _read(arrays: list[Any]) -> Words | None:
     ):
         return None
     sizes = table[2] * np.array([x.dtype.itemsize for x in arrays])
-    return table if intervals.all_apart(table[0], sizes) else None
+    return table if intervals.columns_disjoint(table[0], sizes) else None
 
 
 def _shape(ops: Sequence[Op], table: Words) -> tuple[Any, ...]:

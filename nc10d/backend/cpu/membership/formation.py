@@ -24,12 +24,12 @@ from nc10d.backend.cpu.transport.connect import MeetingPoint, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
-from nc10d.base.text import listing
+from nc10d.base.text import join_words
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
-from nc10d.store.arrival import SLICE, come, say, there
+from nc10d.store.arrival import POLL_SECONDS, arrive, publish_outcome, wait_for_keys
 
 if TYPE_CHECKING:
-    from nc10d.store.arrival import KeyValueBoard
+    from nc10d.store.arrival import KeyValueExchange
     from nc10d.store.base import Store
 
 
@@ -68,12 +68,12 @@ def form(spec: GroupSpec) -> GroupMemory:
         decision = _meet(spec, offset, half)
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
         # If this fails as well, the area stays allocated: the other ranks may use it.
-        decision, failure = say(store, _written(error, spec)), error
+        decision, failure = publish_outcome(store, _written(error, spec)), error
     interrupted = failure if not isinstance(failure, Exception) else None
     found = json.loads(decision)
     if "offsets" not in found:
         context.arena.free(offset)
-        raise interrupted or error_wire.read(decision) from None
+        raise interrupted or error_wire.decode_error(decision) from None
     memory = _map(spec, found["offsets"], found["half"])
     if interrupted is not None:
         withdraw(context, memory)
@@ -81,7 +81,7 @@ def form(spec: GroupSpec) -> GroupMemory:
     return memory
 
 
-def form_again(spec: GroupSpec, board: KeyValueBoard) -> GroupMemory:
+def form_again(spec: GroupSpec, board: KeyValueExchange) -> GroupMemory:
     """As `form`, for the survivors of a failed group, who exchange offsets over `board`.
 
     It may succeed on some members only; the caller makes sure that nobody uses the group then.
@@ -92,7 +92,7 @@ def form_again(spec: GroupSpec, board: KeyValueBoard) -> GroupMemory:
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
     board.set(keys[spec.rank], f"{offset} {half}")
     try:
-        while not there(board, keys, spec.deadline.slice(SLICE)):
+        while not wait_for_keys(board, keys, spec.deadline.slice(POLL_SECONDS)):
             spec.check()
             if spec.deadline.expired():
                 raise _absent(spec, [r for r in range(size) if not board.check([keys[r]])])
@@ -166,7 +166,7 @@ def _meet(spec: GroupSpec, offset: int, half: int) -> bytes:
     def give_up() -> str:
         raise _absent(spec, [rank for rank in range(size) if not store.check([keys[rank]])])
 
-    return come(store, size, conclude, give_up, spec.deadline, spec.check)
+    return arrive(store, size, conclude, give_up, spec.deadline, spec.check)
 
 
 def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
@@ -176,7 +176,7 @@ def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
 
 
 def _absent(spec: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
-    absent = listing([member_text(spec.members, rank) for rank in ranks])
+    absent = join_words([member_text(spec.members, rank) for rank in ranks])
     message = f"{absent} did not join the group {spec.name!r} in time"
     return RendezvousError(message, rank=ranks[0] if ranks else None, group=spec.name)
 
@@ -191,13 +191,13 @@ def _written(error: BaseException, spec: GroupSpec) -> bytes:
     """Return the error for which this rank gives up, as the other ranks will read it."""
     name, rank = spec.name, spec.rank
     if not isinstance(error, DistError):
-        kind, words = type(error).__name__, error_wire.in_words(error)
+        kind, words = type(error).__name__, error_wire.message_of(error)
         reason = f"{kind}: {words}" if words else kind
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {reason}", rank=rank)
-    return error_wire.written(error, group=name)
+    return error_wire.encode_error(error, group=name)
 
 
-def reach(spec: GroupSpec, memory: GroupMemory, board: KeyValueBoard) -> RemoteGroup | None:
+def reach(spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange) -> RemoteGroup | None:
     """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
     context = spec.context
     hosts = context.topology.restricted(spec.members)

@@ -85,7 +85,7 @@ class Acceptor:
                 self._accept()
             elif key.data.wire.fileno() >= 0:  # not cut off in this very round
                 self._go_on(key.data)
-        for talk in self._strangers.late(time.monotonic()):
+        for talk in self._strangers.overdue(time.monotonic()):
             self._cut_off(talk)
 
     def close(self) -> dict[tuple[int, int], socket.socket]:
@@ -110,7 +110,7 @@ class Acceptor:
         wire.setblocking(False)
         talk = PendingHandshake(wire, HandshakeAnswerer(self._key, self._accepts))
         self._selector.register(wire, selectors.EVENT_READ, talk)
-        eldest = self._strangers.welcome(talk, time.monotonic())
+        eldest = self._strangers.admit(talk, time.monotonic())
         if eldest is not None:
             self._cut_off(eldest)
 
@@ -149,9 +149,9 @@ class Acceptor:
     def _finish(self, talk: PendingHandshake) -> None:
         self._selector.unregister(talk.wire)
         if isinstance(talk.side, HandshakeAnswerer):
-            self._strangers.leave(talk)
-            assert talk.side.who is not None
-            talk.peer, talk.purpose = talk.side.who.rank, talk.side.who.purpose
+            self._strangers.remove(talk)
+            assert talk.side.introduction is not None
+            talk.peer, talk.purpose = talk.side.introduction.rank, talk.side.introduction.purpose
             if (talk.peer, talk.purpose) not in self._awaited:  # it has come twice meanwhile
                 talk.wire.close()
                 return
@@ -161,7 +161,7 @@ class Acceptor:
         self.made[talk.peer, talk.purpose] = talk.wire
 
     def _cut_off(self, talk: PendingHandshake) -> None:
-        self._strangers.leave(talk)
+        self._strangers.remove(talk)
         self._selector.unregister(talk.wire)
         talk.wire.close()
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nc10d.auth.handshake import Introduction, group_digest
-from nc10d.auth.token import demand, job_token
+from nc10d.auth.token import job_token, require_token
 from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
-from nc10d.store.arrival import SLICE, KeyValueBoard, there
+from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
 
 # Strangers wait there too: they must not keep a rank from getting in.
 _BACKLOG = 4096
@@ -34,7 +34,7 @@ Wires = dict[int, list[socket.socket]]
 class MeetingPoint:
     """Where a rank meets the others of a group: a board, the address it listens on, its `rank`."""
 
-    board: KeyValueBoard
+    board: KeyValueExchange
     address: str
     name: str
     rank: int
@@ -70,7 +70,7 @@ def connect(
     AuthError if the job has no token and this rank's address is not its machine's alone.
     """
     name, rank = place.name, place.rank
-    demand(place.address, f"the port of rank {rank}")
+    require_token(place.address, f"the port of rank {rank}")
     every = [(peer, purpose) for peer in away for purpose in range(purposes)]
     with _listener(place.address) as listener:
         address, port = listener.getsockname()[:2]
@@ -147,7 +147,7 @@ def _doors(
     place: MeetingPoint, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Endpoint]:
     keys = [place.key(peer) for peer in away]
-    while not there(place.board, keys, SLICE):
+    while not wait_for_keys(place.board, keys, POLL_SECONDS):
         check()
         if deadline.expired():
             raise RendezvousError(_absent(place, away))

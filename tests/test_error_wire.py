@@ -1,4 +1,4 @@
-"""Errors as ranks tell each other: the same type, words and attributes; and nothing else, ever."""
+"""Serialized errors keep type, message and attributes; other bytes become an Aborted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.li
     rank=st.none() | st.integers(0, 9),
     last=st.none() | st.dictionaries(st.integers(0, 9), st.integers(0, 99)),
 )
-def test_what_was_written_is_read(
+def test_an_encoded_error_is_decoded_equal(
     kind: type[DistError], message: str, rank: int | None, last: dict[int, int] | None
 ) -> None:
     error = kind(message, rank=rank, last=last, cause="killed by signal 9", waited=0.5)
-    again = error_wire.read(error_wire.written(error))
+    again = error_wire.decode_error(error_wire.encode_error(error))
     assert type(again) is kind
     assert str(again) == message
     assert vars(again) == vars(error)
@@ -41,9 +41,9 @@ def test_what_was_written_is_read(
 @given(message=st.text(min_size=1), most=st.integers(400, 2000))
 def test_a_message_is_cut_until_it_fits(message: str, most: int) -> None:
     error = errors.PeerLost(500 * message, rank=1, host="h" * 500)
-    text = error_wire.written(error, most)
+    text = error_wire.encode_error(error, most)
     assert len(text) <= most
-    assert error_wire.read(text).rank == 1
+    assert error_wire.decode_error(text).rank == 1
 
 
 @given(
@@ -57,27 +57,27 @@ def test_attributes_are_cut_where_there_is_no_room_for_them(
 ) -> None:
     last = dict.fromkeys(range(ranks), 10**9)
     error = errors.PeerLost("why", rank=1, last=last, group="\0" * 200, **{of: words})
-    text = error_wire.written(error, most)
+    text = error_wire.encode_error(error, most)
     assert len(text) <= most
-    again = error_wire.read(text)
+    again = error_wire.decode_error(text)
     assert (type(again), str(again), again.rank) == (errors.PeerLost, "why", 1)
     assert again.last in (last, None)
 
 
-def test_why_goes_before_what_each_rank_did_last() -> None:
+def test_the_message_is_kept_rather_than_each_ranks_last_call() -> None:
     error = errors.PeerLost("the fan broke", rank=1, last=dict.fromkeys(range(500), 10**9))
-    assert str(error_wire.read(error_wire.written(error, 600))) == "the fan broke"
+    assert str(error_wire.decode_error(error_wire.encode_error(error, 600))) == "the fan broke"
 
 
 class Wordless(DistError):
-    """A caller's, that can't be put in words."""
+    """A caller's error whose str() raises."""
 
     def __str__(self) -> str:
         raise LookupError("no words")
 
 
 @pytest.mark.parametrize(
-    ("given_as", "told_as"),
+    ("given_as", "decoded_as"),
     [
         (np.int64(3), 3),
         (np.float32(0.5), 0.5),
@@ -88,49 +88,56 @@ class Wordless(DistError):
     ],
     ids=["integer", "float", "error", "wordless", "digits", "list"],
 )
-def test_whatever_an_attribute_is_the_error_is_told(given_as: Any, told_as: object) -> None:
-    again = error_wire.read(error_wire.written(errors.PeerLost("x", rank=given_as, cause=given_as)))
-    assert (again.rank, again.cause) == (told_as, told_as)
-    numbers = error_wire.read(error_wire.written(Aborted("x", last={np.int64(1): np.int64(2)})))
+def test_an_error_with_any_attribute_is_encoded(given_as: Any, decoded_as: object) -> None:
+    again = error_wire.decode_error(
+        error_wire.encode_error(errors.PeerLost("x", rank=given_as, cause=given_as))
+    )
+    assert (again.rank, again.cause) == (decoded_as, decoded_as)
+    numbers = error_wire.decode_error(
+        error_wire.encode_error(Aborted("x", last={np.int64(1): np.int64(2)}))
+    )
     assert numbers.last == {1: 2}
-    assert error_wire.read(error_wire.written(Aborted("x", last={"a": 2}))).last is None  # type: ignore[dict-item]
+    malformed = Aborted("x", last={"a": 2})  # type: ignore[dict-item]
+    assert error_wire.decode_error(error_wire.encode_error(malformed)).last is None
 
 
-def test_an_error_without_words_is_told() -> None:
-    again = error_wire.read(error_wire.written(Wordless("why", rank=2)))
+def test_an_error_without_a_message_is_encoded() -> None:
+    again = error_wire.decode_error(error_wire.encode_error(Wordless("why", rank=2)))
     assert (str(again), again.rank) == ("Wordless, which can't be put in words", 2)
 
 
 class Own(DistError):
-    """A caller's."""
+    """A caller's error."""
 
 
 class PeerLost(Own):
-    """A caller's, by a name that nc10d knows."""
+    """A caller's error with the name of an error of nc10d."""
 
 
 @pytest.mark.parametrize("kind", [Own, PeerLost])
-def test_a_callers_own_type_is_told_as_what_it_means(kind: type[DistError]) -> None:
-    again = error_wire.read(error_wire.written(kind("why", rank=2), group="world"))
+def test_a_callers_own_type_is_encoded_as_aborted(kind: type[DistError]) -> None:
+    again = error_wire.decode_error(error_wire.encode_error(kind("why", rank=2), group="world"))
     assert type(again) is Aborted
     assert (str(again), again.rank, again.group) == ("why", 2, "world")
 
 
-def said(kind: object) -> str:
-    return json.dumps({**json.loads(error_wire.written(Aborted("why"))), "kind": kind})
+def with_kind(kind: object) -> str:
+    return json.dumps({**json.loads(error_wire.encode_error(Aborted("why"))), "kind": kind})
 
 
 @given(
     text=st.text()
     | st.builds(json.dumps, JSON)
-    | st.sampled_from(["Any", "annotations", "_rebuild", "OSError", "RuntimeError", 3]).map(said)
+    | st.sampled_from(["Any", "annotations", "_rebuild", "OSError", "RuntimeError", 3]).map(
+        with_kind
+    )
 )
-def test_what_can_not_be_read_is_an_error_all_the_same(text: str) -> None:
-    error = error_wire.read(text)
+def test_undecodable_text_gives_an_aborted(text: str) -> None:
+    error = error_wire.decode_error(text)
     assert type(error) is Aborted
     assert "can't be read" in str(error)
 
 
-def test_a_number_that_is_none_makes_it_unreadable() -> None:
-    text = error_wire.written(Aborted("why"), last={0: float("inf")})
-    assert "can't be read" in str(error_wire.read(text))
+def test_a_rank_that_is_no_number_makes_the_text_undecodable() -> None:
+    text = error_wire.encode_error(Aborted("why"), last={0: float("inf")})
+    assert "can't be read" in str(error_wire.decode_error(text))

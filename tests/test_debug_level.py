@@ -1,4 +1,4 @@
-"""The debug level: set by the program, or read from the environment, once asked for."""
+"""The debug level: set by the program, or read from the environment at the first call."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_unknown_level_is_an_error_that_changes_nothing(monkeypatch: pytest.M
     assert dist.get_debug_level() is DebugLevel.INFO
 
 
-def test_the_environment_is_read_at_the_first_question() -> None:
+def test_the_environment_is_read_at_the_first_call() -> None:
     code = (
         "import os, nc10d; os.environ['NC10D_DEBUG'] = 'info'; print(nc10d.get_debug_level().name)"
     )

@@ -1,4 +1,4 @@
-"""A store with a token: who knows it is served, strangers cost little and disturb nobody."""
+"""A store with a token serves clients that know it; unproven connections cost little."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from nc10d.auth.handshake import STRANGER_SECONDS, HandshakeCaller, Sealer
+from nc10d.auth.handshake import UNPROVEN_SECONDS, HandshakeCaller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
-from nc10d.store.auth_server import MOST_GUESTS, WHO
+from nc10d.store.auth_server import MOST_UNPROVEN, STORE_INTRODUCTION
 from nc10d.store.table import Table
 
 HOST = "127.0.0.1"
@@ -30,8 +30,8 @@ GENEROUS = 30.0
 def store(request: pytest.FixtureRequest) -> Iterator[TCPStore]:
     with contextlib.closing(
         TCPStore(HOST, 0, is_master=True, server=request.param, token=TOKEN)
-    ) as one:
-        yield one
+    ) as master:
+        yield master
 
 
 def client(port: int, token: bytes | None = TOKEN, timeout: float = GENEROUS) -> TCPStore:
@@ -39,29 +39,32 @@ def client(port: int, token: bytes | None = TOKEN, timeout: float = GENEROUS) ->
 
 
 @pytest.mark.parametrize("tcp", ["", "1"])
-def test_who_knows_the_token_is_served(
+def test_a_client_with_the_token_is_served(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch, tcp: str
 ) -> None:
     monkeypatch.setenv("NC10D_STORE_TCP", tcp)
     big = os.urandom(3 << 20)
-    with contextlib.closing(client(store.port)) as one, contextlib.closing(one.clone()) as two:
-        one.set("k", big)
-        assert two.get("k") == big
-        two.multi_set([str(n) for n in range(300)], ["v"] * 300)
-        assert one.multi_get([str(n) for n in range(300)]) == [b"v"] * 300
-        woken = threading.Thread(target=one.get, args=("later",))
+    with (
+        contextlib.closing(client(store.port)) as first,
+        contextlib.closing(first.clone()) as second,
+    ):
+        first.set("k", big)
+        assert second.get("k") == big
+        second.multi_set([str(n) for n in range(300)], ["v"] * 300)
+        assert first.multi_get([str(n) for n in range(300)]) == [b"v"] * 300
+        woken = threading.Thread(target=first.get, args=("later",))
         woken.start()
-        two.set("later", "v")
+        second.set("later", "v")
         woken.join(GENEROUS)
         assert not woken.is_alive()
 
 
-def test_a_wait_that_was_given_up_leaves_the_frames_in_step(store: TCPStore) -> None:
-    with contextlib.closing(client(store.port)) as one:
+def test_a_cancelled_wait_leaves_the_frames_in_step(store: TCPStore) -> None:
+    with contextlib.closing(client(store.port)) as first:
         for _ in range(3):
             with pytest.raises(StoreTimeout, match="'absent'"):
-                one.wait(["absent"], 0.05)
-            assert one.add("n", 1) > 0
+                first.wait(["absent"], 0.05)
+            assert first.add("n", 1) > 0
 
 
 def test_another_token_is_an_error_at_once(store: TCPStore) -> None:
@@ -70,12 +73,12 @@ def test_another_token_is_an_error_at_once(store: TCPStore) -> None:
     assert not isinstance(caught.value, StoreTimeout)
 
 
-def test_a_client_without_the_token_is_told_what_it_may_lack(store: TCPStore) -> None:
+def test_a_client_without_the_token_gets_an_error_that_names_it(store: TCPStore) -> None:
     with pytest.raises(StoreError, match="NC10D_TOKEN_FILE"):
         client(store.port, None, timeout=0.3)
 
 
-def test_a_store_without_a_token_is_not_taken_for_the_jobs() -> None:
+def test_a_client_with_a_token_refuses_a_store_without_one() -> None:
     with (
         contextlib.closing(TCPStore(HOST, 0, is_master=True, token=None)) as plain,
         pytest.raises(StoreError, match="at the handshake"),
@@ -92,9 +95,9 @@ def test_the_token_is_on_no_command_line() -> None:
                 assert TOKEN.hex().encode() not in words
 
 
-# ---- strangers -----------------------------------------------------------------------------------
+# ---- unproven connections ------------------------------------------------------------------------
 
-Stranger = Callable[[socket.socket, random.Random], object]
+Peer = Callable[[socket.socket, random.Random], object]
 
 
 def garbage(sock: socket.socket, chance: random.Random) -> None:
@@ -114,16 +117,16 @@ def idle(sock: socket.socket, chance: random.Random) -> None:
 
 
 def half(sock: socket.socket, chance: random.Random) -> None:
-    hello = HandshakeCaller(TOKEN, WHO).hello
+    hello = HandshakeCaller(TOKEN, STORE_INTRODUCTION).hello
     sock.sendall(hello[: chance.randrange(len(hello))])
 
 
 def no_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(HandshakeCaller(bytes(32), WHO).hello)
+    sock.sendall(HandshakeCaller(bytes(32), STORE_INTRODUCTION).hello)
 
 
 def wrong_proof(sock: socket.socket, chance: random.Random) -> None:
-    sock.sendall(HandshakeCaller(bytes(32), WHO).hello + bytes(32))
+    sock.sendall(HandshakeCaller(bytes(32), STORE_INTRODUCTION).hello + bytes(32))
 
 
 def hasty(sock: socket.socket, chance: random.Random) -> None:
@@ -134,7 +137,7 @@ def gone(sock: socket.socket, chance: random.Random) -> None:
     sock.close()
 
 
-STRANGERS: list[Stranger] = [
+UNPROVEN: list[Peer] = [
     garbage, huge_length, torchs, idle, half, no_proof, wrong_proof, hasty, gone,
 ]  # fmt: skip
 
@@ -172,15 +175,15 @@ def listens(pid: int, port: int) -> bool:
 
 @contextlib.contextmanager
 def asked_meanwhile(port: int) -> Iterator[list[float]]:
-    """Have an honest client ask on and on; give the seconds that each answer took."""
+    """Let a client with the token call all the time; yield the seconds that each call took."""
     took: list[float] = []
     over = threading.Event()
 
     def ask() -> None:
-        with contextlib.closing(client(port)) as one:
+        with contextlib.closing(client(port)) as honest:
             while not over.is_set():
                 begun = time.monotonic()
-                one.add("n", 1)
+                honest.add("n", 1)
                 took.append(time.monotonic() - begun)
 
     thread = threading.Thread(target=ask)
@@ -193,7 +196,7 @@ def asked_meanwhile(port: int) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
-def test_strangers_are_turned_away_in_time_and_cost_little(count: int) -> None:
+def test_unproven_connections_are_closed_in_time_and_cost_little(count: int) -> None:
     chance = random.Random(count)
     with contextlib.closing(TCPStore(HOST, 0, is_master=True, token=TOKEN)) as store:
         pid = server_of(store.port)
@@ -204,33 +207,33 @@ def test_strangers_are_turned_away_in_time_and_cost_little(count: int) -> None:
                 late += visits(store.port, range(first, min(count, first + 200)), chance)
         assert resident(pid) - before <= 16 << 20
         assert store.list_keys() == ["n"]
-    # None is there until it goes by itself; most go as soon as they are due, or before.
+    # The server closes all of them; most as soon as their time is over, or before.
     assert max(late) < GENEROUS
-    assert statistics.median(late) < STRANGER_SECONDS + 1.0
-    assert len(took) > 10, "honest clients are served meanwhile"
-    assert statistics.median(took) < STRANGER_SECONDS / 2, "and not behind a stranger"
+    assert statistics.median(late) < UNPROVEN_SECONDS + 1.0
+    assert len(took) > 10, "clients with the token are served meanwhile"
+    assert statistics.median(took) < UNPROVEN_SECONDS / 2, "and not after an unproven connection"
 
 
 def visits(port: int, numbers: range, chance: random.Random) -> list[float]:
-    """Let strangers come at once; return how long each was there."""
+    """Open unproven connections at once; return the seconds until each was closed."""
     with contextlib.ExitStack() as stack:
         socks = []
         for number in numbers:
             sock = stack.enter_context(socket.create_connection((HOST, port), GENEROUS))
             came = time.monotonic()
             with contextlib.suppress(ConnectionError):
-                STRANGERS[number % len(STRANGERS)](sock, chance)
+                UNPROVEN[number % len(UNPROVEN)](sock, chance)
             if sock.fileno() >= 0:
                 socks.append((came, sock))
         return [until_closed(sock) - came for came, sock in socks]
 
 
-def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> None:
-    hello = HandshakeCaller(TOKEN, WHO).hello
+def test_a_slow_handshake_has_no_more_time_than_an_idle_connection(store: TCPStore) -> None:
+    hello = HandshakeCaller(TOKEN, STORE_INTRODUCTION).hello
     came = time.monotonic()
     with socket.create_connection((HOST, store.port), GENEROUS) as sock:
         sock.settimeout(0.1)
-        for byte in hello[:-1]:  # eight seconds of it
+        for byte in hello[:-1]:  # for eight seconds
             try:
                 sock.sendall(bytes([byte]))
                 if sock.recv(1) == b"":
@@ -240,11 +243,11 @@ def test_a_slow_stranger_has_no_more_time_than_an_idle_one(store: TCPStore) -> N
             except ConnectionError:
                 break
         else:
-            raise AssertionError("it was listened to for as long as it spoke")
-        assert time.monotonic() - came >= STRANGER_SECONDS
+            raise AssertionError("the server read for as long as the client sent")
+        assert time.monotonic() - came >= UNPROVEN_SECONDS
 
 
-def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in() -> None:
+def test_a_flood_displaces_its_oldest_connections_and_not_clients() -> None:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(
             contextlib.closing(TCPStore(HOST, 0, is_master=True, token=TOKEN))
@@ -252,20 +255,20 @@ def test_a_flood_pushes_out_who_came_first_and_the_honest_get_in() -> None:
         pid = server_of(store.port)
         for _ in range(1500):
             stack.enter_context(socket.create_connection((HOST, store.port), GENEROUS))
-        with contextlib.closing(client(store.port)) as one:
-            one.set("k", "v")
-            assert one.get("k") == b"v"
-            assert len(os.listdir(f"/proc/{pid}/fd")) < MOST_GUESTS + 20
+        with contextlib.closing(client(store.port)) as honest:
+            honest.set("k", "v")
+            assert honest.get("k") == b"v"
+            assert len(os.listdir(f"/proc/{pid}/fd")) < MOST_UNPROVEN + 20
 
 
 @pytest.mark.parametrize("token", [b"", b"short", bytes(31), bytes(33), "t" * 32])
-def test_what_is_no_token_opens_no_door(token: Any) -> None:
-    """An empty one would once have made a server that lets everybody in, on any address."""
+def test_a_malformed_token_is_refused(token: Any) -> None:
+    """With an empty token, a server on any address would accept every client."""
     with pytest.raises((TypeError, ValueError), match="a token"):
         TCPStore("0.0.0.0", 0, is_master=True, token=token)
 
 
-# ---- what a client sends -------------------------------------------------------------------------
+# ---- requests of a client ------------------------------------------------------------------------
 
 REQUESTS = [
     m.with_value(m.SET, b"/k", b"value"),
@@ -281,7 +284,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("rounds", [20_000, pytest.param(2_000_000, marks=pytest.mark.long)])
 def test_mutated_requests_end_their_connection_or_mean_something(rounds: int) -> None:
-    """Parser and table as the server joins them; without a token any peer can send these."""
+    """Parser and table, joined as in the server; without a token any peer can send these bytes."""
     chance = random.Random(rounds)
     hello = m.with_u32(m.VALIDATE, m.MAGIC)
     limits = m.Limits(total=1 << 20)

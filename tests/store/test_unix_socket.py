@@ -1,4 +1,4 @@
-"""Clients on the server's host: they go on over its Unix socket, or notice nothing."""
+"""Clients on the server's host use its Unix socket; if they can't, they stay on TCP."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOBODY = b"\0nc10d-store-nobody"
 
 @pytest.fixture
 def store() -> Iterator[TCPStore]:
-    with contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)) as one:
-        yield one
+    with contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)) as store:
+        yield store
 
 
 def family(port: int) -> int:
@@ -35,7 +35,7 @@ def test_a_client_on_the_servers_host_leaves_tcp(store: TCPStore):
     assert family(store.port) == socket.AF_UNIX
 
 
-def test_a_client_can_be_told_to_stay(store: TCPStore, monkeypatch: pytest.MonkeyPatch):
+def test_a_variable_keeps_a_client_on_tcp(store: TCPStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NC10D_STORE_TCP", "1")
     assert family(store.port) == socket.AF_INET
     with contextlib.closing(store.clone()) as far:
@@ -43,19 +43,19 @@ def test_a_client_can_be_told_to_stay(store: TCPStore, monkeypatch: pytest.Monke
         assert store.get("k") == b"v"
 
 
-def test_torchs_server_is_asked_nothing_that_it_does_not_know():
+def test_torchs_server_gets_no_request_that_it_does_not_know():
     dist = pytest.importorskip("torch.distributed")
     theirs = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     assert family(theirs.port) == socket.AF_INET
 
 
-def say_near(listener: socket.socket, name: bytes) -> None:
-    """Serve one connection: a hello, the name, and a number for whatever is asked then."""
+def announce_unix(listener: socket.socket, name: bytes) -> None:
+    """Serve a connection: a hello, the name, and a number for every further request."""
     peer, _ = listener.accept()
     with peer:
         hello = peer.recv(1 << 16)
-        peer.sendall(hello[6:10] + m.READY_NEAR)
-        assert peer.recv(1 << 16) == m.with_key(m.GET, m.NEAR)
+        peer.sendall(hello[6:10] + m.READY_UNIX)
+        assert peer.recv(1 << 16) == m.with_key(m.GET, m.UNIX_NAME)
         peer.sendall(m.string(name))
         if peer.recv(1 << 16):
             peer.sendall(m.I64.pack(7))
@@ -63,22 +63,22 @@ def say_near(listener: socket.socket, name: bytes) -> None:
 
 @contextlib.contextmanager
 def claiming(name: bytes) -> Iterator[int]:
-    """Give the port of a server that says to be found under `name` too."""
+    """Yield the port of a server that announces the Unix socket `name`."""
     with socket.create_server((HOST, 0)) as listener:
-        server = threading.Thread(target=say_near, args=(listener, name))
+        server = threading.Thread(target=announce_unix, args=(listener, name))
         server.start()
         yield listener.getsockname()[1]
         server.join(20)
 
 
-def test_a_name_that_is_not_found_from_here_changes_nothing():
-    # As from another network namespace, through a forwarded port.
+def test_an_unreachable_unix_socket_changes_nothing():
+    # A client in another network namespace, through a forwarded port, finds this.
     with claiming(NOBODY) as port, contextlib.closing(TCPStore(HOST, port, timeout=20)) as far:
         assert far.num_keys() == 7
 
 
-def test_a_name_that_nobody_answers_to_changes_nothing():
-    # As with a server that has no descriptor left.
+def test_a_silent_unix_socket_changes_nothing():
+    # A server without free descriptors behaves so.
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(b"\0nc10d-store-mute")
         mute.listen()
@@ -92,12 +92,12 @@ def test_a_name_that_nobody_answers_to_changes_nothing():
         assert takes(ask, 0, 5)
 
 
-def test_what_finds_no_room_times_out_on_time():
+def test_a_send_into_a_full_buffer_times_out_on_time():
     assert soon(0.6, seconds_to_fill)
 
 
 def seconds_to_fill() -> float:
-    """Send more than fits to a server that stands still; return how long that took."""
+    """Send more than fits to a stalled server; return the seconds until the error."""
     hold = threading.Event()
 
     def stand_still(listener: socket.socket) -> None:
@@ -124,7 +124,7 @@ def seconds_to_fill() -> float:
     return took
 
 
-def test_a_burst_of_sets_is_followed_by_what_comes_after(store: TCPStore):
+def test_a_burst_of_sets_is_followed_by_later_requests(store: TCPStore):
     with contextlib.closing(store.clone()) as other:
         for n in range(20_000):
             store.set("n", str(n))

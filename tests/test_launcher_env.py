@@ -1,4 +1,4 @@
-"""What the environment says about a rank, launcher by launcher."""
+"""A rank's place is read from the environment of each launcher."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_torchruns_variables_come_first():
     assert not place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).served
 
 
-def test_what_the_call_says_wins_over_the_environment():
+def test_arguments_of_the_call_precede_the_environment():
     assert place(TORCHRUN, rank=0, size=2).rank == 0
     assert place(TORCHRUN, size=7).size == 7
     with pytest.raises(RendezvousError, match="outside"):
@@ -113,7 +113,7 @@ def test_the_first_of_a_node_list(nodes: str, first: str):
 
 
 @given(st.integers(0, 1 << 30), st.integers(0, 99))
-def test_a_derived_port_is_below_what_the_kernel_gives_out(job: int, step: int):
+def test_a_derived_port_is_below_the_kernels_range(job: int, step: int):
     found = place({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
     assert 10000 <= found.port < 30000
     assert str(job) in found.job
@@ -162,7 +162,7 @@ def test_ranks_of_mpirun_meet_without_any_variable():
 
 def test_a_launchers_name_may_be_any_bytes():
     child = "from nc10d.rendezvous.launcher_env import launcher_ancestor as f; print(f())"
-    # prctl(PR_SET_NAME): a name that has been cut in the middle of a letter.
+    # prctl(PR_SET_NAME): a name that was cut in the middle of a character.
     parent = (
         "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(15, b'\\xd1\\x81\\xd0'); "
         f"sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"

@@ -1,4 +1,4 @@
-"""What errors of a store say: where, what was seen, for how long it was tried, and what to do."""
+"""Errors of a store name the address, the cause and the time tried, and give advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRIED = 0.2
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Give the port of a listener that treats each connection with `answer`, then closes it."""
+    """Yield the port of a listener that calls `answer` for each connection, then closes it."""
     with socket.create_server((HOST, 0)) as listener:
 
         def serve() -> None:
@@ -44,51 +44,51 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 def refusal(host: str, port: int, kind: type[StoreError] = StoreTimeout) -> str:
-    """Return what a client is told that finds no store there; it must have tried for as long."""
-    told: list[str] = []
+    """Return the error of a client that finds no store there; check the time that it tried."""
+    messages: list[str] = []
 
     def attempt() -> None:
         with pytest.raises(kind) as caught:
             TCPStore(host, port, timeout=TRIED)
-        told.append(str(caught.value))
-        assert f"store {host}:{port}: cannot connect" in told[-1]
+        messages.append(str(caught.value))
+        assert f"store {host}:{port}: cannot connect" in messages[-1]
 
     if kind is StoreTimeout:
         assert takes(attempt, TRIED, TRIED + 0.1)
-        assert f"tried for {TRIED:g} s" in told[-1]
+        assert f"tried for {TRIED:g} s" in messages[-1]
     else:
         attempt()
-    return told[-1]
+    return messages[-1]
 
 
 # ---- connecting ----------------------------------------------------------------------------------
 
 
-def test_where_nobody_listens_start_the_server() -> None:
+def test_a_refused_connection_advises_to_start_the_server() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
     assert "connection refused); start the server" in refusal(HOST, port)
 
 
-def test_a_name_that_nobody_knows_is_to_be_corrected() -> None:
+def test_an_unknown_host_name_advises_to_correct_it() -> None:
     assert "name is not known here" in refusal("nowhere.invalid", 29500)
 
 
-def test_a_name_too_long_for_any_is_not_known_either() -> None:
+def test_a_host_name_that_is_too_long_is_unknown_too() -> None:
     assert "name is not known here" in refusal("x" * 64, 29500)
 
 
-def test_who_accepts_and_says_nothing_is_frozen_or_no_store() -> None:
+def test_a_silent_listener_is_reported_as_frozen_or_no_store() -> None:
     with socket.create_server((HOST, 0)) as mute:
         assert "says nothing: the server is frozen" in refusal(HOST, mute.getsockname()[1])
 
 
-def test_who_closes_every_connection_is_no_store() -> None:
+def test_a_listener_that_closes_every_connection_is_reported_as_no_store() -> None:
     with answering(lambda sock: sock.recv(100)) as port:
         assert "closes every connection" in refusal(HOST, port)
 
 
-def test_who_answers_as_no_store_does_is_told_at_once() -> None:
+def test_a_listener_with_another_protocol_is_an_error_at_once() -> None:
     def like_a_web_server(sock: socket.socket) -> None:
         sock.recv(100)
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -100,8 +100,8 @@ def test_who_answers_as_no_store_does_is_told_at_once() -> None:
         assert time.monotonic() - started < 5
 
 
-def test_a_host_that_drops_what_comes_may_be_down_or_behind_a_firewall() -> None:
-    # A listener whose queue is full does: the kernel drops what comes, and no packet tells.
+def test_a_host_that_drops_packets_may_be_down_or_behind_a_firewall() -> None:
+    # A listener with a full queue behaves so: the kernel drops packets without an answer.
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind((HOST, 0))
         listener.listen(0)
@@ -115,12 +115,12 @@ def test_a_host_that_drops_what_comes_may_be_down_or_behind_a_firewall() -> None
 @pytest.mark.parametrize(
     ("port", "error"), [(0, ValueError), (65536, ValueError), ("1", TypeError)]
 )
-def test_what_is_no_port_is_the_callers_mistake(port: int, error: type[Exception]) -> None:
+def test_an_invalid_port_is_the_callers_mistake(port: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="port"):
         TCPStore(HOST, port, timeout=20)
 
 
-def test_a_server_that_has_ended_is_told_with_the_key() -> None:
+def test_the_error_of_an_ended_server_names_the_key() -> None:
     def hello_and_one_answer(sock: socket.socket) -> None:
         sock.sendall(sock.recv(100)[6:10] + b"\x01")
         sock.recv(100)
@@ -137,24 +137,24 @@ def test_a_server_that_has_ended_is_told_with_the_key() -> None:
 # ---- listening -----------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_told_with_a_way_out() -> None:
+def test_the_error_of_a_port_in_use_gives_advice() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(StoreError, match=rf"{HOST}:{port}: .* in use; .*or 0 for a free one"):
             listen(HOST, port)
 
 
-def test_a_bind_address_of_another_machine_is_told_with_the_variable(
+def test_the_error_of_a_bind_address_elsewhere_names_the_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NC10D_BIND", "203.0.113.1")  # set aside for documents: nobody's
+    monkeypatch.setenv("NC10D_BIND", "203.0.113.1")  # unused: reserved for documentation
     monkeypatch.setenv("NC10D_INSECURE", "1")
     with pytest.raises(StoreError, match=r"from NC10D_BIND.*not an address of this machine"):
         listen(HOST, 0)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--port", "65536"], "a port is 0 to 65535, not '65536'"),
         (["--port", "http"], "a port is 0 to 65535, not 'http'"),
@@ -163,15 +163,15 @@ def test_a_bind_address_of_another_machine_is_told_with_the_variable(
         (["--host", "nowhere.invalid"], "nowhere.invalid:29500: cannot listen there: the name"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_one_line(arguments: list[str], told: str) -> None:
+def test_the_command_reports_a_mistake_in_one_line(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "nc10d.store", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode in (1, 2)
-    assert told in ended.stderr.splitlines()[-1]
+    assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
-# ---- what is no number ---------------------------------------------------------------------------
+# ---- values that are no numbers ------------------------------------------------------------------
 
 
 def torch_stores(libuv: bool) -> Callable[[Path], contextlib.AbstractContextManager[Store]]:
@@ -197,12 +197,14 @@ STORES: dict[str, Callable[[Path], contextlib.AbstractContextManager[Store]]] = 
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with STORES[request.param](tmp_path) as one:
-        yield one
+    with STORES[request.param](tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("value", ["x", "", "9223372036854775808", "y" * 1000])
-def test_to_add_to_what_is_no_number_is_an_error_that_shows_it(store: Store, value: str) -> None:
+def test_adding_to_a_value_that_is_no_number_is_an_error_that_shows_it(
+    store: Store, value: str
+) -> None:
     store.set("k", value)
     with pytest.raises(NotANumberError, match=r"key '(p/)?k': it holds b'.{0,40}'.*not a decimal"):
         store.add("k", 1)
@@ -210,7 +212,7 @@ def test_to_add_to_what_is_no_number_is_an_error_that_shows_it(store: Store, val
     assert store.add("n", 2) == 2
 
 
-def test_a_barrier_does_not_count_in_what_is_no_number(store: Store) -> None:
+def test_a_barrier_on_a_value_that_is_no_number_is_an_error(store: Store) -> None:
     store.set("k", "x")
     with pytest.raises(NotANumberError, match=r"'(p/)?k'"):
         store.barrier("k", 1)
@@ -224,7 +226,7 @@ def test_the_mistake_is_a_value_error_too(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("amount", "error"), [(1 << 63, ValueError), (1.5, TypeError)])
-def test_an_amount_that_is_none_is_refused_before_anything_is_sent(
+def test_an_invalid_amount_is_refused_before_anything_is_sent(
     store: Store, amount: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
