@@ -109,6 +109,14 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
 
 
 @njit(nogil=True)
+def nc10d_gave_up(area: int) -> bool:
+    """Return whether the owner of an area has failed or has closed the group."""
+    # A peer gives up once its own abort word is set; this rank's word may be set later.
+    failed = load_acquire(area + at.AREA_ABORT) != 0
+    return failed or load_acquire(area + at.AREA_STATE) == at.CLOSED
+
+
+@njit(nogil=True)
 def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nbytes: int) -> int:
     """Return an address with some bytes of a peer's exposed array: its own, or `spare`.
 
@@ -119,7 +127,10 @@ def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nb
     if load(board + 8) in (BY_ARENA, LENT):
         return load(row) + place
     pid = load(row + 8)
-    if pid == 0:  # another thread of this process
+    if pid == 0:  # another thread of this process: no kernel refuses memory that it has freed
+        if nc10d_gave_up(load(row + 16)):
+            store(channel + at.C_BLOCKED_ON, peer)
+            return 0
         return place
     if nc10d_read_process(pid, spare, place, nbytes) != at.DONE:
         store(channel + at.C_BLOCKED_ON, peer)
@@ -134,9 +145,7 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
     A peer that has given up (or closed the group) may have reused the memory since.
     """
     area = load(load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * peer + 16)
-    # A peer gives up once its own abort word is set; this rank's word may be set later.
-    failed = load_acquire(area + at.AREA_ABORT) != 0
-    if not failed and load_acquire(area + at.AREA_STATE) != at.CLOSED:
+    if not nc10d_gave_up(area):
         return at.DONE
     # Blocks for ever on the peer's counter: the failure, which is on its way, ends the wait.
     flag = load(load(channel + at.C_FLAGS) + 8 * peer)
