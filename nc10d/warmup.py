@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from nc10d.run.interrupt import quietly
+from nc10d.run.interrupt import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
@@ -192,4 +192,4 @@ def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
 
 
 if __name__ == "__main__":
-    sys.exit(quietly(main))
+    sys.exit(run_interruptible(main))
