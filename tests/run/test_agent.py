@@ -28,7 +28,7 @@ PATIENCE = 60.0
 """Seconds to wait for an event that must happen, where the law sets no time."""
 LAUNCHER = [sys.executable, "-m", "nc10d.run"]
 
-# FAIL: rank 1 fails as `how` says; the others wait for ever. WAIT: each rank and its child wait.
+# FAIL: rank 1 fails by `how`; the others wait for ever. WAIT: each rank and its child wait.
 FAIL = """
     import os, signal, sys
     rank = int(os.environ["RANK"])
