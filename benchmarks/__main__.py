@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from nc10d.run.interrupt import quietly
+from nc10d.run.interrupt import run_interruptible
 
 TABLES = {
     "compare": ("compare.compare", "collectives of nc10d, gloo and MPI, also on separate hosts"),
@@ -64,4 +64,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(quietly(main))
+    raise SystemExit(run_interruptible(main))

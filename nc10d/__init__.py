@@ -5,8 +5,8 @@
     dist.init_process_group()
     dist.all_reduce(x)
 
-This module only says where each public name lives; the first use of a name imports it. Importing
-nc10d itself imports no other module of it.
+This module only maps each public name to its module, and the first use of a name imports that
+module. `import nc10d` alone imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "group":
-        # c10d's `group.WORLD`: the module answers to that name, once there is a world.
+        # c10d's `group.WORLD`: the package nc10d.group has that attribute once there is a world.
         importlib.import_module("nc10d.group.world")
         return importlib.import_module("nc10d.group")
     if name in _SUBMODULES:

@@ -1,8 +1,8 @@
-"""Everything that can go wrong, as types: who failed, in which call, and why.
+"""The errors of nc10d: which rank failed, in which call, and why.
 
-A caller's mistake is a ValueError or TypeError, raised before anything is sent. What is here is
-the other kind: a peer, the network or the clock failed. Every class survives pickling with its
-attributes, because test kits and launchers carry errors between processes.
+A caller's mistake is a ValueError or TypeError, raised before anything is sent. The classes here
+are for the other failures: of a peer, of the network, or of a deadline. Every class keeps its
+attributes when pickled, because test kits and launchers carry errors between processes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class DistError(RuntimeError):
-    """A peer, a store or the network failed; attributes say who, where and in which call.
+    """A peer, a store or the network failed; the attributes name the rank, its host and the call.
 
-    Attributes that are unknown are None: `rank` (the failed rank in its group), `host`, `pid`,
-    `cause` (what the system says of it: "killed by signal 9"), `group` (its name), `op` (operation
-    name), `seq` (its sequence number in the group), `waited` (for how many seconds the rank that
-    noticed had been in that operation), `last` (rank → sequence number of its last operation).
+    Unknown attributes are None: `rank` (the failed rank in its group), `host`, `pid`, `cause` (the
+    system's reason: "killed by signal 9"), `group` (its name), `op` (operation name), `seq` (its
+    sequence number in the group), `waited` (seconds that the rank which noticed the failure had
+    been in that operation), `last` (rank → sequence number of its last operation).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PeerLost(DistError):
 
 
 class CollectiveTimeout(DistError, TimeoutError):
-    """An operation did not end within its deadline."""
+    """An operation did not end within its timeout."""
 
 
 class CollectiveMismatch(DistError):
@@ -67,7 +67,7 @@ class CollectiveMismatch(DistError):
 
 
 class Aborted(DistError):
-    """The group was aborted on purpose; the message carries the reason that was given."""
+    """The group was aborted on purpose; the message carries the given reason."""
 
 
 class GroupClosed(DistError):
@@ -79,7 +79,7 @@ class ForkedGroupError(DistError):
 
 
 class CodecError(DistError, ValueError):
-    """An object can't be carried, or what has come as one is malformed or not allowed here."""
+    """An object can't be encoded, or a received message is malformed or not allowed here."""
 
 
 class StoreError(DistError):
@@ -91,11 +91,11 @@ class StoreTimeout(StoreError, TimeoutError):
 
 
 class NotANumberError(StoreError, ValueError):
-    """A store was to add to a value, or to count in one, that is not a number."""
+    """A store was asked to add to a value that is not a number."""
 
 
 class QueueEmptyError(StoreError):
-    """A queue of the store had nothing to pop, and the call was not to wait."""
+    """A queue of the store was empty, and the call was not to wait."""
 
 
 class RendezvousError(DistError):
@@ -103,10 +103,10 @@ class RendezvousError(DistError):
 
 
 class LibraryError(DistError):
-    """A library below nc10d refused a call or failed; `code` is its own number for why."""
+    """A library below nc10d refused a call or failed; `code` is that library's error number."""
 
-    def __init__(self, message: str, *, code: int | None = None, **who: Any) -> None:
-        super().__init__(message, **who)
+    def __init__(self, message: str, *, code: int | None = None, **attributes: Any) -> None:
+        super().__init__(message, **attributes)
         self.code = code
 
 
@@ -119,8 +119,8 @@ class CudaError(LibraryError):
 
 
 class AuthError(DistError):
-    """The job's token is missing or unfit, or somebody who should know it does not."""
+    """The job's token is missing or malformed, or a peer that should hold it does not."""
 
 
 class UnsupportedPlatform(DistError):
-    """This machine lacks something that the engine needs; the message says what."""
+    """This machine lacks something that the engine needs; the message names it."""

@@ -1,12 +1,12 @@
-"""Operations as data: what a rank asks of its group, before anything is sent.
+"""Operations as data: the request of a rank to its group, before anything is sent.
 
-A collective is one small slotted object. The API makes it, the group launches it, a backend runs
+A collective is a small slotted object. The API makes it, the group launches it, a backend runs
 it; tracing, fingerprints, coalescing and tests all look at the same object. Arrays are carried
 as the user gave them; a backend resolves them to memory once, when it runs the operation.
 
-An `Arrays` field is either one flat array (equal chunks, rank after rank) or a list with one
-array per rank (sizes may differ). `root` and `peer` are ranks in the group. `even` says on every
-rank of a Gather or Scatter, also where there is no such field, that it is flat on the root.
+An `Arrays` field is either a flat array (equal chunks, rank after rank) or a list with an array
+for each rank (sizes may differ). `root` and `peer` are ranks in the group. `even` is True on every
+rank of a Gather or Scatter whose root has a flat array, also on ranks that have no such array.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class RedOp(enum.IntEnum):
 
 
 class ReduceOp:
-    """How two elements become one: a kind and, for PREMUL_SUM, the factor.
+    """A reduction of two elements: its kind and, for PREMUL_SUM, its factor.
 
-    `purpose` says what a call is for, in a few words, and changes no element. Ranks compare it
-    like everything else of a call: equal calls for different purposes are a CollectiveMismatch,
-    whose words show both.
+    `purpose` describes the use of a call in a few words, and changes no element. Ranks compare it
+    like the other arguments of a call: equal calls for different purposes are a
+    CollectiveMismatch, whose message shows both purposes.
 
-    There is one instance for each (kind, factor, purpose), so that `is`, `==` and the hash of the
-    object itself all mean the same: a reduce operation is a key on the fast path.
+    Each (kind, factor, purpose) has a single instance, so `is` and `==` mean the same and the hash
+    is that of the object: a reduce operation is a key on the fast path.
     """
 
     __slots__ = ("__weakref__", "factor", "kind", "purpose")
@@ -75,11 +75,11 @@ class ReduceOp:
 
     @property
     def name(self) -> str:
-        """The kind's name, as c10d spells it, and the purpose if there is one."""
+        """The kind's name, as c10d spells it, and the purpose if there is any."""
         return f"{self.kind.name} for {self.purpose}" if self.purpose else self.kind.name
 
     def meant_for(self, purpose: str) -> ReduceOp:
-        """Return the same reduction for a purpose, in a few words; "" for none."""
+        """Return the same reduction with a purpose, in a few words; "" for none."""
         return ReduceOp(self.kind, self.factor, purpose)
 
     def __repr__(self) -> str:
@@ -154,8 +154,8 @@ class ReduceScatter:
 class AllToAll:
     """out[r] := rank r's inp[my rank].
 
-    Both are lists of `size` arrays, or both flat; flat arrays are cut along dimension 0 by the
-    splits (one int per rank), or evenly where a split is None.
+    Both are lists of `size` arrays, or both are flat. Flat arrays are cut along dimension 0 by the
+    splits (rows for each rank), or evenly if a split is None.
     """
 
     out: Arrays
@@ -186,7 +186,7 @@ class Scatter:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Send x to `peer`; messages of one tag arrive in the order of launch."""
+    """Send x to `peer`; messages of the same tag arrive in the order of launch."""
 
     x: Array
     peer: int
@@ -195,7 +195,7 @@ class Send:
 
 @dataclass(slots=True, eq=False)
 class Recv:
-    """Receive x from `peer` (None: from anyone)."""
+    """Receive x from `peer` (None: from any rank)."""
 
     x: Array
     peer: int | None
@@ -204,7 +204,7 @@ class Recv:
 
 @dataclass(slots=True, eq=False)
 class Barrier:
-    """Nobody leaves before everybody has come."""
+    """No rank leaves before every rank has come."""
 
 
 Op = (
@@ -223,9 +223,9 @@ Op = (
 
 
 class AllReduces(Sequence[Op]):
-    """AllReduces of several arrays by one reduction; each is an object once it is looked at.
+    """AllReduces of several arrays by the same reduction; the operations are made on demand.
 
-    Most blocks are that, and a backend that looks at `arrays` and `op` alone needs no more.
+    Most coalescing blocks are such a sequence, and a backend may need only `arrays` and `op`.
     """
 
     __slots__ = ("_made", "arrays", "op")
@@ -256,10 +256,10 @@ class AllReduces(Sequence[Op]):
         return self._ops()[index]
 
 
-class Kept(tuple[Op, ...]):
-    """Operations that are launched again and again; a backend may note in `known` how."""
+class RepeatedOps(tuple[Op, ...]):
+    """Operations to be launched many times; a backend may keep its prepared call in `prepared`."""
 
-    known: Any = None
+    prepared: Any = None
 
 
 OP_NAMES: dict[type[Any], str] = {
@@ -275,4 +275,4 @@ OP_NAMES: dict[type[Any], str] = {
     Recv: "recv",
     Barrier: "barrier",
 }
-"""What each operation is called in errors, traces and records."""
+"""The name of each operation in errors, traces and records."""

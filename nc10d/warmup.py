@@ -1,9 +1,8 @@
 """`python -m nc10d.warmup`: compile everything now, so that later first uses only load it.
 
 Compiles the CPU engine, every kernel and NCCL's loop into the cache folder (see
-`nc10d.kernels.cache_dir`), by two processes side by side where there are two cores, and shows how
-far
-it is: with a bar on a terminal where rich is installed, else in lines. Running it again costs a
+`nc10d.kernels.cache_dir`). Two processes share the work if there are two cores. Progress is shown
+as a bar on a terminal if rich is installed, else in lines. A second run loads the cache and takes a
 second or two.
 """
 
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from nc10d.run.interrupt import quietly
+from nc10d.run.interrupt import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = tuple(
@@ -35,24 +34,24 @@ ENGINE = tuple(
         "net",
     )
 )
-"""What has functions to compile, at once or on demand; the last two for jobs of several hosts."""
+"""Modules with functions to compile; the last two are for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"
 """Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
 LINES = 5
-"""How many lines tell of the progress where there is no bar."""
+"""Lines that show the progress if there is no bar."""
 Task = tuple[str, Callable[[], object]]
 Show = Callable[[int, int], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile all there is; return the number of processes that failed. Blocks until the end."""
+    """Compile every function; return the number of processes that failed. Blocks until the end."""
     options = _parse(arguments)
     if options.share is not None:
         _compile(options.share, options.jobs)
         return 0
     started = time.perf_counter()
-    with _helpers(options.jobs) as (helpers, words), _progress() as show:
-        count = _follow(words, options.jobs, show)
+    with _helpers(options.jobs) as (helpers, lines), _progress() as show:
+        count = _follow(lines, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
     if not failed:
         print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
@@ -70,52 +69,52 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-# Here processes are started, and what they say is counted.
+# The parent process: it starts the helpers and counts their reports.
 
 
 @contextlib.contextmanager
 def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterable[str]]]:
-    """Start the processes that compile; yield them, and the lines that they write until they end.
+    """Start the helper processes, which compile; yield them and the lines that they write.
 
-    All write to one pipe, a line at a time. They are out of the terminal's foreground, so that
-    Ctrl-C is this process's, which ends them.
+    All helpers write to the same pipe, a line at a time. They are outside the terminal's foreground
+    group, so Ctrl-C reaches only this process, which then kills them.
     """
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), "--share"]
     started = [
-        subprocess.Popen([*command, str(share)], stdout=writing, process_group=0)
+        subprocess.Popen([*command, str(share)], stdout=write_end, process_group=0)
         for share in range(jobs)
     ]
-    os.close(writing)
+    os.close(write_end)
     try:
-        with open(reading) as words:
-            yield started, words
+        with open(read_end) as lines:
+            yield started, lines
     finally:
         for helper in started:
             helper.kill()
             helper.wait()
 
 
-def _follow(words: Iterable[str], jobs: int, show: Show) -> int:
-    """Show how many functions are ready of how many, as helpers say so; return how many.
+def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
+    """Show the progress that the helpers report; return the number of compiled functions.
 
-    Nothing is shown before each of the `jobs` helpers has said how many it has.
+    Nothing is shown before each of the `jobs` helpers has reported how many functions it has.
     """
-    ready = total = told = 0
-    for word in words:
-        if word.startswith("+"):
-            total += int(word)
-            told += 1
+    ready = total = started = 0
+    for line in lines:
+        if line.startswith("+"):
+            total += int(line)
+            started += 1
         else:
             ready += 1
-        if told == jobs:
+        if started == jobs:
             show(ready, total)
     return ready
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Show]:
-    """Yield what shows (ready, total): a bar, or some lines."""
+    """Yield a function that shows (ready, total), as a bar or in lines."""
     rich = _rich() if sys.stdout.isatty() else None
     if rich is None:
         yield _in_lines()
@@ -133,33 +132,33 @@ def _rich() -> Any:
 
 
 def _in_lines() -> Show:
-    told = 0
+    printed = 0
 
     def show(ready: int, total: int) -> None:
-        nonlocal told
-        if ready * LINES // max(total, 1) > told:
-            told = ready * LINES // total
+        nonlocal printed
+        if ready * LINES // max(total, 1) > printed:
+            printed = ready * LINES // total
             print(f"{ready} of {total} functions", flush=True)
 
     return show
 
 
-# Here functions are compiled.
+# A helper process: it compiles its share of the functions.
 
 
 def _compile(share: int, jobs: int) -> None:
-    """Compile the tasks of this share; write how many there are, then each one's name."""
-    logging.getLogger("nc10d").setLevel(logging.ERROR)  # that it compiles is no news here
-    mine = _deal(_tasks(), share, jobs)
-    _say(f"+{len(mine)}")
-    for name, make in mine:
-        make()
-        _say(name)
+    """Compile the tasks of this share; write their number first, then the name of each task."""
+    logging.getLogger("nc10d").setLevel(logging.ERROR)  # the user has asked for compilation
+    tasks = _deal(_tasks(), share, jobs)
+    _write_line(f"+{len(tasks)}")
+    for name, compile_it in tasks:
+        compile_it()
+        _write_line(name)
 
 
-def _say(word: str) -> None:
-    """Write a line in one piece: the pipe is shared, and print() may write its end apart."""
-    sys.stdout.write(word + "\n")
+def _write_line(line: str) -> None:
+    """Write a line in a single write; print() may write the newline apart into the shared pipe."""
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
@@ -185,11 +184,11 @@ def _warm_engine() -> None:
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
-    """Share 0 takes the engine, which weighs nearly as much as all kernels; others the rest."""
+    """Return the tasks of a share: the engine, nearly half the work, for share 0."""
     if jobs == 1:
         return tasks
     return tasks[:1] if share == 0 else tasks[share :: jobs - 1]
 
 
 if __name__ == "__main__":
-    sys.exit(quietly(main))
+    sys.exit(run_interruptible(main))

@@ -1,9 +1,8 @@
-"""How a launched operation ends: Work for operations, Future for values.
+"""The end of a launched operation: Work for operations, Future for values.
 
-A backend subclasses Work and fills in `_poll`, `_block` and `_watch`; what they must do, and on
-which threads callbacks run, is written in nc10d.base.promise. Making a Work takes 0.2 us: no lock
-and
-no event is made until somebody needs it.
+A backend subclasses Work and fills in `_poll`, `_block` and `_watch`. nc10d.base.promise documents
+their contracts and the threads on which callbacks run. A Work is cheap to make: it has no lock, and
+gets an event only when a thread needs it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ S = TypeVar("S")
 
 
 class Work(Promise):
-    """One launched operation, or one batch of them; keeps its arrays alive.
+    """A launched operation, or a launched batch of operations; keeps its arrays alive.
 
     `await work` suspends an asyncio task until the operation is over, and raises as `wait` does.
     """
@@ -32,7 +31,7 @@ class Work(Promise):
     __slots__ = ("_started", "ops")
 
     def __init__(self, ops: Sequence[Op] = ()) -> None:
-        # Written out instead of super().__init__(): one of these is made per async call.
+        # Written out instead of super().__init__(): every async call makes a Work.
         self._state = PENDING
         self._exception = None
         self._result = None
@@ -46,7 +45,7 @@ class Work(Promise):
     def from_future(cls, future: Future[Any]) -> Work:
         """Make a Work that ends as `future` does, with its value as the result.
 
-        RuntimeError for a Future of a comm hook that only who waits for it can end.
+        RuntimeError for a Future of a comm hook that ends only while a thread waits for it.
         """
         future._require_unattended("Work.from_future")
         work = Work()
@@ -54,11 +53,11 @@ class Work(Promise):
         return work
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Block until the operation is over and return True; raise what made it fail.
+        """Block until the operation is over and return True; raise its error if it failed.
 
         With `timeout` (seconds or timedelta), raise CollectiveTimeout in this caller alone if the
-        operation is not over by then; it goes on, and can be waited for again. Without, the
-        operation's own timeout is the limit.
+        operation is not over by then; it goes on, and can be waited for again. Without `timeout`,
+        the operation's own timeout is the limit.
         """
         if self._state != DONE:
             self._settle(timeout)
@@ -69,19 +68,19 @@ class Work(Promise):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Hold back what this thread does next until the results are there; `wait()` on the CPU."""
+        """Order the current CUDA stream's later work after the results; on the CPU, `wait()`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Say whether the operation is over, done or failed; never blocks."""
+        """Return whether the operation is over, done or failed; never blocks."""
         return self._look()
 
     def is_success(self) -> bool:
-        """Say whether the operation is over and did not fail; never blocks."""
+        """Return whether the operation is over and did not fail; never blocks."""
         return self._look() and self._exception is None
 
     def exception(self) -> BaseException | None:
-        """Return what made the operation fail, or None (also while it is pending)."""
+        """Return the error of a failed operation, else None (also while pending); never blocks."""
         self._look()
         return self._exception
 
@@ -92,7 +91,7 @@ class Work(Promise):
 
     @property
     def duration(self) -> float | None:
-        """The seconds from launch to end as this rank saw them; None while pending."""
+        """The seconds from launch to end, as this rank saw them; None while pending."""
         return None if self._state == PENDING else self._ended - self._started
 
     def get_future(self) -> Future[Any]:
@@ -122,7 +121,7 @@ class Work(Promise):
 
 
 class Future(Promise, Generic[T]):
-    """A value that will be there later; whoever makes it calls `set_result` or `set_exception`."""
+    """A value that will be there later; its maker calls `set_result` or `set_exception`."""
 
     __slots__ = ()
 
@@ -139,33 +138,33 @@ class Future(Promise, Generic[T]):
             raise RuntimeError("this Future has a result or an exception already")
 
     def done(self) -> bool:
-        """Say whether it has ended; never blocks."""
+        """Return whether the Future has ended; never blocks."""
         return self._look()
 
     def wait(self, timeout: Timeout = None) -> T:
-        """Block until it has ended; return the value or raise the exception.
+        """Block until the Future has ended; return the value or raise the exception.
 
-        A Future of a Work ends on a notifier thread: don't wait for one in a callback, attach
-        with `then`.
+        A Future of a Work ends on a notifier thread. Don't wait for such a Future in a callback:
+        attach with `then`.
         """
         self._settle(timeout)
         return cast(T, self._result)
 
     def value(self) -> T:
-        """Return the value, or raise the exception; RuntimeError while it is pending."""
+        """Return the value or raise the exception; never blocks, RuntimeError while pending."""
         if not self._look():
             raise RuntimeError("this Future has no value yet: wait() for it, or attach with then()")
         return self.wait()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call `callback(self)` when it has ended; at once if it has already."""
+        """Call `callback(self)` when the Future has ended; at once if it has already."""
         self._attach(callback)
 
     def then(self, callback: Callable[[Future[T]], Any]) -> Future[Any]:
-        """Return a Future of what `callback(self)` returns once this one has ended.
+        """Return a Future of the result of `callback(self)`, called once this Future has ended.
 
         The callback is called after a failure too: `value()` raises there. If it returns a Future
-        or a Work, the result is that one's.
+        or a Work, the returned Future ends as that does.
         """
         child = self._child()
 
@@ -183,7 +182,7 @@ class Future(Promise, Generic[T]):
         return Future()
 
     def _together(self, futures: Sequence[Future[Any]]) -> Future[Any] | None:
-        """Return the Future that `collect_all` returns, if this one needs it to be of a kind."""
+        """Return the Future for `collect_all` to return, if this Future needs a special kind."""
         return None
 
     def _adopt(self, value: Any) -> None:
@@ -204,16 +203,16 @@ class Future(Promise, Generic[T]):
 
 
 def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:
-    """Return a Future that ends when all of `futures` have, with the list of them as its value.
+    """Return a Future that ends when all of `futures` have; its value is the list of them.
 
-    It does not fail by itself: ask each one for its value.
+    It does not fail by itself: ask each of the list for its value.
     """
     special = [kind for future in futures if (kind := future._together(futures)) is not None]
     together: Future[list[Future[S]]] = special[0] if special else Future()
     missing = len(futures)
     counting = threading.Lock()
 
-    def one_less(_: object) -> None:
+    def count_down(_: object) -> None:
         nonlocal missing
         with counting:
             missing -= 1
@@ -222,7 +221,7 @@ def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:
             together._finish(None, list(futures))
 
     for future in futures:
-        future._attach(one_less)
+        future._attach(count_down)
     if not futures:
         together._finish(None, [])
     return together

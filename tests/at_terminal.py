@@ -1,6 +1,6 @@
-"""A command on a terminal of its own, and a keyboard to it: what a user sees and types.
+"""A command on its own terminal, with a screen to read and a keyboard to type on.
 
-Waits have deadlines of tens of seconds, because the law is that something happens at all.
+Waits have deadlines of tens of seconds: the tests require that an event happens, not how soon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CTRL_C = b"\x03"
 
 
 class AtTerminal:
-    """A running command; `screen` is all that it has written to its terminal so far."""
+    """A running command; `screen` is its output on the terminal so far."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -45,7 +45,7 @@ class AtTerminal:
         os.close(self._keyboard)
 
     def read_until(self, text: str, times: int = 1) -> None:
-        """Read the screen until `text` is on it, so many times."""
+        """Read the screen until `text` is on it `times` times."""
         deadline = time.monotonic() + PATIENCE
         while self.screen.count(text) < times:
             left = max(0.0, deadline - time.monotonic())
@@ -53,18 +53,18 @@ class AtTerminal:
             assert self._read(), f"the command ended without {text!r}: {self.screen}"
 
     def press(self, keys: bytes) -> None:
-        """Type."""
+        """Type `keys`."""
         os.write(self._keyboard, keys)
 
     def interrupt(self) -> tuple[int, float]:
-        """Press Ctrl-C; return the exit code, and the seconds until nothing was left."""
-        family = [os.pidfd_open(pid) for pid in self._session()]
+        """Press Ctrl-C; return the exit code, and the seconds until all processes had ended."""
+        processes = [os.pidfd_open(pid) for pid in self._session()]
         began = time.monotonic()
         self.press(CTRL_C)
         while self._read():
             pass
         code = self._leader.wait(PATIENCE)
-        for fd in family:
+        for fd in processes:
             assert select.select([fd], [], [], PATIENCE)[0], "a process is left"
             os.close(fd)
         return code, time.monotonic() - began
@@ -73,7 +73,7 @@ class AtTerminal:
         try:
             data = os.read(self._keyboard, 4096)
         except OSError:
-            return False  # EIO: nobody has the other end open any more
+            return False  # EIO: the other end is closed everywhere
         self.screen += data.decode(errors="replace")
         return bool(data)
 

@@ -1,8 +1,8 @@
-"""Bounds of time that other work on the machine can't fail.
+"""Bounds of time that hold on a busy machine too.
 
-A busy machine slows some attempts; where the law is broken, all of them are slow. So an upper
-bound is asked of one of a few attempts. (A lower bound must hold every time.) Where the law is
-only that something ends, there is no bound but a deadline of tens of seconds.
+A busy machine slows some attempts; broken code slows all of them. So an upper bound must hold in
+one of a few attempts, and a lower bound in every attempt. A test that only requires an end has no
+bound, only a deadline of tens of seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TRIES = 5
 
 
 def soon(bound: float, attempt: Callable[[], float], tries: int = TRIES) -> bool:
-    """Say whether one of a few attempts took less than `bound` seconds, by its own account."""
+    """Return whether any of `tries` attempts reports less than `bound` seconds."""
     return any(attempt() < bound for _ in range(tries))
 
 
 def takes(call: Callable[[], object], least: float, most: float, tries: int = TRIES) -> bool:
-    """Say whether call() takes `least` seconds each time, and at most `most` in one of a few."""
+    """Return whether call() takes `least` seconds or more each time, and once at most `most`."""
     for _ in range(tries):
         began = time.monotonic()
         call()

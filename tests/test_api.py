@@ -1,4 +1,4 @@
-"""c10d's calls: the right arrays end in the right places, and names and positions are c10d's."""
+"""c10d's calls: results are right, and argument names and positions are c10d's."""
 
 from __future__ import annotations
 
@@ -55,12 +55,14 @@ def x_of(rank: int, count: int = 4) -> np.ndarray[Any, Any]:
     return np.arange(count) + 10.0 * (rank + 1)
 
 
-def held(size: int, body: Callable[[dist.ProcessGroup], list[Any]], expected: list[Any]) -> None:
-    """Run `body` on every rank and hold what it returns against the oracle."""
-    for mine, right in zip(run_local(body, size), expected, strict=True):
-        assert len(mine) == len(right)
-        for one, two in zip(mine, right, strict=True):
-            assert reference.same_bits(np.asarray(one), np.asarray(two))
+def check_results(
+    size: int, body: Callable[[dist.ProcessGroup], list[Any]], expected: list[Any]
+) -> None:
+    """Run `body` on every rank; compare its results with the reference."""
+    for found, right in zip(run_local(body, size), expected, strict=True):
+        assert len(found) == len(right)
+        for array, wanted in zip(found, right, strict=True):
+            assert reference.same_bits(np.asarray(array), np.asarray(wanted))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -76,7 +78,7 @@ def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
         return [x, y]
 
     right = reference.all_reduce([x_of(r) for r in range(size)], op)
-    held(size, body, [[value, value] for value in right])
+    check_results(size, body, [[value, value] for value in right])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -99,7 +101,9 @@ def test_rooted_collectives(size: int) -> None:
     cast = reference.broadcast(inputs, root)
     outs = reference.gather(inputs, root)
     got = reference.scatter(inputs)
-    held(size, body, [[reduced[r], cast[r], *(outs[r] or []), got[r]] for r in range(size)])
+    check_results(
+        size, body, [[reduced[r], cast[r], *(outs[r] or []), got[r]] for r in range(size)]
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -122,7 +126,7 @@ def test_gathers_and_scatters_of_every_rank(size: int) -> None:
         mine = reference.fold([x_of(r, me) for r in range(size)], dist.SUM)
         share = reference.fold([x_of(r + me) for r in range(size)], dist.SUM)
         expected.append([*ragged, flat, mine, share])
-    held(size, body, expected)
+    check_results(size, body, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -144,10 +148,10 @@ def test_all_to_all(size: int) -> None:
         flat = np.array([x_of(r, size)[me] for r in range(size)])
         rows = np.concatenate([np.full((me + 1, 2), 10.0 * r + me) for r in range(size)])
         expected.append([*outs, flat, rows])
-    held(size, body, expected)
+    check_results(size, body, expected)
 
 
-def test_barrier_holds_everybody_until_the_last_has_come() -> None:
+def test_barrier_holds_every_rank_until_the_last_has_come() -> None:
     come: list[int] = []
 
     def body(group: dist.ProcessGroup) -> int:
@@ -158,7 +162,7 @@ def test_barrier_holds_everybody_until_the_last_has_come() -> None:
     assert run_local(body, 4) == [4] * 4
 
 
-def test_messages_meet_by_tag_and_can_come_from_anyone() -> None:
+def test_messages_meet_by_tag_and_can_come_from_any_rank() -> None:
     def body(group: dist.ProcessGroup) -> Any:
         me = group.rank
         out = np.zeros(1)
@@ -243,7 +247,7 @@ def test_abort_ends_the_waits_of_every_rank() -> None:
     run_local(body, 3)
 
 
-def test_new_group_numbers_its_ranks_in_ascending_order_unless_told() -> None:
+def test_new_group_numbers_its_ranks_in_ascending_order_by_default() -> None:
     def body(group: dist.ProcessGroup) -> Any:
         me = group.rank
         group = dist.new_group([3, 1])
@@ -294,7 +298,7 @@ def test_calls_of_a_non_member_warn_and_do_nothing() -> None:
         dist.destroy_process_group(outside)
 
 
-def test_groups_that_members_alone_make_need_nobody_else() -> None:
+def test_groups_that_members_alone_make_need_no_other_rank() -> None:
     def body(group: dist.ProcessGroup) -> Any:
         if group.rank == 2:
             return None
@@ -328,7 +332,7 @@ def test_ranks_of_any_integer_type_make_the_same_group(local: bool) -> None:
     assert first == second == (first[0], 1)
 
 
-FLOAT: Any = 1.0  # equal to a rank, and no integer
+FLOAT: Any = 1.0  # equal to a rank, but no integer
 
 
 @pytest.mark.parametrize(
@@ -598,7 +602,7 @@ def test_a_thread_sees_the_process_world_and_a_rank_thread_only_its_own() -> Non
 
 
 @pytest.mark.parametrize("group", [0, False, "", [], "x", 3, [0]])
-def test_what_is_no_group_is_refused(group: Any) -> None:
+def test_a_group_argument_of_another_type_is_refused(group: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: dist.all_reduce(np.ones(1), group=group),
         lambda: dist.broadcast(np.ones(1), 0, group=group),
@@ -615,8 +619,8 @@ def test_what_is_no_group_is_refused(group: Any) -> None:
         dist.destroy_process_group()
 
 
-def messages_of_the_usual_group(group: dist.ProcessGroup) -> None:
-    """Header and payload in turns, so that neither is the latest; and a recv inside a block."""
+def messages_of_the_default_group(group: dist.ProcessGroup) -> None:
+    """Send header and payload in turns, so that neither is the latest; then recv inside a block."""
     assert not own_worlds, "threads find their group another way"
     me, peer = group.rank, 1 - group.rank
     for turn in range(20):
@@ -641,6 +645,6 @@ def messages_of_the_usual_group(group: dist.ProcessGroup) -> None:
             call(got, 7)
 
 
-def test_messages_of_the_usual_group_go_and_come_whatever_is_known() -> None:
+def test_messages_of_the_default_group_arrive_whatever_is_prepared() -> None:
     with Ranks(2, "processes") as ranks:
-        ranks.run(messages_of_the_usual_group)
+        ranks.run(messages_of_the_default_group)

@@ -1,8 +1,8 @@
-"""A block means what its calls mean one after another, whatever arrays they share.
+"""A coalescing block has the effect of its calls one after another, whatever arrays they share.
 
-Calls are drawn at random on views of one small matrix (rows, columns, reversed, strided, nested),
-so that nearly all of them overlap, with messages around the ring among them. The same calls are
-made alone, then in a block, sync and async: every element must be the same.
+Calls are drawn at random on views of a small matrix (rows, columns, reversed, strided, nested), so
+that nearly all of them overlap; some are messages around the ring. The same calls are made alone,
+then in a block, sync and async: every element must be the same.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ def matrix(rank: int, dtype: str, order: str) -> Array:
 
 
 def make(group: ProcessGroup, x: Array, call: Call) -> None:
-    """Make one call on one view."""
+    """Make a call on a view."""
     name, view, root = call
-    mine = x[VIEWS[view]]
+    part = x[VIEWS[view]]
     if name == "message":
-        ring(group, mine)
+        ring(group, part)
     elif name == "barrier":
         group.barrier()
     elif name == "broadcast":
-        group.broadcast(mine, root)
+        group.broadcast(part, root)
     elif name == "reduce":
-        group.reduce(mine, root)
+        group.reduce(part, root)
     else:
-        group.all_reduce(mine, {"sum": SUM, "avg": AVG, "max": MAX}[name])
+        group.all_reduce(part, {"sum": SUM, "avg": AVG, "max": MAX}[name])
 
 
-def ring(group: ProcessGroup, mine: Array) -> None:
-    """Send around the ring; the first rank sends first, so that nobody waits for ever."""
+def ring(group: ProcessGroup, part: Array) -> None:
+    """Send around the ring; rank 0 sends first, so that no rank waits for ever."""
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     if group.rank == 0:
-        group.send(mine, following)
-        group.recv(mine, previous)
+        group.send(part, following)
+        group.recv(part, previous)
     else:
-        group.recv(mine, previous)
-        group.send(mine, following)
+        group.recv(part, previous)
+        group.send(part, following)
 
 
 def every_way(group: ProcessGroup, calls: Sequence[Call], dtype: str, order: str) -> None:
@@ -109,20 +109,20 @@ def test_a_block_is_its_calls_in_order(
     ranks.run(every_way, [calls] * 3, [dtype] * 3, [order] * 3)
 
 
-def test_a_message_in_a_block_carries_what_the_call_before_it_left(ranks: Ranks) -> None:
+def test_a_message_in_a_block_carries_the_result_of_the_call_before_it(ranks: Ranks) -> None:
     calls = [("sum", 0, 0), ("message", 3, 0), ("avg", 4, 0), ("message", 4, 0), ("max", 2, 0)]
     ranks.run(every_way, [calls] * 3, ["f4"] * 3, ["C"] * 3)
 
 
 def shares_alone(group: ProcessGroup) -> None:
-    """Only one rank's arrays overlap: all must take the longer way with it."""
+    """Only rank 1's arrays overlap: all ranks must run the calls in order with it."""
     base = np.full(100, group.rank + 1.0)
     arrays = [base[:60], base[30:90], base] if group.rank == 1 else [base[:60].copy()]
     arrays += [np.full(n, group.rank + 1.0) for n in (60, 60, 100)[len(arrays) :]]
     with dist.coalescing_manager(group):
         for x in arrays:
             group.all_reduce(x)
-    # Rank 1 gave its second call what the first had left, and its third what both had.
+    # Rank 1's second call reduces the result of its first, its third the results of both.
     twice = 1.0 + 6.0 + 3.0
     assert group.rank == 1 or (arrays[1][:30] == twice).all()
     assert (arrays[2][:30] == twice).all()
@@ -130,13 +130,13 @@ def shares_alone(group: ProcessGroup) -> None:
     assert (arrays[2][90:] == 6).all()
 
 
-def test_ranks_whose_arrays_lie_apart_follow_one_whose_do_not(ranks: Ranks) -> None:
+def test_ranks_with_disjoint_arrays_follow_a_rank_with_overlapping_arrays(ranks: Ranks) -> None:
     for _ in range(3):
         ranks.run(shares_alone)
 
 
 def early(group: ProcessGroup, src: int | None) -> None:
-    """A message that was there before anybody asked takes its place in the block's order."""
+    """Receive a message that came before the block, at its place in the block's order."""
     x = np.full(5, group.rank + 1.0)
     if group.rank == 1:
         group.send(np.full(5, 10.0), 0, tag=1)

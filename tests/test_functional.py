@@ -1,4 +1,4 @@
-"""Functional collectives: new arrays that wait on first use, and inputs as they were."""
+"""Functional collectives: new arrays that wait on first use, and unchanged inputs."""
 
 import copy
 import gc
@@ -101,7 +101,7 @@ def test_splits_may_be_uneven():
     assert run_local(run, 2) == [[0, 10, 11], [1, 2, 12]]
 
 
-def test_several_as_one_submission():
+def test_several_in_one_launch():
     def run(group):
         xs = [np.full((2, 2), float(group.rank)), np.ones(2)]
         before = group.seq
@@ -121,10 +121,10 @@ def test_every_way_to_name_a_group():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         row, column = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
         x = np.array([2.0**group.rank])
-        mine = row[group.rank // 2]
-        groups = [None, group, [3, 2, 1, 0], mine, row, column]
-        groups += [(mesh, "b"), (mesh, 0), mesh["a"], tuple(mine), mesh.get_group("b")]
-        return [float(F.all_reduce(x, "sum", one)[0]) for one in groups]
+        own_row = row[group.rank // 2]
+        groups = [None, group, [3, 2, 1, 0], own_row, row, column]
+        groups += [(mesh, "b"), (mesh, 0), mesh["a"], tuple(own_row), mesh.get_group("b")]
+        return [float(F.all_reduce(x, "sum", named)[0]) for named in groups]
 
     rows, columns = [3, 3, 12, 12], [5, 10, 5, 10]
     for rank, found in enumerate(run_local(run, 4)):
@@ -132,7 +132,7 @@ def test_every_way_to_name_a_group():
         assert found == [15, 15, 15, r, r, c, r, c, c, r, r]
 
 
-def test_a_group_of_ranks_is_made_once_and_tags_tell_them_apart():
+def test_a_group_of_ranks_is_made_once_and_tags_distinguish_them():
     def run(group):
         first = F.find_group([0, 1])
         assert F.find_group([1, 0]) is first
@@ -172,7 +172,7 @@ def test_mistakes_are_named_before_anything_is_sent(call, words):
 
 
 @pytest.mark.parametrize("call", [F.all_reduce, F.broadcast, F.all_gather_tensor])
-def test_what_is_no_array_is_refused_as_everywhere(call):
+def test_a_list_is_refused_as_everywhere(call):
     def run(group):
         with pytest.raises(TypeError, match=r"got a list: pass np\.array"):
             call([1, 2], "sum" if call is F.all_reduce else 0)
@@ -181,7 +181,7 @@ def test_what_is_no_array_is_refused_as_everywhere(call):
 
 
 def deferred(array):
-    """Return a result that ends when it is told to."""
+    """Return a result, and the Future that ends it."""
     future = Future()
     return AsyncCollectiveArray(array, Work.from_future(future)), future
 
@@ -214,7 +214,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_it_waits_when_it_is_used_and_answers_as_the_array(use):
+def test_a_result_waits_when_it_is_used_and_behaves_as_the_array(use):
     a, future = deferred(np.arange(3.0))
     assert not a.completed
     assert (a.shape, a.dtype, a.ndim, a.nbytes) == ((3,), np.float64, 1, 24)
@@ -232,7 +232,7 @@ def test_it_waits_when_it_is_used_and_answers_as_the_array(use):
         assert np.array_equal(found, expected)
 
 
-def test_torchs_functions_take_it_as_a_tensor():
+def test_torchs_functions_take_a_result_as_a_tensor():
     a, future = deferred(torch.arange(3.0))
     future.set_result(None)
     assert torch.stack([a, a]).tolist() == [[0, 1, 2]] * 2
@@ -246,7 +246,7 @@ def test_arrays_of_the_cpu_do_not_pass_for_a_gpus():
     a._finalizer.detach()
 
 
-def test_it_can_be_written_and_given_to_collectives():
+def test_a_result_can_be_written_and_given_to_collectives():
     def run(group):
         a = F.all_reduce(np.ones(2), "sum")
         b = F.all_reduce(F.all_reduce(a, "sum"), "sum")
@@ -261,7 +261,7 @@ def test_it_can_be_written_and_given_to_collectives():
     assert run_local(run, 2) == [([14, 4], [8, 8], 3, True, [8, 8])] * 2
 
 
-def test_one_that_is_dropped_is_waited_for_and_tells_of_its_failure():
+def test_a_dropped_result_is_waited_for_and_warns_of_its_failure():
     waits = []
 
     class Counted(Work):
@@ -278,8 +278,8 @@ def test_one_that_is_dropped_is_waited_for_and_tells_of_its_failure():
     assert waits == [1]
     a, future = deferred(np.zeros(1))
     future.set_exception(dist.DistError("lost"))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del a
         gc.collect()
-    assert "dropped unused; it failed: lost" in str(told[0].message)
+    assert "dropped unused; it failed: lost" in str(caught[0].message)

@@ -9,13 +9,13 @@ import pytest
 
 import nc10d
 
-# What an import of the package itself must not bring in.
+# Modules that an import of the package itself must not import.
 _HEAVY_NAMES = "numba asyncio ml_dtypes torch socket selectors multiprocessing numpy"
 HEAVY = _HEAVY_NAMES.split()
 
 
 def fresh(code: str) -> str:
-    """Run `code` in a new interpreter and return what it prints."""
+    """Run `code` in a new interpreter; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -56,7 +56,7 @@ SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream"]
 
 
 @pytest.mark.parametrize("use", SUBMODULES)
-def test_a_module_of_the_public_ones_needs_no_import_of_its_own(use: str) -> None:
+def test_a_public_submodule_needs_no_import_of_its_own(use: str) -> None:
     assert fresh(f"import nc10d; print(nc10d.{use}.__module__)").startswith("nc10d.")
     assert use.partition(".")[0] in dir(nc10d)
 
@@ -66,7 +66,7 @@ def test_a_star_import_works() -> None:
 
 
 def test_the_types_checker_and_the_table_of_names_agree() -> None:
-    """What TYPE_CHECKING imports is what `__getattr__` finds."""
+    """The imports under TYPE_CHECKING are the names that `__getattr__` finds."""
     import ast
     from pathlib import Path
 

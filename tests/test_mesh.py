@@ -1,4 +1,4 @@
-"""A mesh has a group along each dimension, of just the ranks that lie there."""
+"""A mesh has a group along each dimension, of exactly the ranks of a line."""
 
 import copy
 import pickle
@@ -45,8 +45,8 @@ def test_each_rank_is_in_its_line_along_each_dimension(shape):
     for rank, (each, coordinate) in enumerate(found):
         assert coordinate == tuple(np.argwhere(ranks == rank)[0])
         for dim, (members, place, size) in enumerate(each):
-            mine = tuple(slice(None) if d == dim else at for d, at in enumerate(coordinate))
-            assert list(members) == ranks[mine].tolist()
+            line = tuple(slice(None) if d == dim else at for d, at in enumerate(coordinate))
+            assert list(members) == ranks[line].tolist()
             assert (place, size) == (coordinate[dim], shape[dim])
 
 
@@ -54,7 +54,7 @@ def named(group):
     return init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
 
 
-def test_a_slice_has_the_groups_of_the_whole_and_my_place_in_the_rest():
+def test_a_slice_has_the_groups_of_the_whole_and_my_index_in_the_rest():
     def run(group):
         mesh = named(group)
         part = mesh["dp", "tp"]
@@ -88,7 +88,7 @@ def test_a_flattened_slice_has_a_group_of_all_its_ranks_and_is_found_by_its_name
     assert run_local(run, 4) == [((r, r + 2), [r, r + 2], [2.0]) for r in (0, 1)] * 2
 
 
-def test_meshes_that_say_the_same_are_equal():
+def test_meshes_of_the_same_ranks_and_names_are_equal():
     def run(group):
         mesh = named(group)
         assert mesh["dp"] == mesh["dp"]
@@ -102,19 +102,19 @@ def test_meshes_that_say_the_same_are_equal():
 def test_copies_and_pickles_are_equal_and_have_the_same_groups():
     def run(group):
         mesh = named(group)
-        for one in (mesh, mesh["dp", "tp"], mesh["tp"]):
-            for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-                assert again == one
-                assert again.get_all_groups() == one.get_all_groups()
-        told = pickle.dumps(mesh["tp"])
+        for part in (mesh, mesh["dp", "tp"], mesh["tp"]):
+            for again in (copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
+                assert again == part
+                assert again.get_all_groups() == part.get_all_groups()
+        pickled = pickle.dumps(mesh["tp"])
         dist.destroy_process_group(mesh.get_group("tp"))
         with pytest.raises(ValueError, match="needs groups that are not here"):
-            pickle.loads(told)
+            pickle.loads(pickled)
 
     run_local(run, 4)
 
 
-def test_ranks_outside_of_a_mesh_have_no_place_and_no_group():
+def test_ranks_outside_of_a_mesh_have_no_coordinate_and_no_group():
     def run(group):
         mesh = DeviceMesh("cpu", [2, 0])
         if group.rank == 1:
@@ -140,7 +140,7 @@ def test_a_mesh_of_groups_that_exist():
             DeviceMesh.from_group(
                 [mesh.get_group("tp"), mesh.get_group("dp")], "cpu", [[0, 1], [2, 3]]
             )
-        return [one.ranks for one in both.get_all_groups()]
+        return [line.ranks for line in both.get_all_groups()]
 
     assert run_local(run, 4)[3] == [(1, 3), (2, 3)]
 

@@ -1,7 +1,7 @@
-"""A caller's mistake, on a real group: ValueError or TypeError, nothing sent, and all goes on.
+"""A caller's mistake on a real group: ValueError or TypeError, nothing sent, and the group goes on.
 
-One rank of two makes the mistake and catches it; the other knows nothing of it. Then both make
-calls that would fail, or hang, if anything of the mistake had left the rank.
+A rank of two makes the mistake and catches it; its peer is not involved. Then both ranks make calls
+that would fail, or hang, if the mistaken call had sent anything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def frozen(x: Any) -> Any:
 
 
 def spread_out() -> Any:
-    """A view in which all elements are one."""
+    """Return a view whose elements all share the same memory."""
     return np.lib.stride_tricks.as_strided(np.ones(1), (N,), (0,))
 
 
@@ -56,7 +56,7 @@ def reducing(x: Any, op: Any = O.SUM) -> Call:
     return lambda g, **how: g.all_reduce(x() if callable(x) else x, op, **how)
 
 
-# Each: a name, the call as f(group, **how), what it raises, and words that must be in the message.
+# A name, the call as f(group, **how), the exception, and a pattern that its message matches.
 Mistake = tuple[str, Call, type[Exception], str]
 NOT_ARRAYS: list[Mistake] = [
     ("a list", reducing([1.0, 2.0]), TypeError, "pass np.array"),
@@ -349,7 +349,7 @@ TABLES = {
 
 
 def right_calls(group: ProcessGroup) -> None:
-    """The calls that the mistakes were meant to be; they hang or fail if one was half sent."""
+    """Make correct calls; they hang or fail if a mistaken call was partly sent."""
     peer = 1 - group.rank
     x, all_of_it, part = np.full(N, group.rank + 1.0), np.zeros(2 * N), np.zeros(N)
     group.all_gather_into_tensor(all_of_it, x)
@@ -368,7 +368,7 @@ def right_calls(group: ProcessGroup) -> None:
 
 
 def err(group: ProcessGroup, mistake: Mistake, how: str) -> None:
-    """Make the mistake in one of three ways; what stood before it in a block is not done."""
+    """Make the mistake in one of three ways; calls before it in its block are not launched."""
     _, call, kind, words = mistake
     launches = group.seq
     if how != "coalesced":
@@ -410,10 +410,10 @@ def test_a_mistake_stays_where_it_was_made(
     two.run(play, [offender] * 2, [table] * 2, [place] * 2)
 
 
-# What has been done before with the same arrays is looked at again
+# A call with the same arrays as before is checked again
 
 
-def known_before(group: ProcessGroup) -> None:
+def prepared_before(group: ProcessGroup) -> None:
     x, y = piece(), piece()
     for turn in range(3):
         with dist.coalescing_manager(group):
@@ -432,10 +432,10 @@ def known_before(group: ProcessGroup) -> None:
 
 
 def test_an_array_that_has_become_read_only_is_refused(two: Ranks) -> None:
-    two.run(known_before)
+    two.run(prepared_before)
 
 
-# Blocks, groups, works and times
+# Blocks, groups, works and timeouts
 
 
 def nested(group: ProcessGroup) -> None:
@@ -515,7 +515,7 @@ def err_alone(group: ProcessGroup, offender: int, name: str) -> None:
         with pytest.raises(ValueError, match=words):
             call(group)
     right_calls(group)
-    # Groups are named by how many were made: ranks must still agree on that.
+    # A group's name contains the number of groups made before: ranks must still agree on it.
     again = dist.new_group([0, 1])
     assert isinstance(again, ProcessGroup)
     half = dist.split_group(group, [[1, 0]])
@@ -568,5 +568,5 @@ def outsider(group: ProcessGroup) -> None:
     right_calls(group)
 
 
-def test_who_is_not_in_a_group_sends_nothing_to_it(two: Ranks) -> None:
+def test_a_non_member_sends_nothing_to_a_group(two: Ranks) -> None:
     two.run(outsider)

@@ -1,4 +1,4 @@
-"""The object calls: all get what they should, and whatever goes wrong, the group stays whole."""
+"""The object calls: objects arrive, and the group stays in step after any error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Metrics:
 
 
 class Stranger:
-    """What the codec does not carry; unpickling one counts."""
+    """An object that the codec does not carry; each unpickling is counted."""
 
     unpickled = 0
 
@@ -44,7 +44,7 @@ class Stranger:
 
 
 class Broken:
-    """What nothing carries."""
+    """An object that can't be pickled either."""
 
     def __reduce__(self) -> Any:
         raise LookupError("it won't be pickled")
@@ -55,7 +55,7 @@ def _count() -> str:
     return "a stranger"
 
 
-# Each call moves one object from rank 1 (or from every rank) and returns what this rank has got.
+# Each call moves an object from rank 1 (or from every rank); it returns the received object.
 
 
 def broadcast(group: Any, obj: Any, **how: Any) -> Any:
@@ -85,7 +85,7 @@ def scatter(group: Any, obj: Any, **how: Any) -> Any:
 
 
 def message(group: Any, obj: Any, **how: Any) -> Any:
-    """Send from rank 1 to rank 0; rank 2 looks on."""
+    """Send from rank 1 to rank 0; rank 2 does nothing."""
     places: list[Any] = [None]
     if group.rank == 1:
         dist.send_object_list([obj], 0, group, **how)
@@ -95,12 +95,18 @@ def message(group: Any, obj: Any, **how: Any) -> Any:
 
 
 CALLS: list[Call] = [broadcast, all_gather, gather, scatter, message]
-GETTERS = {broadcast: {0, 2}, all_gather: {0, 1, 2}, gather: {0}, scatter: {0, 1, 2}, message: {0}}
-"""Which ranks decode something that has come from rank 1."""
+RECEIVERS = {
+    broadcast: {0, 2},
+    all_gather: {0, 1, 2},
+    gather: {0},
+    scatter: {0, 1, 2},
+    message: {0},
+}
+"""The ranks that decode an object of rank 1."""
 
 
 def outcome(group: Any, call: Call, *args: Any, **how: Any) -> Any:
-    """Make a call, and then one that fails if the ranks have fallen out of step."""
+    """Make a call, then an all_reduce that fails if the ranks are out of step."""
     try:
         result = call(group, *args, **how)
     except CodecError as error:
@@ -123,7 +129,7 @@ VALUES = st.recursive(
 @given(obj=VALUES)
 def test_every_call_carries_any_object(three: Ranks, call: Call, obj: Any) -> None:
     got = three.run(lambda group: outcome(group, call, obj))
-    assert all(got[rank] == obj for rank in GETTERS[call])
+    assert all(got[rank] == obj for rank in RECEIVERS[call])
 
 
 @settings(deadline=None, max_examples=25)
@@ -134,8 +140,8 @@ def test_collectives_of_different_objects(three: Ranks, objects: list[Any], root
         if group.rank != root:
             spread = [None] * SIZE
         dist.broadcast_object_list(spread, root)
-        mine = gathered if group.rank == root else None
-        dist.gather_object(objects[group.rank], mine, group_dst=root)
+        places = gathered if group.rank == root else None
+        dist.gather_object(objects[group.rank], places, group_dst=root)
         dist.scatter_object_list(scattered, objects if group.rank == root else None, root)
         everyones: list[Any] = [None] * SIZE
         dist.all_gather_object(everyones, objects[group.rank])
@@ -151,7 +157,7 @@ def test_dataclasses_with_large_arrays(three: Ranks) -> None:
     x = np.arange(300_000.0)
     for call in CALLS:
         got = three.run(lambda group, call=call: outcome(group, call, Metrics(3, {"x": x})))
-        for rank in GETTERS[call]:
+        for rank in RECEIVERS[call]:
             assert got[rank].step == 3
             assert np.array_equal(got[rank].losses["x"], x)
             assert not np.shares_memory(got[rank].losses["x"], x)
@@ -170,9 +176,9 @@ def _in_a_process(group: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_cannot_encode_raises_and_the_others_are_told(three: Ranks, call: Call) -> None:
+def test_a_rank_that_cannot_encode_raises_and_so_do_the_others(three: Ranks, call: Call) -> None:
     got = three.run(lambda group: outcome(group, call, Stranger()))
-    concerned = {1, *GETTERS[call]} | ({2} if call is gather else set())
+    concerned = {1, *RECEIVERS[call]} | ({2} if call is gather else set())
     for rank, result in enumerate(got):
         assert isinstance(result, CodecError) == (rank in concerned)
     assert "allow_pickle=True" in str(got[1])
@@ -196,24 +202,24 @@ def test_a_rank_that_fails_in_its_own_code_raises_that(three: Ranks) -> None:
 
 
 class Wordless(Exception):
-    """What can't be put in words."""
+    """An error without text."""
 
     def __str__(self) -> str:
         raise LookupError("no words")
 
 
-class Rude:
-    """What can't be encoded, and won't say why."""
+class Unexplained:
+    """An object that can't be encoded, for a reason without text."""
 
     def __reduce__(self) -> Any:
         raise Wordless
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_reason_without_words_is_told_too(three: Ranks, call: Call) -> None:
+def test_a_reason_without_text_is_an_error_too(three: Ranks, call: Call) -> None:
     def try_it(group: Any) -> str:
         try:
-            call(group, Rude(), allow_pickle=True)
+            call(group, Unexplained(), allow_pickle=True)
         except CodecError as error:
             return str(error)
         except Wordless:
@@ -222,40 +228,40 @@ def test_a_reason_without_words_is_told_too(three: Ranks, call: Call) -> None:
 
     got = three.run(try_it)
     assert got[1] == "mine"
-    concerned = {*GETTERS[call]} | ({2} if call is gather else set())
+    concerned = {*RECEIVERS[call]} | ({2} if call is gather else set())
     assert all("encode" in got[rank] or "Wordless" in got[rank] for rank in concerned - {1})
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
 
 
 @pytest.mark.parametrize("pieces", [1, 9])
-def test_what_is_larger_than_any_message_is_an_error_for_all(three: Ranks, pieces: int) -> None:
-    # Views of one byte: their sizes together are more than 64 bits hold.
+def test_an_object_larger_than_any_message_is_an_error_for_all(three: Ranks, pieces: int) -> None:
+    # Views of a single byte: their sizes together are more than 64 bits hold.
     huge = [np.broadcast_to(np.zeros(1, np.uint8), (1 << 60,)) for _ in range(pieces)]
     got = three.run(lambda group: outcome(group, broadcast, huge))
-    assert all(isinstance(one, CodecError) for one in got), got
+    assert all(isinstance(result, CodecError) for result in got), got
     assert "at most" in str(got[1])
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_pickle_runs_nothing_where_it_may_not(three: Ranks, call: Call) -> None:
+def test_a_pickle_runs_no_code_without_allow_pickle(three: Ranks, call: Call) -> None:
     Stranger.unpickled = 0
     got = three.run(lambda group: outcome(group, call, Stranger(), allow_pickle=group.rank == 1))
-    may = GETTERS[call] & {1}
+    may = RECEIVERS[call] & {1}
     assert Stranger.unpickled == len(may)
-    for rank in GETTERS[call] - may:
+    for rank in RECEIVERS[call] - may:
         assert isinstance(got[rank], CodecError)
         assert got[rank].rank == 1
         assert "allow_pickle" in str(got[rank])
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_pickle_comes_through_where_both_say_so(three: Ranks, call: Call) -> None:
+def test_a_pickle_arrives_if_both_ranks_allow_it(three: Ranks, call: Call) -> None:
     got = three.run(lambda group: outcome(group, call, Stranger(), allow_pickle=True))
-    assert all(got[rank] == "a stranger" for rank in GETTERS[call])
+    assert all(got[rank] == "a stranger" for rank in RECEIVERS[call])
 
 
-def test_lists_are_as_they_were_after_an_error(three: Ranks) -> None:
+def test_lists_are_unchanged_after_an_error(three: Ranks) -> None:
     def fail(group: Any) -> list[Any]:
         places = [Stranger()] if group.rank == 1 else ["mine"]
         with pytest.raises(CodecError):
@@ -276,7 +282,7 @@ def test_lists_of_different_lengths_are_an_error_and_no_more(three: Ranks) -> No
     assert "has sent 2 objects, and the list here has 1" in str(got[0])
 
 
-def test_map_location_is_given_what_has_come(three: Ranks) -> None:
+def test_map_location_is_called_with_each_received_array(three: Ranks) -> None:
     def located(group: Any) -> Any:
         return all_gather(group, {"x": np.ones(2)}, map_location=lambda x: x.tolist())
 
@@ -284,7 +290,7 @@ def test_map_location_is_given_what_has_come(three: Ranks) -> None:
 
 
 class Grid:
-    """An array of a library of one's own."""
+    """An array of a user's own library."""
 
     def __init__(self, values: Any, device: Any = "host") -> None:
         self.values, self.device = values, device
@@ -299,7 +305,7 @@ def test_arrays_of_registered_types_are_moved_as_a_whole(three: Ranks) -> None:
     assert three.run(located) == [[Grid, np.ndarray]] * SIZE
 
 
-def test_what_anyone_sends_is_taken_whole_and_its_sender_known(three: Ranks) -> None:
+def test_a_receive_from_any_rank_takes_whole_messages_and_returns_the_sender(three: Ranks) -> None:
     turns = 20
 
     def meet(group: Any) -> Any:
@@ -307,14 +313,14 @@ def test_what_anyone_sends_is_taken_whole_and_its_sender_known(three: Ranks) -> 
             for turn in range(turns):
                 dist.send_object_list([group.rank, turn, np.zeros(1000 * turn)], 2)
             return None
-        heard: list[list[int]] = [[], []]
+        received: list[list[int]] = [[], []]
         for _ in range(2 * turns):
             places: list[Any] = [None] * 3
             sender = dist.recv_object_list(places)
             assert places[0] == sender
             assert places[2].size == 1000 * places[1]
-            heard[sender].append(places[1])
-        return heard
+            received[sender].append(places[1])
+        return received
 
     assert three.run(meet)[2] == [list(range(turns))] * 2
 
@@ -368,7 +374,7 @@ def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
 
 
-def test_an_envelope_that_nobody_would_send_is_an_error_for_all(three: Ranks) -> None:
+def test_a_forged_envelope_is_an_error_for_all(three: Ranks) -> None:
     def forge(group: Any) -> str:
         places = [None]
         if group.rank == 1:
@@ -384,13 +390,13 @@ def test_an_envelope_that_nobody_would_send_is_an_error_for_all(three: Ranks) ->
 
 def test_a_rank_without_memory_for_a_message_fails_the_group() -> None:
     with Ranks(2, "processes", timeout=20) as ranks:
-        mine, theirs = ranks.run(_no_memory)
-    assert "no memory for" in mine
-    assert mine == theirs
+        first, second = ranks.run(_no_memory)
+    assert "no memory for" in first
+    assert first == second
 
 
 def _no_memory(group: Any) -> str:
-    """Announce half a terabyte to a rank that may not have half of it."""
+    """Announce half a terabyte to a rank that may allocate less than that."""
     if group.rank == 1:
         group.broadcast(np.array([1, 2**39, 0]), 1)
         with pytest.raises(dist.Aborted) as aborted:

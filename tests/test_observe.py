@@ -18,7 +18,7 @@ from jobs import Job
 import nc10d as dist
 from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.backend.cpu.native.offsets import LOG_SLOTS
-from nc10d.debug.diagnosis import judge
+from nc10d.debug.diagnosis import diagnose
 from nc10d.errors import DistError
 from nc10d.group import flight_recorder
 from nc10d.group.flight_recorder import COMPLETED, STARTED, Dump, Entry, FlightRecorder, Traffic
@@ -115,7 +115,7 @@ def test_messages_are_counted_at_both_ends() -> None:
     dumps = run_ranks(messages, 2, "threads", [threading.Event()] * 2)
     assert dumps[0].traffic == [Traffic("to", 1, 3, False)]
     assert [(one.direction, one.peer, one.waits) for one in dumps[1].traffic] == [("from", 0, True)]
-    (line,) = judge(dumps).messages
+    (line,) = diagnose(dumps).messages
     assert "rank 1 waits for a message from rank 0 after 3; rank 0 has sent 3" in line
 
 

@@ -1,4 +1,4 @@
-"""A reduction is one object for each kind, factor and purpose, also after it has travelled."""
+"""A reduction is a single object for each kind, factor and purpose, also after pickling."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ PURPOSES = st.text(max_size=3)
 
 
 @given(op=REDUCTIONS, purpose=PURPOSES, other=PURPOSES)
-def test_equal_reductions_are_one_object(op, purpose, other):
+def test_equal_reductions_are_the_same_object(op, purpose, other):
     meant = op.meant_for(purpose)
     assert (meant.kind, meant.factor, meant.purpose) == (op.kind, op.factor, purpose)
     assert (meant is op) == (purpose == "")
@@ -27,7 +27,7 @@ def test_equal_reductions_are_one_object(op, purpose, other):
     assert copy.copy(meant) is meant
 
 
-def test_the_purpose_stands_in_the_name():
+def test_the_name_contains_the_purpose():
     assert SUM.name == "SUM"
     assert SUM.meant_for("rent").name == "SUM for rent"
 

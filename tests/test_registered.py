@@ -1,4 +1,4 @@
-"""Registered arrays: ordinary arrays that collectives read where they lie."""
+"""Registered arrays: ordinary arrays that collectives read in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LARGE = 100_003  # float32: over the size from which arrays are read where they lie
+LARGE = 100_003  # float32 elements: above the size from which arrays are read in place
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def values(rank: int, count: int) -> Array:
 
 
 def made(group: ProcessGroup, x: Array, start: int | None) -> Array:
-    """Return a copy: registered, from an element of a page on, or plain if `start` is None."""
+    """Return a copy: registered, from element `start` of a page on, or plain if `start` is None."""
     if start is None:
         return x.copy()
     whole = dist.empty(start + x.size, x.dtype, group)
@@ -52,7 +52,7 @@ def made(group: ProcessGroup, x: Array, start: int | None) -> Array:
 
 
 def every_collective(group: ProcessGroup, starts: list[int | None], count: int) -> None:
-    """Registered on some ranks, plain on others: the bits of plain arrays on all."""
+    """Collectives on arrays registered on some ranks: the results must be those of plain arrays."""
     size, mine = group.size, starts[group.rank]
     inputs = [values(rank, count * size) for rank in range(size)]
     x = made(group, inputs[group.rank], mine)
@@ -125,7 +125,7 @@ def gradients(group: ProcessGroup, name: str, count: int, which: list[bool], cut
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("op", [SUM, AVG, MAX])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_which_folds_write_to_both_arrays(size: int, op: ReduceOp, dtype: str) -> None:
+def test_which_reductions_write_to_both_arrays(size: int, op: ReduceOp, dtype: str) -> None:
     both = Reduction(op, dtype, size).how.both
     assert (both is not None) == (size == 2 and op is not MAX and dtype == "float32")
 
@@ -146,7 +146,7 @@ def test_two_ranks_add_into_both_arrays_at_once(
 
 
 def parts_of_one(group: ProcessGroup) -> None:
-    """Views, reshapes and strided parts of registered memory are arrays like any other."""
+    """Reduce views, reshapes and strided parts of registered memory, like other arrays."""
     x = dist.zeros((700, 700), np.float32, group)
     x[...] = group.rank
     want = sum(range(group.size))
@@ -206,7 +206,7 @@ def test_an_array_outlives_its_group() -> None:
         (lambda: dist.zeros(1 << 50), MemoryError, "no"),
     ],
 )
-def test_what_can_not_be_made_is_said(
+def test_an_array_that_cannot_be_made_is_an_error(
     call: Callable[[], Array], error: type[Exception], text: str
 ) -> None:
     def check(group: ProcessGroup) -> None:

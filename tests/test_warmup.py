@@ -1,4 +1,4 @@
-"""`python -m nc10d.warmup` leaves nothing to compile, and shows how far it is."""
+"""`python -m nc10d.warmup` leaves nothing to compile, and shows its progress."""
 
 import ast
 import os
@@ -47,9 +47,9 @@ PACKAGE = Path(nc10d.__file__).parent
 
 
 def to_compile(path):
-    """Yield the functions, by their full names, of which a module makes compiled code.
+    """Yield the full names of the functions that a module compiles.
 
-    Where it makes them within others, under names of their own, yield the module.
+    For functions made inside other functions, yield the name of the module.
     """
     module = ".".join(("nc10d", *path.relative_to(PACKAGE).with_suffix("").parts))
     tree = ast.parse(path.read_text())
@@ -85,7 +85,7 @@ print(*sorted(cache._names))
 """
 
 
-def test_what_a_program_does_not_do_it_does_not_compile():
+def test_a_program_compiles_only_the_functions_that_it_uses():
     done = subprocess.run([sys.executable, "-c", DEFERRED], check=True, stdout=subprocess.PIPE)
     names = {name.rpartition(".")[2] for name in done.stdout.decode().split()}
     assert {"_advance", "_run", "_drive", "_break_channel"} <= names
@@ -109,7 +109,7 @@ print(of_the_user(np.array([4.0, 1.0])))
 """
 
 
-def test_what_is_loaded_does_not_wait_for_all_that_numba_can_compile():
+def test_compiled_functions_load_without_all_of_numba():
     run = [sys.executable, "-c", LOADED]
     for _ in range(2):  # the first may have to compile
         done = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True)
@@ -130,18 +130,20 @@ def test_the_shares_of_all_processes_are_all_tasks(count, jobs):
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.randoms())
 def test_the_count_grows_to_all(shares, random):
-    words = [iter([f"+{share}\n", *["name\n"] * share]) for share in shares]
-    turns = [word for word, share in zip(words, shares, strict=True) for _ in range(share + 1)]
+    reports = [iter([f"+{share}\n", *["name\n"] * share]) for share in shares]
+    turns = [
+        report for report, share in zip(reports, shares, strict=True) for _ in range(share + 1)
+    ]
     random.shuffle(turns)
     shown = []
-    words = map(next, turns)
-    assert warmup._follow(words, len(shares), lambda *pair: shown.append(pair)) == sum(shares)
+    lines = map(next, turns)
+    assert warmup._follow(lines, len(shares), lambda *pair: shown.append(pair)) == sum(shares)
     ready, totals = zip(*shown, strict=True)
     assert set(totals) == {sum(shares)}
     assert [*ready] == [*range(ready[0], sum(shares) + 1)]
 
 
-def test_some_lines_tell_of_many_steps(capsys):
+def test_a_few_lines_show_many_steps(capsys):
     show = warmup._in_lines()
     for ready in range(83):
         show(ready, 82)

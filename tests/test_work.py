@@ -1,4 +1,4 @@
-"""Work and Future: one end, told to everyone who asks, waits, calls back or awaits."""
+"""Work and Future: they end once, and every poll, wait, callback and await sees that end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """AsyncCollectiveArray: an array that is still being received, and waits when it is first used.
 
-Contract: it has its own Work. Shape and dtype are known at once; whatever needs elements waits:
+Contract: each has its own Work. Shape and dtype are known at once. Every use of elements waits:
 operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
-What comes of that is plain arrays; so are copies, pickles, and what arrives in objects. On the CPU
-waiting blocks; on a GPU it orders streams, as `Work.wait` does. One that is dropped unused is
-waited for too, so that no memory is given back that peers still write.
+The results are plain arrays; so are copies, pickles, and arrays received inside objects. On the CPU
+waiting blocks; on a GPU it orders streams, as `Work.wait` does. An array that is dropped unused is
+waited for too, so that no memory is freed while peers still write to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nc10d.work import Work
 
 
 class AsyncCollectiveArray:
-    """The result of a functional collective: `array`, which is complete when `work` has ended."""
+    """The result of a functional collective: `array`, complete once `work` has ended."""
 
     def __init__(self, array: Array, work: Work) -> None:
         self._array = array
@@ -31,7 +31,7 @@ class AsyncCollectiveArray:
         self._finalizer.atexit = False  # groups are closed then
 
     def wait(self) -> Array:
-        """Return the plain array, once it is there; raise what made the collective fail."""
+        """Block until the array is complete and return it, plain; raise the collective's error."""
         if self._work is not None:
             self._finalizer.detach()
             self._work.wait()
@@ -40,7 +40,7 @@ class AsyncCollectiveArray:
 
     @property
     def completed(self) -> bool:
-        """Whether the array is there already."""
+        """Whether the array is complete; never blocks."""
         return self._work is None or self._work.is_completed()
 
     @property
@@ -54,11 +54,11 @@ class AsyncCollectiveArray:
         return self._array.dtype
 
     def __getattr__(self, name: str) -> Any:
-        # Also what only some arrays have: __cuda_array_interface__, __array_interface__.
+        # Also for attributes that only some arrays have: __cuda_array_interface__ and others.
         if name.startswith("_") and not name.startswith("__"):
             raise AttributeError(name)
-        known = getattr(self._array, name)
-        return known if name in _AT_ONCE else getattr(self.wait(), name)
+        value = getattr(self._array, name)
+        return value if name in _METADATA else getattr(self.wait(), name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.wait().__array__(dtype) if dtype is not None else self.wait().__array__()
@@ -95,7 +95,7 @@ class AsyncCollectiveArray:
         return self.wait().__reduce_ex__(protocol)
 
 
-_AT_ONCE = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
+_METADATA = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
 
 
 def unwrapped(x: Any) -> Any:
@@ -103,18 +103,18 @@ def unwrapped(x: Any) -> Any:
     if isinstance(x, AsyncCollectiveArray):
         return x.wait()
     if type(x) in (list, tuple):
-        return type(x)(unwrapped(one) for one in x)
+        return type(x)(unwrapped(item) for item in x)
     if type(x) is dict:
-        return {key: unwrapped(one) for key, one in x.items()}
+        return {key: unwrapped(value) for key, value in x.items()}
     return x
 
 
 def _wait_quietly(work: Work, array: Array) -> None:
-    """Wait for what nobody has waited for; `array` is alive until then."""
+    """Wait for a result that was dropped unused; `array` is alive until then."""
     del array
     try:
         work.wait()
-    except Exception as error:  # noqa: BLE001  (nobody is there whom it could be raised to)
+    except Exception as error:  # noqa: BLE001  (a finalizer has no caller to raise it to)
         message = f"the result of a functional collective was dropped unused; it failed: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
@@ -128,10 +128,10 @@ def _forward(name: str, apply: Callable[..., Any]) -> None:
 
 
 def _reflected(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda mine, other: apply(other, mine)
+    return lambda own, other: apply(other, own)
 
 
-# Python looks operators up in the type, not in the object: each has to be there.
+# Python looks operators up in the type, not in the object: the type needs each of them.
 _BINARY = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "pow", "xor")},
     **{name: getattr(operator, name) for name in ("truediv", "floordiv", "matmul")},

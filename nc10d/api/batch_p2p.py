@@ -1,4 +1,4 @@
-"""Several sends and receives at once: `P2POp` says what, `batch_isend_irecv` launches them."""
+"""Several sends and receives at once: a `P2POp` for each, launched by `batch_isend_irecv`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from nc10d.work import Work
 
 
 class P2POp:
-    """One send or receive of a batch: `op` is `isend` or `irecv`, `peer` a global rank.
+    """A send or receive of a batch: `op` is `isend` or `irecv`, `peer` a global rank.
 
-    `group_peer`, the peer's rank in `group`, goes instead of `peer`.
+    `group_peer`, the peer's rank in `group`, may replace `peer`. ValueError unless exactly one of
+    them is given, for any other `op`, and if this rank is not in the group.
     """
 
     __slots__ = ("group", "group_peer", "op", "peer", "tag", "tensor")
@@ -38,17 +39,17 @@ class P2POp:
         self.tensor = tensor
         self.group: ProcessGroup = group_or_default(group)
         self.tag = tag
-        known = self.group.global_rank(group_peer) if group_peer is not None else peer
-        self.group_peer = self.group.group_rank(known)  # type: ignore[arg-type]
+        global_peer = self.group.global_rank(group_peer) if group_peer is not None else peer
+        self.group_peer = self.group.group_rank(global_peer)  # type: ignore[arg-type]
         self.peer = self.group.global_rank(self.group_peer)
 
     def operation(self) -> Send | Recv:
-        """Return the send or receive that it stands for, in ranks of the group."""
+        """Return the operation, with the peer's rank in the group."""
         kind = Send if self.op is isend else Recv
         return kind(self.tensor, self.group_peer, self.tag)
 
     def start(self) -> Work | None:
-        """Do it: join the group's open block, or launch it alone."""
+        """Launch the operation alone, or add it to the group's open coalescing block."""
         start = self.group.isend if self.op is isend else self.group.irecv
         return start(self.tensor, self.group_peer, self.tag)
 
@@ -57,11 +58,11 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Launch sends and receives of one group together, in any order; return one Work for each.
+    """Launch sends and receives of a group together, in any order; return a Work for each.
 
-    Inside a coalescing block of the group they join it. ValueError for an empty list, for other
-    things than P2POps, or for several groups.
+    Does not block. Inside a coalescing block of the group, they join the block. ValueError for an
+    empty list, for items that are no P2POp, or for several groups.
     """
-    if not p2p_op_list or not all(isinstance(one, P2POp) for one in p2p_op_list):
+    if not p2p_op_list or not all(isinstance(item, P2POp) for item in p2p_op_list):
         raise ValueError("batch_isend_irecv needs a list of P2POp, and not an empty one")
     return p2p_op_list[0].group.batch_isend_irecv(p2p_op_list)

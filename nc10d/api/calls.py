@@ -1,20 +1,22 @@
 """c10d's calls on any array: names, argument names and positions are torch.distributed's.
 
-What holds for all of them:
+Common to all calls:
 
-- `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, where
-  the call warns and does nothing. `src` and `dst` are global ranks whatever the group;
-  `group_src` and `group_dst`, ranks in the group, go instead of them.
-- A tensor is any array that `as_buffer` takes, of any shape and strides. Elements go in C order,
-  so shapes need not agree between ranks; dtypes and numbers of elements must, where nothing else
-  is said. What is written must be writable and share no memory with other arguments, except that
-  an input may be this rank's own chunk of the output, or the other way round.
+- `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, for which
+  the call warns and does nothing. `src` and `dst` are global ranks, whatever the group;
+  `group_src` and `group_dst`, ranks in the group, may replace them.
+- A tensor is any array that `as_buffer` takes, of any shape and strides. Elements travel in C
+  order, so shapes may differ between ranks. Dtypes and numbers of elements must agree unless the
+  call's docstring allows otherwise. An output must be writable and share no memory with other
+  arguments, except that an input may be this rank's own chunk of the output, or the output this
+  rank's own chunk of the input.
 - Calls block until this rank's part is done and return None. With `async_op` they return a Work
-  at once; until it has ended, inputs must not be changed and outputs not be read. Inside a
+  at once; until it has ended, inputs must not be changed and outputs must not be read. Inside a
   coalescing block of the group, calls only join the block.
-- The caller's mistake is a ValueError or TypeError before anything is sent, with all arrays as
-  they were. What peers or the network do wrong is a DistError out of the call or of `Work.wait`:
-  CollectiveTimeout after the group's timeout, PeerLost, CollectiveMismatch, Aborted, GroupClosed.
+- A caller's mistake is a ValueError or TypeError, raised before anything is sent and with all
+  arrays unchanged. A failure of a peer or the network is a DistError, raised by the call or by
+  `Work.wait`: CollectiveTimeout after the group's timeout, PeerLost, CollectiveMismatch, Aborted,
+  GroupClosed.
 
 As methods of a group these calls take ranks in the group and a `timeout`: see
 nc10d.group.collectives.
@@ -32,16 +34,16 @@ from nc10d.group.world import Group, NonMember, group_or_default, own_worlds, pr
 from nc10d.ops import SUM, Array, Recv, ReduceOp, Send
 from nc10d.work import Work
 
-# Calls that may take a microsecond find the usual group, and the rank in it, by themselves
-# (`usual`): a function that did it for all of them would cost what it saves.
+# The shortest calls look up the default group, and the rank in it, inline (`default`): a shared
+# function for the lookup would cost as much time as it saves.
 
 
 def rank_in(
     group: ProcessGroup | NonMember, name: str, rank: int | None, group_rank: int | None
 ) -> int:
-    """Return the rank in `group` of whoever is named; ValueError unless it is named once."""
+    """Return the rank in `group` of the named rank; ValueError unless exactly one name is given."""
     if group_rank is None and type(rank) is int and type(group) is ProcessGroup:
-        member = group.numbers.get(rank)  # the usual case, in one step
+        member = group.numbers.get(rank)  # the common case, in a single lookup
         if member is not None:
             return member
     if (rank is None) == (group_rank is None):
@@ -51,22 +53,22 @@ def rank_in(
     try:
         if rank is not None:
             return group.group_rank(rank)
-        assert group_rank is not None, "one of them is named"
+        assert group_rank is not None, "one of them is given"
         return group.group_rank(group.global_rank(group_rank))
     except (TypeError, ValueError) as error:
         given = f"{name}={rank!r}" if rank is not None else f"group_{name}={group_rank!r}"
         raise type(error)(f"{given}: {error}") from None
 
 
-def first_unless(rank: int | None, group_rank: int | None) -> int | None:
-    """Return `rank`, which is 0 where nobody is named: c10d's default root."""
+def rank_or_first(rank: int | None, group_rank: int | None) -> int | None:
+    """Return `rank`, or 0 if neither rank is given: c10d's default root."""
     return 0 if rank is None and group_rank is None else rank
 
 
 def source_in(
     group: ProcessGroup | NonMember, src: int | None, group_src: int | None
 ) -> int | None:
-    """Return the rank in `group` of whoever is named; None, for anyone, if nobody is."""
+    """Return the rank in `group` of the named source; None, for any source, if none is named."""
     return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
 
 
@@ -77,7 +79,7 @@ def all_reduce(
 
     TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
     """
-    # What a block has by the dozen: the usual group is found in one step, and the array is taken.
+    # A coalescing block has dozens of such calls: add the array in as few steps as possible.
     found = process_world.default if group is None and not own_worlds else None
     if found is not None and found._batches and not async_op:
         batch = found._batches.get(get_ident())
@@ -95,7 +97,10 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Reduce `tensor` over the group into that of rank `dst`; the others' keep their values."""
+    """Reduce `tensor` over the group into rank `dst`'s; the other ranks' tensors keep their values.
+
+    TypeError if `op` means nothing for the dtype.
+    """
     found = group_or_default(group)
     return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
 
@@ -107,10 +112,10 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy rank `src`'s `tensor` into everybody's. No rank returns before all have called."""
-    usual = process_world.default if group is None is group_src and not own_worlds else None
-    if usual is not None and type(src) is int and src in usual.numbers:
-        return usual.broadcast(tensor, usual.numbers[src], async_op)
+    """Copy rank `src`'s `tensor` into every rank's. No rank returns before all have called."""
+    default = process_world.default if group is None is group_src and not own_worlds else None
+    if default is not None and type(src) is int and src in default.numbers:
+        return default.broadcast(tensor, default.numbers[src], async_op)
     found = group_or_default(group)
     return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
 
@@ -118,9 +123,9 @@ def broadcast(
 def all_gather(
     tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Copy rank r's `tensor` into everybody's `tensor_list[r]`.
+    """Copy rank r's `tensor` into every rank's `tensor_list[r]`.
 
-    The list has one array per rank. Sizes may differ by rank and may be 0: `tensor_list[r]` has
+    The list has an array for each rank. Sizes may differ by rank and may be 0: `tensor_list[r]` has
     as many elements as rank r's `tensor`, on every rank.
     """
     return group_or_default(group).all_gather(tensor_list, tensor, async_op)
@@ -129,9 +134,9 @@ def all_gather(
 def all_gather_into_tensor(
     output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Copy everybody's `input_tensor`, rank after rank, into `output_tensor`.
+    """Copy every rank's `input_tensor`, rank after rank, into `output_tensor`.
 
-    `output_tensor` has world size times as many elements, in any shape.
+    `output_tensor` has world size times as many elements as `input_tensor`, in any shape.
     """
     found = group_or_default(group)
     return found.all_gather_into_tensor(output_tensor, input_tensor, async_op)
@@ -147,9 +152,9 @@ def reduce_scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce everybody's `input_list[r]` into rank r's `output`.
+    """Reduce the `input_list[r]` of every rank into rank r's `output`.
 
-    The list has one array per rank. Sizes may differ by rank and may be 0: everybody's
+    The list has an array for each rank. Sizes may differ by rank and may be 0: every rank's
     `input_list[r]` has as many elements as rank r's `output`.
     """
     return group_or_default(group).reduce_scatter(output, input_list, op, async_op)
@@ -162,7 +167,7 @@ def reduce_scatter_tensor(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce everybody's chunk r of `input` into rank r's `output`.
+    """Reduce chunk r of every rank's `input` into rank r's `output`.
 
     `input` has world size times as many elements as `output`, in any shape; its chunks follow
     each other, rank after rank.
@@ -181,8 +186,8 @@ def all_to_all(
 ) -> Work | None:
     """Copy my `input_tensor_list[r]` into rank r's `output_tensor_list[my rank]`.
 
-    Both lists have one array per rank. Sizes may all differ, and be 0, where sender and receiver
-    agree; CollectiveMismatch where they don't.
+    Both lists have an array for each rank. Sizes may all differ, and be 0, as long as sender and
+    receiver agree; else CollectiveMismatch.
     """
     found = group_or_default(group)
     return found.all_to_all(output_tensor_list, input_tensor_list, async_op)
@@ -196,11 +201,11 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Exchange slices of dimension 0: `input`'s r-th goes to rank r, `output`'s comes from it.
+    """Exchange slices of dimension 0: `input`'s r-th goes to rank r, `output`'s comes from rank r.
 
-    Split sizes count rows, one per rank, and their sum is the length of dimension 0; without
-    them the rows are divided evenly. What I send to rank r has the size of what it awaits from
-    me; CollectiveMismatch where it hasn't.
+    Split sizes are numbers of rows, a number for each rank, and their sum is the length of
+    dimension 0. Without them, the rows are divided evenly. CollectiveMismatch if a slice that I
+    send to rank r differs in size from the slice that rank r expects from me.
     """
     found = group_or_default(group)
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
@@ -216,11 +221,11 @@ def gather(
 ) -> Work | None:
     """Copy rank r's `tensor` into `gather_list[r]` of rank `dst` (0 if neither is given).
 
-    `gather_list` has one array per rank on `dst`, where sizes may differ; it is None (or empty)
-    on the other ranks.
+    `gather_list` has an array for each rank on `dst`, and is None (or empty) on the other ranks.
+    Sizes may differ by rank: `gather_list[r]` has as many elements as rank r's `tensor`.
     """
     found = group_or_default(group)
-    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
+    root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
     return found.gather(tensor, gather_list, root, async_op)
 
 
@@ -234,11 +239,11 @@ def scatter(
 ) -> Work | None:
     """Copy `scatter_list[r]` of rank `src` (0 if neither is given) into rank r's `tensor`.
 
-    `scatter_list` has one array per rank on `src`, where sizes may differ; it is None (or empty)
-    on the other ranks.
+    `scatter_list` has an array for each rank on `src`, and is None (or empty) on the other ranks.
+    Sizes may differ by rank: `scatter_list[r]` has as many elements as rank r's `tensor`.
     """
     found = group_or_default(group)
-    root = rank_in(found, "src", first_unless(src, group_src), group_src)
+    root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     return found.scatter(tensor, scatter_list, root, async_op)
 
 
@@ -252,11 +257,11 @@ def gather_single(
 ) -> Work | None:
     """Copy rank r's `input` into chunk r of rank `dst`'s `output` (0 if neither is given).
 
-    All inputs have as many elements; `output`, None on other ranks, has world size times as many,
-    in any shape. c10d has no such call: gather, whose sizes may differ, takes a list.
+    All inputs have the same number of elements. `output` has world size times as many, in any
+    shape; it is None on other ranks. c10d has no such call: its gather takes a list.
     """
     found = group_or_default(group)
-    root = rank_in(found, "dst", first_unless(dst, group_dst), group_dst)
+    root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
     return found.gather_single(output, input, root, async_op)
 
 
@@ -270,11 +275,11 @@ def scatter_single(
 ) -> Work | None:
     """Copy chunk r of rank `src`'s `input` into rank r's `output` (0 if neither is given).
 
-    All outputs have as many elements; `input`, None on other ranks, has world size times as many,
-    in any shape. c10d has no such call: scatter, whose sizes may differ, takes a list.
+    All outputs have the same number of elements. `input` has world size times as many, in any
+    shape; it is None on other ranks. c10d has no such call: its scatter takes a list.
     """
     found = group_or_default(group)
-    root = rank_in(found, "src", first_unless(src, group_src), group_src)
+    root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     return found.scatter_single(output, input, root, async_op)
 
 
@@ -286,10 +291,10 @@ def barrier(
 ) -> Work | None:
     """Block until every rank of the group has called.
 
-    `timeout` (seconds or timedelta) replaces the group's; `device_ids` is for c10d's callers.
+    `timeout` (seconds or timedelta) replaces the group's; `device_ids` is accepted as in c10d.
     """
-    usual = process_world.default if group is None and not own_worlds else None
-    return (usual or group_or_default(group)).barrier(async_op, timeout)
+    default = process_world.default if group is None and not own_worlds else None
+    return (default or group_or_default(group)).barrier(async_op, timeout)
 
 
 def send(
@@ -301,16 +306,16 @@ def send(
 ) -> None:
     """Send `tensor` to rank `dst`; block until it may be changed again.
 
-    That may be before it is received. Messages of one tag (0 or more, 63 bits) arrive in their
-    order; they overtake collectives.
+    The call may return before `tensor` is received. Messages with the same tag (0 or more, 63 bits)
+    arrive in the order of their sends; messages may overtake collectives.
     """
-    usual = process_world.default if group is None is group_dst and not own_worlds else None
-    if usual is not None and type(dst) is int and type(tag) is int:
-        # As usual.send does: its frame would cost a short message a tenth of its time.
-        number = usual.numbers.get(dst, -1)
+    default = process_world.default if group is None is group_dst and not own_worlds else None
+    if default is not None and type(dst) is int and type(tag) is int:
+        # The body of ProcessGroup.send: its frame would cost a short message a tenth of its time.
+        number = default.numbers.get(dst, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if not usual.try_prepared(Send, number, tensor, tag):
-                usual._run(Send(tensor, number, tag), tensor, False, None)
+            if not default.try_prepared(Send, number, tensor, tag):
+                default._run(Send(tensor, number, tag), tensor, False, None)
             return
     found = group_or_default(group)
     found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
@@ -323,10 +328,10 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
-    usual = process_world.default if group is None is group_dst and not own_worlds else None
-    if usual is not None and type(dst) is int and dst in usual.numbers:
-        return usual.isend(tensor, usual.numbers[dst], tag)
+    """Start to send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
+    default = process_world.default if group is None is group_dst and not own_worlds else None
+    if default is not None and type(dst) is int and dst in default.numbers:
+        return default.isend(tensor, default.numbers[dst], tag)
     found = group_or_default(group)
     return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
 
@@ -338,20 +343,20 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive `tensor` from rank `src`, or from anyone; return the sender's global rank.
+    """Receive `tensor` from rank `src`, or from any rank; return the sender's global rank.
 
-    Blocks until the first message of that tag is there; CollectiveMismatch if it has another
-    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where nothing has
-    come yet.
+    Blocks until the first message with that tag has come; CollectiveMismatch if it has another
+    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where no message
+    has come yet.
     """
-    usual = process_world.default if group is None is group_src and not own_worlds else None
-    if usual is not None and type(src) is int and type(tag) is int:
-        number = usual.numbers.get(src, -1)
+    default = process_world.default if group is None is group_src and not own_worlds else None
+    if default is not None and type(src) is int and type(tag) is int:
+        number = default.numbers.get(src, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if usual.try_prepared(Recv, number, tensor, tag):
+            if default.try_prepared(Recv, number, tensor, tag):
                 return src
-            usual._run(Recv(tensor, number, tag), tensor, False, None)
-            return -1 if usual.in_batch() else src
+            default._run(Recv(tensor, number, tag), tensor, False, None)
+            return -1 if default.in_batch() else src
     found = group_or_default(group)
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):
@@ -366,9 +371,12 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Receive `tensor` from rank `src`, or from anyone; `result()` is the sender's group rank."""
-    usual = process_world.default if group is None is group_src and not own_worlds else None
-    if usual is not None and type(src) is int and src in usual.numbers:
-        return usual.irecv(tensor, usual.numbers[src], tag)
+    """Start to receive `tensor` from rank `src`, or from any rank if none is given.
+
+    The Work's `result()` is the sender's rank in the group.
+    """
+    default = process_world.default if group is None is group_src and not own_worlds else None
+    if default is not None and type(src) is int and src in default.numbers:
+        return default.irecv(tensor, default.numbers[src], tag)
     found = group_or_default(group)
     return found.irecv(tensor, source_in(found, src, group_src), tag)

@@ -4,18 +4,19 @@
     y = other_work(x)
     return total + y                                    # waits here, on first use
 
-What holds for all of them, with torch's names and meanings (torch.distributed's functional
-collectives):
+Common to all calls; names and meanings are those of torch.distributed's functional collectives:
 
-- Results are AsyncCollectiveArrays: they wait when they are first used. Until then the input must
-  not be changed, except that of all_reduce and broadcast, which is copied.
-- `reduce_op` is a name in any case ("sum", "avg", "product", ...), or a ReduceOp.
-- `group` is a ProcessGroup (None: the default one), a DeviceMesh of one dimension, (mesh,
-  dimension), a list of global ranks, or a list of such lists, of which my group is meant. A group
-  for ranks that has been made is used again; else the members, and only they, make it. A `tag`
-  tells groups of the same ranks apart. Ranks are those in the group, in ascending order of lists.
-- ValueError or TypeError for the caller's mistakes, before anything is sent: unknown names, ranks
-  that are listed twice, groups of different sizes, dimensions that can't be divided evenly.
+- Results are AsyncCollectiveArrays: a call does not block, and its result waits when it is first
+  used. Until then the input must not be changed; all_reduce and broadcast copy their input, so
+  theirs may be.
+- `reduce_op` is a name in upper or lower case ("sum", "avg", "product", ...), or a ReduceOp.
+- `group` is a ProcessGroup, None for the default group, a one-dimensional DeviceMesh, (mesh,
+  dimension), a list of global ranks, or a list of such lists: then it is the list with my rank. A
+  group for listed ranks is made by its members alone, and used again in later calls. A `tag`
+  distinguishes groups of the same ranks. Rank arguments are ranks in the group; a group made of a
+  list numbers its ranks in ascending order.
+- A caller's mistake is a ValueError or TypeError, raised before anything is sent: unknown names,
+  ranks that are listed twice, groups of different sizes, dimensions that can't be divided evenly.
 """
 
 from __future__ import annotations
@@ -45,30 +46,30 @@ _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 def all_reduce(
     tensor: Array, reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Return the reduction of everybody's `tensor`."""
+    """Return the reduction of every rank's `tensor`, in its shape and dtype."""
     out = _copy(_array(tensor))
     work = find_group(group, tag).all_reduce(out, _op(reduce_op), async_op=True)
-    return _deferred(out, work)
+    return _async_array(out, work)
 
 
 def broadcast(
     tensor: Array, src: int, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Return the `tensor` of rank `src` of the group; everybody's has its shape and dtype."""
+    """Return the `tensor` of rank `src` of the group; every rank's has the same shape and dtype."""
     out = _copy(_array(tensor))
-    return _deferred(out, find_group(group, tag).broadcast(out, src, async_op=True))
+    return _async_array(out, find_group(group, tag).broadcast(out, src, async_op=True))
 
 
 def all_gather_tensor(
     tensor: Array, gather_dim: int, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Return everybody's `tensor`, rank after rank along `gather_dim`. All have one shape."""
+    """Return every rank's `tensor`, rank after rank along `gather_dim`. All have the same shape."""
     found, x = find_group(group, tag), _array(tensor)
     dim = _dim(x, gather_dim)
     out = _empty(x, [n * found.size if d == dim else n for d, n in enumerate(x.shape)])
     if dim == 0:
-        return _deferred(out, found.all_gather_into_tensor(out, x, async_op=True))
-    return _deferred(out, found.all_gather(_chunks(out, dim, found.size), x, async_op=True))
+        return _async_array(out, found.all_gather_into_tensor(out, x, async_op=True))
+    return _async_array(out, found.all_gather(_chunks(out, dim, found.size), x, async_op=True))
 
 
 def reduce_scatter_tensor(
@@ -78,7 +79,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     tag: str = "",
 ) -> AsyncCollectiveArray:
-    """Return my part of the reduction of everybody's `tensor`, cut along `scatter_dim`."""
+    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`."""
     found, x = find_group(group, tag), _array(tensor)
     dim, op = _dim(x, scatter_dim), _op(reduce_op)
     if x.shape[dim] % found.size:
@@ -88,8 +89,8 @@ def reduce_scatter_tensor(
         )
     out = _empty(x, [n // found.size if d == dim else n for d, n in enumerate(x.shape)])
     if dim == 0:
-        return _deferred(out, found.reduce_scatter_tensor(out, x, op, async_op=True))
-    return _deferred(out, found.reduce_scatter(out, _chunks(x, dim, found.size), op, True))
+        return _async_array(out, found.reduce_scatter_tensor(out, x, op, async_op=True))
+    return _async_array(out, found.reduce_scatter(out, _chunks(x, dim, found.size), op, True))
 
 
 def all_to_all_single(
@@ -99,9 +100,9 @@ def all_to_all_single(
     group: GroupLike = None,
     tag: str = "",
 ) -> AsyncCollectiveArray:
-    """Send rows of `tensor` to each rank, and return those that come, rank after rank.
+    """Send rows of `tensor` to each rank, and return the received rows, rank after rank.
 
-    Split sizes count rows, one number a rank; without both, rows are divided evenly.
+    Split sizes are numbers of rows, a number for each rank; without both, rows are divided evenly.
     """
     found, x = find_group(group, tag), _array(tensor)
     if (output_split_sizes is None) != (input_split_sizes is None):
@@ -109,13 +110,13 @@ def all_to_all_single(
     rows = x.shape[0] if output_split_sizes is None else sum(output_split_sizes)
     out = _empty(x, [rows, *x.shape[1:]])
     work = found.all_to_all_single(out, x, output_split_sizes, input_split_sizes, async_op=True)
-    return _deferred(out, work)
+    return _async_array(out, work)
 
 
 def permute_tensor(
     tensor: Array, src_dst: Sequence[int], group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Send `tensor` to rank `src_dst[my rank]`; return the one that comes, of the same shape.
+    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, of the same shape.
 
     `src_dst` has each rank of the group once.
     """
@@ -123,16 +124,16 @@ def permute_tensor(
     if sorted(src_dst) != list(range(found.size)):
         raise ValueError(f"permute_tensor: src_dst must have each of {found.size} ranks once")
     count, out = prod(x.shape), _empty(x, x.shape)
-    to, source = src_dst[found.rank], list(src_dst).index(found.rank)
-    sent, got = ([count * (rank == one) for rank in range(found.size)] for one in (to, source))
+    dst, src = src_dst[found.rank], list(src_dst).index(found.rank)
+    sent, got = ([count * (rank == peer) for rank in range(found.size)] for peer in (dst, src))
     work = found.all_to_all_single(out.reshape(-1), x.reshape(-1), got, sent, async_op=True)
-    return _deferred(out, work)
+    return _async_array(out, work)
 
 
 def all_reduce_coalesced(
     tensors: Sequence[Array], reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
 ) -> list[AsyncCollectiveArray]:
-    """Do as all_reduce for each of `tensors`, as one submission."""
+    """Return the all_reduce of each of `tensors`, launched together."""
     found = find_group(group, tag)
     with found.coalescing_manager(async_ops=True):
         return [all_reduce(x, reduce_op, found) for x in tensors]
@@ -141,7 +142,7 @@ def all_reduce_coalesced(
 def all_gather_into_tensor_coalesced(
     tensors: Sequence[Array], group: GroupLike = None, tag: str = ""
 ) -> list[AsyncCollectiveArray]:
-    """Do as all_gather_tensor along dimension 0 for each of `tensors`, as one submission."""
+    """Return the all_gather_tensor of each of `tensors` along dimension 0, launched together."""
     found = find_group(group, tag)
     with found.coalescing_manager(async_ops=True):
         return [all_gather_tensor(x, 0, found) for x in tensors]
@@ -154,7 +155,10 @@ def reduce_scatter_tensor_coalesced(
     group: GroupLike = None,
     tag: str = "",
 ) -> list[AsyncCollectiveArray]:
-    """Do as reduce_scatter_tensor for each of `tensors`, which has a dimension of its own."""
+    """Return the reduce_scatter_tensor of each of `tensors`, launched together.
+
+    `scatter_dim` has a dimension for each of them.
+    """
     found = find_group(group, tag)
     with found.coalescing_manager(async_ops=True):
         pairs = zip(tensors, scatter_dim, strict=True)
@@ -162,19 +166,22 @@ def reduce_scatter_tensor_coalesced(
 
 
 def wait_tensor(tensor: Array) -> Array:
-    """Return the plain array of a result, once it is there; any other array as it is."""
+    """Block until a result is complete; return its plain array. Other arrays return as they are."""
     return unwrapped(tensor)
 
 
 def find_group(group: GroupLike, tag: str = "") -> ProcessGroup:
-    """Return the group that is meant; makes one of ranks where there is none, with all of them."""
+    """Return the group that an argument names; make a new group for listed ranks without a group.
+
+    Making a group blocks until all its members call.
+    """
     if isinstance(group, DeviceMesh):
         return group.get_group()
     if isinstance(group, tuple) and group and isinstance(group[0], DeviceMesh):
         found: ProcessGroup = group[0].get_group(*group[1:])
         return found
     if isinstance(group, (list, tuple)):
-        return _group_of(_mine(group), tag)
+        return _group_of_ranks(_own_list(group), tag)
     if group is None or isinstance(group, ProcessGroup):
         return group_or_default(group)
     raise ValueError(
@@ -182,28 +189,28 @@ def find_group(group: GroupLike, tag: str = "") -> ProcessGroup:
     )
 
 
-def _mine(ranks: Sequence[Any]) -> list[int]:
-    """Return the list that has this rank, in ascending order."""
+def _own_list(ranks: Sequence[Any]) -> list[int]:
+    """Return the list with this rank, in ascending order."""
     nested = bool(len(ranks)) and isinstance(ranks[0], (list, tuple))
-    lists = [list(one) for one in ranks] if nested else [list(ranks)]
-    sizes = {len(one) for one in lists}
+    lists = [list(group) for group in ranks] if nested else [list(ranks)]
+    sizes = {len(group) for group in lists}
     if len(sizes) > 1:
         raise ValueError(f"groups must have one size, got sizes {sorted(sizes)}")
-    everyone = [rank for one in lists for rank in one]
+    everyone = [rank for group in lists for rank in group]
     if len(set(everyone)) != len(everyone):
         raise ValueError(f"ranks are listed twice: {ranks}")
     me = group_or_default(None).rank
-    mine = next((one for one in lists if me in one), None)
-    if mine is None:
+    own = next((group for group in lists if me in group), None)
+    if own is None:
         raise ValueError(f"rank {me} is in no group of {ranks}")
-    return sorted(mine)
+    return sorted(own)
 
 
-def _group_of(ranks: list[int], tag: str) -> ProcessGroup:
+def _group_of_ranks(ranks: list[int], tag: str) -> ProcessGroup:
     description = f"functional {tag}" if tag else ""
-    for known in current_world().groups.values():
-        if known.ranks == tuple(ranks) and (not tag or known.description == description):
-            return known
+    for group in current_world().groups.values():
+        if group.ranks == tuple(ranks) and (not tag or group.description == description):
+            return group
     found = new_group(ranks, use_local_synchronization=True, group_desc=description or None)
     assert isinstance(found, ProcessGroup), "this rank is one of them"
     return found
@@ -245,7 +252,7 @@ def _empty(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _array(tensor: Array) -> Array:
-    """Return the plain array; TypeError, in the words of nc10d.as_buffer, if it is none."""
+    """Return the plain array; nc10d.as_buffer's TypeError if it is no array."""
     x = unwrapped(tensor)
     as_buffer(x)
     return x
@@ -257,6 +264,6 @@ def _copy(x: Array) -> Array:
     return out
 
 
-def _deferred(out: Array, work: Work | None) -> AsyncCollectiveArray:
+def _async_array(out: Array, work: Work | None) -> AsyncCollectiveArray:
     assert work is not None, "the call was asynchronous"
     return AsyncCollectiveArray(out, work)

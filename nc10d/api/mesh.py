@@ -1,12 +1,12 @@
-"""DeviceMesh: the ranks as an array of one dimension or several, with a group along each of them.
+"""DeviceMesh: the ranks as an n-dimensional array, with a group along each dimension.
 
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "model"))
     mesh.get_group("model")         # the group of my row
-    mesh["data"]                    # a mesh of one dimension: my column
+    mesh["data"]                    # the one-dimensional mesh of my column
 
-Contract: names and meanings are those of torch.distributed.device_mesh. Making a mesh and
-flattening one make groups: every rank of the default group calls, in the same order. All other
-calls are local and don't block.
+Contract: names and meanings are those of torch.distributed.device_mesh. To make a mesh and to
+flatten a mesh make groups: every rank of the default group calls, in the same order, and the call
+blocks until all have. All other calls are local and don't block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Dim = int | str
 
 
 def lines(ranks: Ranks, dims: Sequence[int]) -> list[list[int]]:
-    """Return the ranks along `dims` taken together, for each place along the other dimensions."""
+    """Return the lists of ranks along `dims`, a list for each index along the other dimensions."""
     rest = [dim for dim in range(ranks.ndim) if dim not in dims]
     length = prod(ranks.shape[dim] for dim in dims)
     found: list[list[int]] = ranks.transpose(*rest, *dims).reshape(-1, length).tolist()
@@ -35,12 +35,11 @@ def lines(ranks: Ranks, dims: Sequence[int]) -> list[list[int]]:
 
 
 class DeviceMesh:
-    """The global `ranks` in an array, for devices of a type ("cpu", "cuda").
+    """The global ranks `mesh` as an array, for devices of a type ("cpu", "cuda").
 
-    Each rank at most once. Meshes of the same ranks, names and type are equal; copies and pickles
-    have the groups of the same names, of the process that they come to. ValueError for duplicates,
-    for names that are not one a dimension or not different, and for ranks that the default group
-    has not.
+    Each rank occurs at most once. Meshes with the same ranks, names and type are equal. A copy or
+    pickle finds the groups by name in the process that unpickles it. ValueError for duplicate
+    ranks, for ranks outside the default group, and unless each dimension has a different name.
     """
 
     def __init__(
@@ -70,32 +69,33 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return the mesh of groups that exist: of one, or of one for each dimension of `mesh`.
+        """Return the mesh of an existing group, or of a group for each dimension of `mesh`.
 
-        Local: nobody else need call. ValueError if a group is not what `mesh` has in its place.
+        Local: no other rank needs to call. ValueError if the ranks of a group are not those of a
+        line of `mesh` along its dimension.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         whole = groups[0].ranks if mesh is None and len(groups) == 1 else mesh
         if whole is None:
             raise ValueError("a mesh of several groups needs `mesh`: which ranks are where")
         found = cls(device_type, whole, mesh_dim_names=mesh_dim_names, _groups=groups)
-        for dim, one in enumerate(groups):
-            if list(one.ranks) not in lines(found.mesh, [dim]):
-                raise ValueError(f"{one!r} is no line of the mesh along dimension {dim}")
+        for dim, existing in enumerate(groups):
+            if list(existing.ranks) not in lines(found.mesh, [dim]):
+                raise ValueError(f"{existing!r} is no line of the mesh along dimension {dim}")
         return found
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return self.mesh.ndim
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks there are along each dimension."""
+        """The number of ranks along each dimension."""
         return tuple(self.mesh.shape)
 
     def size(self, mesh_dim: Dim | None = None) -> int:
-        """Return how many ranks there are, in all or along one dimension."""
+        """Return the number of ranks, of the whole mesh or along a dimension."""
         return self.mesh.size if mesh_dim is None else self.mesh.shape[self._dim(mesh_dim)]
 
     def get_rank(self) -> int:
@@ -103,12 +103,12 @@ class DeviceMesh:
         return get_default_group().rank
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return this rank's place along each dimension; None if it is not in the mesh."""
+        """Return this rank's index along each dimension; None if it is not in the mesh."""
         found = np.argwhere(self.mesh == self.get_rank())
         return tuple(found[0].tolist()) if len(found) else None
 
     def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
-        """Return this rank's place along a dimension, which a mesh of one need not name.
+        """Return this rank's index along a dimension, the only dimension if none is given.
 
         ValueError for a rank that is not in the mesh.
         """
@@ -118,7 +118,7 @@ class DeviceMesh:
         return coordinate[self._dim(mesh_dim)]
 
     def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
-        """Return my group along a dimension, which a mesh of one need not name.
+        """Return my group along a dimension, the only dimension if none is given.
 
         ValueError for a rank that is not in the mesh.
         """
@@ -128,35 +128,35 @@ class DeviceMesh:
         return found
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Return my groups along all dimensions."""
+        """Return my group along each dimension."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
-        """Return the part of the mesh along the named dimensions in which I am.
+        """Return my part of the mesh along the named dimensions.
 
-        It has no groups of its own. KeyError for names that are unknown or out of order.
+        It shares this mesh's groups. KeyError for names that are unknown or out of order.
         """
         wanted = (names,) if isinstance(names, str) else tuple(names)
         if len(wanted) == 1 and wanted[0] in self._flat:
             return self._flat[wanted[0]]
-        dims = [self._known(name) for name in wanted]
+        dims = [self._index_of(name) for name in wanted]
         if dims != sorted(set(dims)):
             raise KeyError(f"dimensions must be different and in the mesh's order, got {wanted}")
-        whole = [slice(None) if dim in dims else place for dim, place in self._places()]
+        index = [slice(None) if dim in dims else at for dim, at in self._indices()]
         groups = [self._groups[dim] for dim in dims]
         return DeviceMesh(
             self.device_type,
-            self.mesh[tuple(whole)],
+            self.mesh[tuple(index)],
             mesh_dim_names=wanted,
             _groups=groups,
             _root=self._root,
         )
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return my ranks as a mesh of one dimension, with a group of all of them.
+        """Return my ranks as a one-dimensional mesh, with a group of all of them.
 
-        The mesh that this is a part of finds it by its name (without one, the names joined by
-        "_"). Makes groups: every rank of the default group calls.
+        The root mesh finds it by its name; the default name joins the dimensions' names by "_".
+        Makes groups: every rank of the default group calls, and the call blocks until all have.
         """
         root = self._root
         name = mesh_dim_name or "_".join(self.mesh_dim_names or ("all",))
@@ -166,8 +166,8 @@ class DeviceMesh:
             return self
         if name in (root.mesh_dim_names or ()):
             raise ValueError(f"the mesh has a dimension {name!r} already")
-        known = root.mesh_dim_names or ()
-        dims = [known.index(one) for one in self.mesh_dim_names or ()] or range(root.ndim)
+        names = root.mesh_dim_names or ()
+        dims = [names.index(own) for own in self.mesh_dim_names or ()] or range(root.ndim)
         group = _my_group(lines(root.mesh, dims))
         root._flat[name] = DeviceMesh(
             self.device_type,
@@ -178,8 +178,8 @@ class DeviceMesh:
         )
         return root._flat[name]
 
-    def _places(self) -> list[tuple[int, int]]:
-        """Return each dimension with my place along it; outside of the mesh, the first."""
+    def _indices(self) -> list[tuple[int, int]]:
+        """Return each dimension with my index along it; 0 for a rank that is not in the mesh."""
         return list(enumerate(self.get_coordinate() or (0,) * self.ndim))
 
     def _dim(self, dim: Dim | None) -> int:
@@ -187,25 +187,25 @@ class DeviceMesh:
             raise ValueError(f"say which of {self.ndim} dimensions: mesh_dim is not given")
         dim = dim or 0
         if isinstance(dim, str):
-            return self._known(dim)
+            return self._index_of(dim)
         if not -self.ndim <= dim < self.ndim:
             raise IndexError(f"there are {self.ndim} dimensions, no dimension {dim}")
         return dim % self.ndim
 
-    def _known(self, name: str) -> int:
+    def _index_of(self, name: str) -> int:
         names = self.mesh_dim_names or ()
         if name not in names:
             raise KeyError(f"no dimension {name!r}: the mesh has {names or 'no names'}")
         return names.index(name)
 
-    def _known_by(self) -> tuple[object, ...]:
+    def _identity(self) -> tuple[object, ...]:
         return self.device_type, self.shape, self.mesh.tobytes(), self.mesh_dim_names
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceMesh) and self._known_by() == other._known_by()
+        return isinstance(other, DeviceMesh) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(self._known_by())
+        return hash(self._identity())
 
     def __reduce__(self) -> Any:
         groups = [group and group.name for group in self._groups]
@@ -214,8 +214,8 @@ class DeviceMesh:
 
     def __repr__(self) -> str:
         sides = zip(self.mesh_dim_names or [""] * self.ndim, self.shape, strict=True)
-        told = ", ".join(f"{name}={n}" if name else str(n) for name, n in sides)
-        return f"<DeviceMesh {self.device_type!r} ({told}): ranks {self.mesh.tolist()}>"
+        shape = ", ".join(f"{name}={n}" if name else str(n) for name, n in sides)
+        return f"<DeviceMesh {self.device_type!r} ({shape}): ranks {self.mesh.tolist()}>"
 
 
 def init_device_mesh(
@@ -224,10 +224,10 @@ def init_device_mesh(
     *,
     mesh_dim_names: Sequence[str] | None = None,
 ) -> DeviceMesh:
-    """Return the mesh of all ranks in this shape, row after row; every rank calls.
+    """Return the mesh of all ranks in this shape, in row-major order; every rank calls.
 
-    Makes the default group if there is none. Blocks until all ranks have come. ValueError if the
-    shape has not as many places as there are ranks.
+    Makes the default group if there is none. Blocks until all ranks have called. ValueError if
+    the product of the shape is not the world size.
     """
     if not is_initialized():
         init_process_group()
@@ -245,12 +245,12 @@ def _with_groups(
     names: Sequence[str | None],
     root: DeviceMesh | None,
 ) -> DeviceMesh:
-    """Return a mesh of this process's groups of these names; ValueError if one is not here."""
-    known = current_world().groups
-    missing = [name for name in names if name is not None and name not in known]
+    """Return a mesh of this process's groups of these names; ValueError for a missing group."""
+    own_groups = current_world().groups
+    missing = [name for name in names if name is not None and name not in own_groups]
     if missing:
         raise ValueError(f"the mesh needs groups that are not here: {', '.join(missing)}")
-    groups = [None if name is None else known[name] for name in names]
+    groups = [None if name is None else own_groups[name] for name in names]
     return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _groups=groups, _root=root)
 
 
@@ -272,10 +272,10 @@ def _names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
 
 
 def _my_group(lists: list[list[int]]) -> ProcessGroup | None:
-    """Make a group of each list, all ranks at once; return mine, None if I'm in no list."""
+    """Make a group of each list; return my group, None if I'm in no list. Every rank calls."""
     default = get_default_group()
     if lists == [list(default.ranks)]:
         return default
-    # In the mesh's order, so that a rank's place along a dimension is its rank in the group.
+    # In the mesh's order, so that a rank's index along a dimension is its rank in the group.
     groups = [new_group(line, sort_ranks=False) for line in lists]
-    return next((one for one in groups if isinstance(one, ProcessGroup)), None)
+    return next((group for group in groups if isinstance(group, ProcessGroup)), None)

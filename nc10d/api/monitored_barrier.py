@@ -1,10 +1,10 @@
-"""A barrier that says who has not come.
+"""A barrier that names the ranks that have not come.
 
-Each rank counts its arrivals in the group's store, then enters ordinary barriers. While all goes
-well the store is written to once and never read. A rank whose time is up reads everybody's count:
-who has fewer arrivals than itself is missing. It makes that the group's failure, so that every
-rank raises the same words, those who come later too. No rank is more needed than others for this;
-where ranks have died or make other calls instead, the barriers themselves say so, and at once.
+Each rank counts its arrivals in the group's store, then enters two ordinary barriers. If all ranks
+come, each writes to the store once and never reads it. A rank whose time is up reads the counts of
+all ranks: a rank with fewer arrivals than its own is missing. It fails the group with that finding,
+so every rank raises the same message, and so does a rank that comes later. No rank has a special
+role. If a rank has died or makes another call, the barriers themselves fail at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _KEY = "monitored_barrier"
 def monitored_barrier(
     group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
-    """Block until every rank of the group has called; name those who have not after `timeout`.
+    """Block until every rank of the group has called; after `timeout`, name the missing ranks.
 
-    `timeout` (seconds or timedelta) is the group's unless given. When it is over, the group fails
-    with a CollectiveTimeout that names all missing ranks; `wait_all_ranks` is accepted for c10d's
-    sake, which without it names the first only. PeerLost if a rank dies meanwhile, StoreError if
-    the store can't be reached. ValueError for a group without a backend for cpu arrays, and inside
-    a coalescing block. It costs a request to the store: meant for finding faults.
+    `timeout` (seconds or timedelta) defaults to the group's. When it is over, the group fails with
+    a CollectiveTimeout that names all missing ranks. `wait_all_ranks` changes nothing: without it,
+    c10d names only the first missing rank. PeerLost if a rank dies meanwhile, StoreError if the
+    store can't be reached. ValueError for a group without a backend for cpu arrays, and inside a
+    coalescing block. A call costs a request to the store: it is meant for finding faults.
     """
     found = group_or_default(group)
     if isinstance(found, NonMember):
@@ -43,22 +43,24 @@ def monitored_barrier(
         raise ValueError(f"monitored_barrier needs a backend for cpu arrays; {found!r} has none")
     limit = found.timeout if timeout is None else seconds(timeout)
     arrivals = found.store.add(f"{_KEY}/{found.rank}", 1)
-    # Twice the time: the barrier is to end by this rank's judgement or a peer's, not by its own.
-    # Two rounds: who comes after the others have given up finds their marks of the first one only.
+    # Twice the time: the barriers must end by a rank's finding, not by their own timeout.
+    # Two barriers: a rank that comes after the others gave up passes the first, never the second.
     work = found.launch((Barrier(), Barrier()), "cpu", async_op=True, timeout=2 * limit)
     assert work is not None, "an asynchronous call has a work"
     _wait(found, work, limit, arrivals)
 
 
 def _wait(group: ProcessGroup, work: Work, limit: float, arrivals: int) -> None:
-    """Wait for the barrier; when the time is up, fail the group if somebody is missing."""
-    with contextlib.suppress(CollectiveTimeout):  # by this wait, or a peer's finding: see below
+    """Wait for the barriers; when the time is up, fail the group if a rank is missing."""
+    with contextlib.suppress(
+        CollectiveTimeout
+    ):  # by this wait, or by a peer's finding, which the second wait raises
         work.wait(limit)
         return
     missing = [] if work.is_completed() else _missing(group, arrivals)
     if missing:
-        group.abort(_late(group, missing, limit))
-    work.wait()  # raises what was found; or all came at the last moment, and the barrier is ending
+        group.abort(_timeout_error(group, missing, limit))
+    work.wait()  # raises the finding; if all came at the last moment, the barriers are ending
 
 
 def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
@@ -67,7 +69,7 @@ def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
     return [rank for rank, count in enumerate(counts) if count < arrivals]
 
 
-def _late(group: ProcessGroup, missing: list[int], limit: float) -> CollectiveTimeout:
+def _timeout_error(group: ProcessGroup, missing: list[int], limit: float) -> CollectiveTimeout:
     ranks = "rank" if len(missing) == 1 else "ranks"
     numbers = ", ".join(map(str, missing))
     message = (

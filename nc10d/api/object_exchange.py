@@ -1,7 +1,7 @@
-"""One object call: its messages out, its deadline, and what it makes of what comes in.
+"""The exchange of Python objects in a call: messages out, messages in, and their deadline.
 
-Whatever goes wrong with an object, here or at a peer, all ranks of a call take the same steps with
-the backend; errors come after the last of them. So a group never falls out of step over an object.
+If an object can't be encoded or decoded, on this rank or on a peer, all ranks of the call still run
+the same collectives. Errors are raised after the last of these, so the group stays in step.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default
 
 Location = Any
-"""What `map_location` may be: None, a device, or a function of an array."""
+"""The type of `map_location`: None, a device, or a function of an array."""
 
 
 class OutgoingObject:
-    """This rank's object as a message; if it can't be one, a message that says so."""
+    """This rank's object as a message; a message with the error if it can't be encoded."""
 
     def __init__(self, value: Any, allow_pickle: bool) -> None:
         self.error: Exception | None = None
         try:
             self.message = _sized(_encoded(value, allow_pickle))
-        except Exception as error:  # noqa: BLE001  (raised by `check`, when the others know)
+        except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Send the reason instead of the object."""
+        """Replace the message by a message with the error."""
         self.error = error
         self.message = EncodedMessage.failed(error)
 
     def check(self) -> None:
-        """Raise what kept the object from being encoded."""
+        """Raise the error if the object could not be encoded."""
         if self.error is not None:
             raise self.error
 
@@ -57,7 +57,7 @@ def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
 
 
 def _sized(message: EncodedMessage) -> EncodedMessage:
-    """Return a message; CodecError if it is larger than any that is taken."""
+    """Return the message; CodecError if it is longer than LARGEST bytes."""
     envelope = message.envelope()
     nbytes = envelope.header + envelope.payload
     if nbytes > LARGEST:
@@ -66,7 +66,7 @@ def _sized(message: EncodedMessage) -> EncodedMessage:
 
 
 class ObjectCall:
-    """One object call on one group: its deadline, and what it makes of what comes."""
+    """An object call on a group: its deadline, and the checks of received messages."""
 
     def __init__(
         self,
@@ -83,7 +83,10 @@ class ObjectCall:
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:
-        """Say whether this rank takes part; ValueError where the call is not possible."""
+        """Start the deadline; return whether this rank takes part.
+
+        ValueError inside a coalescing block, or if the group lacks the backend.
+        """
         if isinstance(self.found, NonMember):
             message = f"{self._name}: this rank is not in the group, so the call does nothing"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -100,68 +103,68 @@ class ObjectCall:
         self._deadline = Deadline.after(self.group.timeout)
         return True
 
-    def left(self) -> float:
-        """Return the seconds that are left for the next step."""
+    def remaining(self) -> float:
+        """Return the seconds that remain of the call's timeout."""
         return self._deadline.remaining()
 
     def announce(self, out: OutgoingObject) -> list[Envelope]:
-        """Tell everybody what this rank will send; return what each rank will."""
+        """Exchange envelopes: announce this rank's message; return every rank's. Blocks."""
         table = np.empty((self.group.size, WORDS), np.int64)
-        self.group.all_gather_into_tensor(table, out.message.words(), timeout=self.left())
+        self.group.all_gather_into_tensor(table, out.message.words(), timeout=self.remaining())
         return self.envelopes(table)
 
     def envelopes(self, table: Any, sender: int | None = None) -> list[Envelope]:
-        """Read one envelope a rank, from that rank or all from one sender."""
+        """Read an envelope for each rank, each from that rank or all from `sender`."""
         return [
             self.envelope(words, rank if sender is None else sender)
             for rank, words in enumerate(table)
         ]
 
     def envelope(self, words: Any, sender: int) -> Envelope:
-        """Read what a rank has announced."""
+        """Read the envelope of a rank; CodecError that names the rank if it is malformed."""
         try:
             return Envelope.read(words)
         except CodecError as error:
-            raise self._blamed(error, sender) from error
+            raise self._error_from(error, sender) from error
 
-    def flat(self, out: OutgoingObject) -> Bytes:
-        """Return what travels of an object; without memory for it, the group is aborted."""
+    def encoded(self, out: OutgoingObject) -> Bytes:
+        """Return a message's bytes; abort the group if there is no memory for them."""
         return self._or_abort(out.message.envelope(), out.message.flat)
 
-    def room(self, envelope: Envelope) -> Bytes:
-        """Return memory for what comes; without it, the group is aborted."""
+    def allocate(self, envelope: Envelope) -> Bytes:
+        """Return memory for a message to receive; abort the group if there is none."""
         return self._or_abort(envelope, lambda: np.empty(envelope.nbytes, np.uint8))
 
     def _or_abort(self, envelope: Envelope, make: Callable[[], Bytes]) -> Bytes:
         try:
             return make()
         except MemoryError as error:
-            # The others are on their way into a step that this rank can't take.
+            # The other ranks are about to run a collective that this rank can't run.
             reason = f"{self._name}: no memory for {envelope.nbytes} bytes on rank {self.rank}"
             self.group.abort(Aborted(reason, rank=self.rank, op=self._name))
             raise MemoryError(reason) from error
 
-    def opened(self, envelope: Envelope, flat: Bytes, sender: int) -> Any:
-        """Return the object that a rank has sent."""
+    def decode(self, envelope: Envelope, flat: Bytes, sender: int) -> Any:
+        """Return the object that a rank has sent; CodecError that names the rank."""
         try:
             return envelope.open(flat, allow_pickle=self._allow_pickle, locate=self._locate)
         except CodecError as error:
-            raise self._blamed(error, sender) from error
+            raise self._error_from(error, sender) from error
 
-    def opened_all(self, envelopes: Sequence[Envelope], flats: Sequence[Bytes]) -> list[Any]:
-        """Return the objects of all ranks."""
+    def decode_all(self, envelopes: Sequence[Envelope], flats: Sequence[Bytes]) -> list[Any]:
+        """Return the objects that all ranks have sent."""
         return [
-            self.opened(envelope, flat, rank)
+            self.decode(envelope, flat, rank)
             for rank, (envelope, flat) in enumerate(zip(envelopes, flats, strict=True))
         ]
 
-    def _blamed(self, error: CodecError, sender: int) -> CodecError:
+    def _error_from(self, error: CodecError, sender: int) -> CodecError:
         message = f"{self._name}: from rank {sender}: {error}"
         return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
 
 def _kind(device: Any) -> str:
-    """Return the kind of a device: "cuda" of "cuda:1", a torch.device or one of CuPy's."""
+    """Return the kind of a device: "cuda" for "cuda:1", a torch.device or a CuPy device."""
     if isinstance(device, int):
         return "cuda"
     named = device if isinstance(device, str) else getattr(device, "type", "cuda")
@@ -169,14 +172,17 @@ def _kind(device: Any) -> str:
 
 
 def _is_device(location: Any) -> bool:
-    """Say whether this is one of nc10d's, torch's (which can be called, too), Numba's or CuPy's."""
+    """Return whether this is a device of nc10d, torch (which is callable too), Numba or CuPy."""
     if callable(location):
         return hasattr(location, "type") and hasattr(location, "index")
     return isinstance(location, (str, int)) or hasattr(location, "id")
 
 
 def _locate(call: str, location: Any) -> Locate:
-    """Return what brings an array to where `location` says; ValueError where that can't be."""
+    """Return the function that moves an array to `location`, None for the CPU.
+
+    ValueError if the location is no device, no function, or a device that is not there.
+    """
     if location is None:
         return None
     if not _is_device(location):
@@ -194,7 +200,7 @@ def _locate(call: str, location: Any) -> Locate:
 
 
 def _moved(device: str, array: Any) -> Any:
-    """Return an array on a device: NumPy's as nc10d.cuda's, others as their library has them."""
+    """Copy an array to a device: NumPy's become nc10d.cuda's, others stay in their library."""
     from nc10d import cuda
 
     carrier = codec_of(type(array))

@@ -1,24 +1,23 @@
-"""Python objects between ranks: torch.distributed's object calls, without trust in what comes.
+"""Python objects between ranks: torch.distributed's object calls, safe with untrusted peers.
 
-What holds for all of them:
+Common to all calls:
 
-- Objects are carried by nc10d.codec: JSON-like values, bytes, sets, NumPy arrays, registered
-  types. Nothing that a peer sends is run. With `allow_pickle`, a rank may send what the codec does
-  not carry as a pickle, and may unpickle what comes; a pickle that reaches a rank that has not
-  said so is a CodecError there.
-- All of them block until this rank's part is done, and take the group's timeout as a whole: first
+- nc10d.codec carries the objects: JSON-like values, bytes, sets, NumPy arrays, registered types.
+  No code that a peer sends is run. With `allow_pickle`, a rank may send other objects as a pickle,
+  and may unpickle received messages. A pickle is a CodecError on a receiver without `allow_pickle`.
+- A call blocks until this rank's part is done. The group's timeout is for the whole call: first
   the sizes travel, then the bytes.
-- If a rank's object can't be encoded, that rank raises the reason and all who would have had the
-  object, or see the sizes, raise a CodecError that names the rank. What has come but can't be
-  decoded is a CodecError where that is so. Either way all ranks have made the same calls, lists
-  are as they were, and the group goes on.
-- `map_location` says where arrays that are received go. A device (a number, "cuda:1", torch's,
-  CuPy's): NumPy arrays become nc10d.cuda's, which every framework takes, tensors are on it;
-  ValueError if it is not there. A function: it is given each array or tensor and returns what takes
-  its place (`cupy.asarray`, say). None and "cpu": all stay in host memory. Arrays inside a pickle
-  are left.
-- `device` is, as in c10d, one that the group has a backend for (ValueError). It says nothing about
-  where arrays go: bytes travel over the backend for CPU arrays, which the group must have.
+- If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
+  the object, or sees the sizes, raises a CodecError that names the rank. A message that can't be
+  decoded is a CodecError on its receiver. In both cases lists are unchanged, and the group stays
+  usable: all ranks have run the same collectives.
+- `map_location` is the place of received arrays. A device (a number, "cuda:1", torch's, CuPy's):
+  NumPy arrays become nc10d.cuda's, which every framework takes, and tensors are moved there;
+  ValueError if there is no such device. A function (`cupy.asarray`, for instance): it takes each
+  array or tensor and returns its replacement. None and "cpu": arrays stay in host memory. Arrays
+  inside a pickle stay as they are.
+- `device` must be a device for which the group has a backend, as in c10d (ValueError). It does not
+  place arrays: bytes travel over the backend for CPU arrays, which the group must have.
 - `group`, `src`, `dst`, `group_src` and `group_dst` are as in nc10d.api.calls. ValueError inside a
   coalescing block. For a non-member the call warns and does nothing.
 """
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.api.calls import first_unless, rank_in, source_in
+from nc10d.api.calls import rank_in, rank_or_first, source_in
 from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject
 from nc10d.codec import Envelope, MessageKind
 from nc10d.codec.messages import WORDS
@@ -48,28 +47,28 @@ def broadcast_object_list(
     allow_pickle: bool = False,
     map_location: Location = None,
 ) -> None:
-    """Put the objects of rank `src` (0 if neither is given) into everybody's `object_list`.
+    """Put the objects of rank `src` (0 if neither is given) into every rank's `object_list`.
 
-    All lists have the same length, else CodecError where it differs. What occurs in several of
-    the objects is one object again in what is received.
+    All lists have the same length; a rank whose length differs raises CodecError. An object that
+    several of the sent objects share is shared by the received objects too.
     """
     call = ObjectCall("broadcast_object_list", group, allow_pickle, map_location, device)
-    root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
+    root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
     if not call.begin():
         return
     if call.rank == root:
         out = OutgoingObject(list(object_list), allow_pickle)
-        call.group.broadcast(out.message.words(), root, timeout=call.left())
-        call.group.broadcast(call.flat(out), root, timeout=call.left())
+        call.group.broadcast(out.message.words(), root, timeout=call.remaining())
+        call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
         out.check()
         return
     words = np.empty(WORDS, np.int64)
-    call.group.broadcast(words, root, timeout=call.left())
+    call.group.broadcast(words, root, timeout=call.remaining())
     envelope = call.envelope(words, root)
-    flat = call.room(envelope)
-    call.group.broadcast(flat, root, timeout=call.left())
-    _fill(object_list, call.opened(envelope, flat, root), root)
+    flat = call.allocate(envelope)
+    call.group.broadcast(flat, root, timeout=call.remaining())
+    _fill(object_list, call.decode(envelope, flat, root), root)
 
 
 def all_gather_object(
@@ -80,7 +79,7 @@ def all_gather_object(
     allow_pickle: bool = False,
     map_location: Location = None,
 ) -> None:
-    """Put rank r's `obj` into everybody's `object_list[r]`; the list has one place per rank.
+    """Put rank r's `obj` into every rank's `object_list[r]`; its length is the group's size.
 
     Every rank receives its own object too, as a copy.
     """
@@ -91,10 +90,10 @@ def all_gather_object(
     _check_length("object_list", object_list, call.group.size)
     out = OutgoingObject(obj, allow_pickle)
     envelopes = call.announce(out)
-    flats = [call.room(envelope) for envelope in envelopes]
-    call.group.all_gather(flats, call.flat(out), timeout=call.left())
+    flats = [call.allocate(envelope) for envelope in envelopes]
+    call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
     out.check()
-    object_list[:] = call.opened_all(envelopes, flats)
+    object_list[:] = call.decode_all(envelopes, flats)
 
 
 def gather_object(
@@ -109,22 +108,22 @@ def gather_object(
 ) -> None:
     """Put rank r's `obj` into `object_gather_list[r]` of rank `dst` (0 if neither is given).
 
-    The list has one place per rank on `dst`, and is None on the other ranks.
+    On `dst`, the length of the list is the group's size; on the other ranks it is None.
     """
     call = ObjectCall("gather_object", group, allow_pickle, map_location)
-    root = rank_in(call.found, "dst", first_unless(dst, group_dst), group_dst)
+    root = rank_in(call.found, "dst", rank_or_first(dst, group_dst), group_dst)
     if not call.begin():
         return
-    mine = _gather_list(object_gather_list, call.rank == root, call.group.size)
+    places = _gather_list(object_gather_list, call.rank == root, call.group.size)
     out = OutgoingObject(obj, allow_pickle)
     envelopes = call.announce(out)
-    flats = None if mine is None else [call.room(envelope) for envelope in envelopes]
-    call.group.gather(call.flat(out), flats, root, timeout=call.left())
+    flats = None if places is None else [call.allocate(envelope) for envelope in envelopes]
+    call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
     out.check()
-    if mine is None or flats is None:
+    if places is None or flats is None:
         _check_all_sent(envelopes)
     else:
-        mine[:] = call.opened_all(envelopes, flats)
+        places[:] = call.decode_all(envelopes, flats)
 
 
 def scatter_object_list(
@@ -139,11 +138,11 @@ def scatter_object_list(
 ) -> None:
     """Put `scatter_object_input_list[r]` of rank `src` (or 0) into rank r's output list, at 0.
 
-    The input list has one object per rank on `src`, and is not looked at elsewhere. If one of them
-    can't be encoded, nobody gets any.
+    On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
+    object can't be encoded, no rank receives any.
     """
     call = ObjectCall("scatter_object_list", group, allow_pickle, map_location)
-    root = rank_in(call.found, "src", first_unless(src, group_src), group_src)
+    root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     if not call.begin():
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
@@ -152,15 +151,15 @@ def scatter_object_list(
     out: list[OutgoingObject] = []
     if call.rank == root:
         out = _for_each_rank(scatter_object_input_list, call.group.size, allow_pickle)
-        table[:] = [one.message.words() for one in out]
-    call.group.broadcast(table, root, timeout=call.left())
+        table[:] = [outgoing.message.words() for outgoing in out]
+    call.group.broadcast(table, root, timeout=call.remaining())
     envelope = call.envelopes(table, root)[call.rank]
-    flat = call.room(envelope)
-    flats = [call.flat(one) for one in out] or None
-    call.group.scatter(flat, flats, root, timeout=call.left())
-    for one in out:
-        one.check()
-    scatter_object_output_list[0] = call.opened(envelope, flat, root)
+    flat = call.allocate(envelope)
+    flats = [call.encoded(outgoing) for outgoing in out] or None
+    call.group.scatter(flat, flats, root, timeout=call.remaining())
+    for outgoing in out:
+        outgoing.check()
+    scatter_object_output_list[0] = call.decode(envelope, flat, root)
 
 
 def send_object_list(
@@ -173,9 +172,9 @@ def send_object_list(
     *,
     allow_pickle: bool = False,
 ) -> None:
-    """Send the objects to rank `dst`, who calls recv_object_list with a list as long.
+    """Send the objects to rank `dst`, which calls recv_object_list with a list of the same length.
 
-    They go as two messages of tag 0. `use_batch` is accepted for c10d's sake.
+    They travel as two messages with tag 0. `use_batch` is accepted as in c10d.
     """
     call = ObjectCall("send_object_list", group, allow_pickle, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
@@ -183,8 +182,8 @@ def send_object_list(
     if not call.begin():
         return
     out = OutgoingObject(list(object_list), allow_pickle)
-    call.group.send(out.message.words(), peer, timeout=call.left())
-    call.group.send(call.flat(out), peer, timeout=call.left())
+    call.group.send(out.message.words(), peer, timeout=call.remaining())
+    call.group.send(call.encoded(out), peer, timeout=call.remaining())
     out.check()
 
 
@@ -199,9 +198,10 @@ def recv_object_list(
     allow_pickle: bool = False,
     map_location: Location = None,
 ) -> int:
-    """Receive objects from rank `src`, or from anyone; return the sender's global rank.
+    """Receive objects from rank `src`, or from any rank; return the sender's global rank.
 
-    `object_list` is as long as the sender's (CodecError). Returns -1 for a non-member.
+    CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
+    non-member.
     """
     call = ObjectCall("recv_object_list", group, allow_pickle, map_location, device)
     peer = source_in(call.found, src, group_src)
@@ -209,30 +209,30 @@ def recv_object_list(
     if not call.begin():
         return -1
     words = np.empty(WORDS, np.int64)
-    sender = call.group.recv(words, peer, timeout=call.left())
+    sender = call.group.recv(words, peer, timeout=call.remaining())
     assert sender is not None, "no block is open, so the message has come"
     envelope = call.envelope(words, sender)
-    flat = call.room(envelope)
-    call.group.recv(flat, sender, timeout=call.left())
-    _fill(object_list, call.opened(envelope, flat, sender), sender)
+    flat = call.allocate(envelope)
+    call.group.recv(flat, sender, timeout=call.remaining())
+    _fill(object_list, call.decode(envelope, flat, sender), sender)
     return call.group.global_rank(sender)
 
 
 def _for_each_rank(objects: Any, size: int, allow_pickle: bool) -> list[OutgoingObject]:
-    """Return a message for each rank; if one object fails, all of them say so."""
+    """Return a message for each rank; if an object can't be encoded, each has the error."""
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
     _check_length("scatter_object_input_list", objects, size)
-    out = [OutgoingObject(one, allow_pickle) for one in objects]
-    error = next((one.error for one in out if one.error is not None), None)
+    out = [OutgoingObject(value, allow_pickle) for value in objects]
+    error = next((outgoing.error for outgoing in out if outgoing.error is not None), None)
     if error is not None:
-        for one in out:
-            one.fail(error)
+        for outgoing in out:
+            outgoing.fail(error)
     return out
 
 
 def _gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any] | None:
-    """Return the list to fill in, which is there on the destination and only there."""
+    """Return the list to fill, None except on the destination; ValueError if it does not fit."""
     if not wanted:
         if places:
             raise ValueError("object_gather_list must be None on ranks other than the destination")
@@ -254,7 +254,7 @@ def _check_length(name: str, objects: Sequence[Any], size: int) -> None:
 
 
 def _check_all_sent(envelopes: Sequence[Envelope]) -> None:
-    """Raise CodecError if a rank had no object to send; only its destination learns more."""
+    """Raise CodecError if a rank could not encode its object; the destination has the reason."""
     for rank, envelope in enumerate(envelopes):
         if envelope.kind is MessageKind.FAILED:
             raise CodecError(f"gather_object: rank {rank} could not encode its object", rank=rank)

@@ -1,4 +1,8 @@
-"""Questions about groups: ranks, sizes, backends. None means the default group."""
+"""Queries of groups: ranks, sizes, backends; and coalescing blocks.
+
+`group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, for which
+`get_rank` and `get_world_size` return -1 and other calls raise ValueError. No query blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,29 @@ from nc10d.group.world import Group, NonMember, current_world, group_or_default
 
 
 def _member(group: Group) -> ProcessGroup:
-    """Return the group that is meant; ValueError for the mark of a non-member."""
+    """Return the group; ValueError for GroupMember.NON_GROUP_MEMBER."""
     if isinstance(group, NonMember):
         raise ValueError("this rank is not in the group")
     return group_or_default(group)
 
 
 def is_available() -> bool:
-    """Say whether the package can be used at all: always."""
+    """Return True: nc10d has no build without collectives."""
     return True
 
 
 def is_initialized() -> bool:
-    """Say whether there is a default group."""
+    """Return whether there is a default group."""
     return current_world().default is not None
 
 
 def is_torchelastic_launched() -> bool:
-    """Say whether an elastic launcher (torchrun, nc10d.run) started this process."""
+    """Return whether an elastic launcher (torchrun, nc10d.run) started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def get_rank(group: Group = None) -> int:
-    """Return this rank's number in `group`; -1 if it is not a member."""
+    """Return this process's rank in `group`; -1 if it is not a member."""
     return -1 if isinstance(group, NonMember) else group_or_default(group).rank
 
 
@@ -43,7 +47,10 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return LOCAL_RANK, this process's number on its host, else `fallback_rank`."""
+    """Return LOCAL_RANK, this process's rank on its host, else `fallback_rank`.
+
+    RuntimeError if neither is set.
+    """
     text = os.environ.get("LOCAL_RANK")
     if text is not None:
         return int(text)
@@ -53,12 +60,12 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """Return the backend of `group`, by the name that was asked for."""
+    """Return the name of the backend of `group`, as given when it was made."""
     return _member(group).backend_name
 
 
 def get_backend_config(group: Group = None) -> str:
-    """Return "device:backend" pairs, separated by commas."""
+    """Return the backends of `group` as "device:backend" pairs, separated by commas."""
     return repr(_member(group).config)
 
 
@@ -83,10 +90,10 @@ __all__ = ["CoalescingManager", "_coalescing_manager", "coalescing_manager"]
 def coalescing_manager(
     group: ProcessGroup | None = None, device: Any = None, async_ops: bool = False
 ) -> CoalescingManager:
-    """Collect this thread's calls on `group` in a with-block and launch them once at its end.
+    """Collect this thread's calls on `group` in a with-block and launch them together at its end.
 
-    The end of the block blocks until all are done; with `async_ops` it does not, and the block's
-    `wait()` does. `device` is accepted for c10d's sake: the arrays say where they are.
+    The end of the block blocks until all are done; with `async_ops`, only the manager's `wait()`
+    does. `device` is accepted as in c10d and ignored: each array has its device.
     """
     return CoalescingManager(group_or_default(group), async_ops)
 

@@ -3,15 +3,15 @@
     x = nc10d.zeros(1 << 20, np.float32)
     nc10d.all_reduce(x)
 
-A collective on registered arrays copies and folds them where they lie: about twice as fast from
-1 MiB on for a reduction as on any other array, which works all the same. They are ordinary arrays
-otherwise; their memory is given back when nothing refers to them or a part of them any more. They
-come from the `cpu` backend of a group; a backend that has no such memory gives plain arrays.
+A collective copies and reduces registered arrays in place. From 1 MiB on, a reduction of them is
+about twice as fast as of other arrays. Otherwise they are ordinary arrays; their memory is freed
+when nothing refers to them or a part of them any more. They come from the `cpu` backend of a group;
+a backend without such memory gives plain arrays.
 
-When a call fails in which peers write into a registered array (an all_reduce, a broadcast, two
-ranks' all_gather or all_to_all), what is registered on this rank becomes ordinary memory, so that
-no late peer can write there; arrays made afterwards are registered again. Address and contents
-stay, but the pages of that array are new: whoever has pinned them or shared them by other means
+If a call fails in which peers write into a registered array (an all_reduce, a broadcast, two ranks'
+all_gather or all_to_all), all registered memory of this rank becomes ordinary memory, so that no
+late peer can write there. Arrays made afterwards are registered again. Address and contents of the
+old arrays stay, but their pages are new: a program that pinned or shared the pages by other means
 (cudaHostRegister, RDMA, a forked child) must do so again.
 """
 
@@ -38,10 +38,11 @@ def empty(
     dtype: npt.DTypeLike = np.float64,
     group: ProcessGroup | None = None,
 ) -> Array:
-    """Return a registered array with arbitrary contents, C-contiguous, at a page's start.
+    """Return a registered array with arbitrary contents, C-contiguous and page-aligned.
 
-    MemoryError if the host has no room for it. May block to make the group's `cpu` backend, as the
-    group's first collective would: then all ranks must call.
+    MemoryError if the host has no memory for it. ValueError for a negative size, TypeError for a
+    dtype with references. May block to make the group's `cpu` backend, as the group's first
+    collective would: then all ranks must call.
     """
     wanted = np.dtype(dtype)
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape

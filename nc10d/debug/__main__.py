@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nc10d.debug import plot, timeline, torch_trace
-from nc10d.debug.diagnosis import judge, report
+from nc10d.debug.diagnosis import diagnose, report
 from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import Dump
 
@@ -30,9 +30,9 @@ def read(folder: Path) -> list[list[Dump]]:
     return [groups[name] for name in sorted(groups)]
 
 
-def _painted(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
+def _png_written(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
     try:
-        plot.paint(groups, path)
+        plot.write_png(groups, path)
     except (OSError, UnsupportedPlatform) as error:
         print(f"nc10d.debug: {error}", file=sys.stderr)
         return False
@@ -65,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print("\n\n".join(map(report, groups)))
     if options.html:
-        options.html.write_text(timeline.page(groups))
-    if options.png and not _painted(groups, options.png):
+        options.html.write_text(timeline.html_page(groups))
+    if options.png and not _png_written(groups, options.png):
         return 2
     if options.torch:
         torch_trace.write([dump for dumps in groups for dump in dumps], options.torch)
-    return 0 if all(judge(dumps).clean for dumps in groups) else 1
+    return 0 if all(diagnose(dumps).clean for dumps in groups) else 1
 
 
 if __name__ == "__main__":

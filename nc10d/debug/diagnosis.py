@@ -1,4 +1,4 @@
-"""What the dumps of a group's ranks say together: who is missing, different or late. Pure."""
+"""The diagnosis of a group from its ranks' dumps: missing, different or late ranks. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Findings about one group. `different` is (number, {what was called: by which ranks})."""
+    """The findings about a group.
+
+    `missing` ranks left no dump, `late` ranks have made fewer calls than others. `last` is rank →
+    number of its latest call. `different` is (number, {call: ranks that made it}) of the first
+    number at which calls differ. `reasons` are those of the dumps, the most frequent first;
+    `messages` are lines about messages that ranks wait for.
+    """
 
     group: str
     size: int
-    whys: list[str]
+    reasons: list[str]
     missing: list[int]
     late: list[int]
     last: dict[int, int]
@@ -31,8 +37,8 @@ class Diagnosis:
         return not (self.missing or self.late or self.different or self.messages)
 
 
-def judge(dumps: Sequence[Dump]) -> Diagnosis:
-    """Return what the dumps of one group say; the newest counts of each rank."""
+def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
+    """Return the findings from a group's dumps; the newest dump of each rank counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
     size = max(dump.size for dump in dumps)
     last = _last(by_rank.values())
@@ -42,7 +48,7 @@ def judge(dumps: Sequence[Dump]) -> Diagnosis:
     return Diagnosis(
         group=dumps[0].group,
         size=size,
-        whys=[why for why, _ in Counter(dump.why for dump in by_rank.values()).most_common()],
+        reasons=[why for why, _ in Counter(dump.why for dump in by_rank.values()).most_common()],
         missing=sorted(absent, key=lambda rank: (rank not in failed, rank)),
         late=[rank for rank in range(size) if last.get(rank, farthest) < farthest],
         last=last,
@@ -52,35 +58,35 @@ def judge(dumps: Sequence[Dump]) -> Diagnosis:
 
 
 def _messages(by_rank: dict[int, Dump]) -> Iterator[str]:
-    """Say which messages are waited for, and how far the other end of the link is."""
+    """Yield a line for each message that a rank waits for, with the progress of its peer."""
     begun = {
-        (rank, one.direction, one.peer): one.count
+        (rank, link.direction, link.peer): link.count
         for rank, dump in by_rank.items()
-        for one in dump.traffic
+        for link in dump.traffic
     }
     for rank, dump in sorted(by_rank.items()):
-        for one in dump.traffic:
-            if one.waits:
-                yield _waiting(rank, one, by_rank, begun)
+        for link in dump.traffic:
+            if link.waits:
+                yield _waiting(rank, link, by_rank, begun)
 
 
 def _waiting(
-    rank: int, one: Traffic, by_rank: dict[int, Dump], begun: dict[tuple[int, str, int], int]
+    rank: int, link: Traffic, by_rank: dict[int, Dump], begun: dict[tuple[int, str, int], int]
 ) -> str:
-    sending = one.direction == "to"
-    what = "to send to" if sending else "for a message from"
-    told = f"  message    rank {rank} waits {what} rank {one.peer} after {one.count}"
-    if one.peer not in by_rank:
-        return told
-    theirs = begun.get((one.peer, "from" if sending else "to", rank), 0)
-    return f"{told}; rank {one.peer} has {'received' if sending else 'sent'} {theirs}"
+    sending = link.direction == "to"
+    purpose = "to send to" if sending else "for a message from"
+    line = f"  message    rank {rank} waits {purpose} rank {link.peer} after {link.count}"
+    if link.peer not in by_rank:
+        return line
+    theirs = begun.get((link.peer, "from" if sending else "to", rank), 0)
+    return f"{line}; rank {link.peer} has {'received' if sending else 'sent'} {theirs}"
 
 
 def _last(dumps: Iterable[Dump]) -> dict[int, int]:
-    """Return each rank's latest number: by its own word, or as others saw it."""
+    """Return the number of each rank's latest call, by its own dump or those of its peers."""
     last: dict[int, int] = {}
     for dump in dumps:
-        # Calls of other groups may have pushed this one's out of the record, not out of `last`.
+        # Calls of other groups may have displaced this group's from the record; `last` keeps them.
         own = dump.calls[-1].seq if dump.calls else 0
         for rank, seq in [*dump.last.items(), (dump.rank, own)]:
             last[rank] = max(seq, last.get(rank, 0))
@@ -88,51 +94,51 @@ def _last(dumps: Iterable[Dump]) -> dict[int, int]:
 
 
 def _different(by_rank: dict[int, Dump]) -> tuple[int, dict[str, list[int]]] | None:
-    """Return the first number at which ranks called different things."""
+    """Return the first number at which ranks made different calls; None if there is none."""
     calls: dict[int, dict[str, list[int]]] = {}
     for rank, dump in sorted(by_rank.items()):
         for entry in dump.calls:
             calls.setdefault(entry.seq, {}).setdefault(entry.call, []).append(rank)
-    return next(((seq, what) for seq, what in sorted(calls.items()) if len(what) > 1), None)
+    return next(((seq, ranks) for seq, ranks in sorted(calls.items()) if len(ranks) > 1), None)
 
 
 def report(dumps: Sequence[Dump]) -> str:
-    """Return one group's findings, and a row for each rank, for a screen."""
-    verdict = judge(dumps)
+    """Return a group's findings, and a row for each rank, as text for a screen."""
+    diagnosis = diagnose(dumps)
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
-    shown = _rows(verdict)
-    lines = [f"group {verdict.group!r}, {verdict.size} ranks", *_findings(verdict)]
-    lines += [_row(rank, by_rank.get(rank), verdict.last.get(rank)) for rank in shown]
-    if len(shown) < verdict.size:
-        lines.append(f"  and {verdict.size - len(shown)} ranks in step with the others")
+    shown = _rows(diagnosis)
+    lines = [f"group {diagnosis.group!r}, {diagnosis.size} ranks", *_findings(diagnosis)]
+    lines += [_row(rank, by_rank.get(rank), diagnosis.last.get(rank)) for rank in shown]
+    if len(shown) < diagnosis.size:
+        lines.append(f"  and {diagnosis.size - len(shown)} ranks in step with the others")
     return "\n".join(lines)
 
 
-def _findings(verdict: Diagnosis) -> list[str]:
+def _findings(diagnosis: Diagnosis) -> list[str]:
     found = []
-    if verdict.missing:
-        found.append(f"  missing    {_ranks(verdict.missing)} left no dump")
-    if verdict.different:
-        seq, calls = verdict.different
-        told = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls.items())
-        found.append(f"  different  at #{seq}: {told}")
-    if verdict.late:
-        farthest = max(verdict.last.values())
-        told = ", ".join(f"{rank} (#{verdict.last[rank]})" for rank in verdict.late)
-        found.append(f"  late       rank {told}; the others are at #{farthest}")
-    found += verdict.messages
-    if verdict.clean:
+    if diagnosis.missing:
+        found.append(f"  missing    {_ranks(diagnosis.missing)} left no dump")
+    if diagnosis.different:
+        seq, calls = diagnosis.different
+        made = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls.items())
+        found.append(f"  different  at #{seq}: {made}")
+    if diagnosis.late:
+        farthest = max(diagnosis.last.values())
+        late = ", ".join(f"{rank} (#{diagnosis.last[rank]})" for rank in diagnosis.late)
+        found.append(f"  late       rank {late}; the others are at #{farthest}")
+    found += diagnosis.messages
+    if diagnosis.clean:
         found.append("  all ranks left a dump, and are in step")
-    return found + [f"  why        {_cut(why)}" for why in verdict.whys[:3]]
+    return found + [f"  why        {_cut(why)}" for why in diagnosis.reasons[:3]]
 
 
-def _rows(verdict: Diagnosis) -> list[int]:
-    """Return the ranks to show: all of them, or of many those that stand out first."""
-    odd = {*verdict.missing, *verdict.late}
-    if verdict.different:
-        calls = sorted(verdict.different[1].values(), key=len)
+def _rows(diagnosis: Diagnosis) -> list[int]:
+    """Return the ranks to show: at most MOST_ROWS, those with findings first."""
+    odd = {*diagnosis.missing, *diagnosis.late}
+    if diagnosis.different:
+        calls = sorted(diagnosis.different[1].values(), key=len)
         odd |= {rank for ranks in calls[:-1] for rank in ranks}
-    first = sorted(range(verdict.size), key=lambda rank: (rank not in odd, rank))
+    first = sorted(range(diagnosis.size), key=lambda rank: (rank not in odd, rank))
     return sorted(first[:MOST_ROWS])
 
 

@@ -1,4 +1,4 @@
-"""The timelines of some groups as a PNG, by matplotlib: what `picture` draws as HTML."""
+"""The timelines of groups as a PNG, by matplotlib; the same picture as `timeline` draws in HTML."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import Dump
 
 _WIDTH, _ROW, _HEAD = 12.0, 0.3, 1.1
-"""Inches: of the picture, of a rank's row, of what is above and below a group's rows."""
+"""Inches: width of the picture, height of a rank's row, height above and below a group's rows."""
 _THIN = 0.001
 """The least width of a bar, as a share of the whole."""
 
 
-def paint(groups: Sequence[Sequence[Dump]], path: Path) -> None:
+def write_png(groups: Sequence[Sequence[Dump]], path: Path) -> None:
     """Write a picture with a panel for each group; UnsupportedPlatform without matplotlib."""
     heights = [_HEAD + _ROW * max(dump.size for dump in dumps) for dumps in groups]
     figure = _figure(figsize=(_WIDTH, sum(heights)), layout="constrained")

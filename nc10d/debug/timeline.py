@@ -1,8 +1,8 @@
-"""The dumps of a group as a picture: a row a rank, a bar a call, over time, in one HTML file. Pure.
+"""The dumps of groups as a picture in an HTML file: a row for each rank, a bar for each call. Pure.
 
-Bars reach from a call's begin to its end; one that has not ended goes on to the moment of the dump.
-Ranks of different hosts are laid over each other by their clocks of the day, as far as these agree.
-Nothing is loaded from elsewhere, and nothing that a dump contains is run.
+A bar reaches from a call's begin to its end; a call that has not ended reaches to the moment of the
+dump. Ranks of different hosts are aligned by their time of day, as far as their clocks agree. The
+file loads nothing from elsewhere, and no text of a dump is run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nc10d.debug.diagnosis import Diagnosis, judge, report
+from nc10d.debug.diagnosis import Diagnosis, diagnose, report
 from nc10d.group.flight_recorder import STARTED, Dump, Entry
 
 MOST_BARS = 256
-"""Of one rank, the latest."""
+"""The latest calls of a rank that are shown."""
 _WIDTH, _LEFT, _ROW = 1200, 80, 22
 COLOURS = {"completed": "#7fbf7f", "started": "#ffb02e", "different": "#e05050"}
 GROUND, FAINT = "#f4f4f4", 0.55
@@ -27,8 +27,8 @@ text {{ font: 12px sans-serif; fill: #555 }} .message {{ opacity: {FAINT} }}
 """
 
 
-def page(groups: Sequence[Sequence[Dump]]) -> str:
-    """Return the HTML of the dumps of some groups."""
+def html_page(groups: Sequence[Sequence[Dump]]) -> str:
+    """Return the HTML page of the dumps of groups, a report and a timeline for each."""
     parts = [f"<pre>{escape(report(dumps))}</pre>\n{timeline(dumps)}" for dumps in groups]
     head = f"<!doctype html><meta charset=utf-8><title>nc10d dumps</title><style>{_STYLE}</style>"
     return head + "\n".join(parts) + "\n"
@@ -36,7 +36,7 @@ def page(groups: Sequence[Sequence[Dump]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One call: of a rank, from when for how long, in ns after the first that is shown."""
+    """A call of a rank: its begin in ns after the first call shown, and how many ns it lasts."""
 
     rank: int
     kind: str
@@ -47,15 +47,17 @@ class Bar:
 
 
 def bars(dumps: Sequence[Dump]) -> tuple[list[Bar], float]:
-    """Return the calls of a group's ranks, and the ns from the first to the latest dump."""
-    verdict = judge(dumps)
+    """Return the calls of a group's ranks, and the ns from the first call to the latest dump."""
+    diagnosis = diagnose(dumps)
     newest = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
     shown = {rank: _timed(dump) for rank, dump in sorted(newest.items())}
     begins = [newest[rank].day(entry.begun) for rank, own in shown.items() for entry in own]
     if not begins:
         return [], 1.0
     first, last = min(begins), max(dump.written * 1e9 for dump in newest.values())
-    found = (_bar(newest[rank], one, verdict, first) for rank, own in shown.items() for one in own)
+    found = (
+        _bar(newest[rank], entry, diagnosis, first) for rank, own in shown.items() for entry in own
+    )
     return [*found], max(last - first, 1.0)
 
 
@@ -63,15 +65,15 @@ def _timed(dump: Dump) -> list[Entry]:
     return [entry for entry in dump.entries if entry.begun][-MOST_BARS:]
 
 
-def _bar(dump: Dump, entry: Entry, verdict: Diagnosis, first: float) -> Bar:
+def _bar(dump: Dump, entry: Entry, diagnosis: Diagnosis, first: float) -> Bar:
     begin = dump.day(entry.begun)
     end = dump.day(entry.ended) if entry.ended else dump.written * 1e9
-    kind = _kind(entry, verdict)
+    kind = _kind(entry, diagnosis)
     return Bar(dump.rank, kind, entry.message, begin - first, end - begin, _title(entry))
 
 
-def _kind(entry: Entry, verdict: Diagnosis) -> str:
-    differs = verdict.different is not None and verdict.different[0] == entry.seq
+def _kind(entry: Entry, diagnosis: Diagnosis) -> str:
+    differs = diagnosis.different is not None and diagnosis.different[0] == entry.seq
     return "different" if differs and not entry.message else entry.state
 
 
@@ -81,7 +83,7 @@ def _title(entry: Entry) -> str:
 
 
 def timeline(dumps: Sequence[Dump]) -> str:
-    """Return an SVG picture of what the ranks of a group did when; it says what when touched."""
+    """Return an SVG picture of a group's calls over time; the pointer on a bar shows its call."""
     found, span = bars(dumps)
     if not found:
         return "<p>no call has a time</p>"
@@ -89,8 +91,8 @@ def timeline(dumps: Sequence[Dump]) -> str:
     rows = "".join(map(_row, range(size)))
     drawn = "".join(_rectangle(bar, (_WIDTH - _LEFT) / span) for bar in found)
     room = f'width="{_WIDTH}" height="{_ROW * size}"'
-    told = f"<p>{span / 1e6:.1f} ms, to the latest dump</p>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {room}>{rows}{drawn}</svg>{told}'
+    caption = f"<p>{span / 1e6:.1f} ms, to the latest dump</p>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {room}>{rows}{drawn}</svg>{caption}'
 
 
 def _row(rank: int) -> str:

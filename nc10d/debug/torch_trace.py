@@ -1,7 +1,7 @@
 """Dumps as torch's flight recorder writes them, for torch.distributed.flight_recorder.fr_trace.
 
-A file a rank, with a pickle of plain lists and dictionaries. That analyser knows the names of
-torch's calls and backends only, so ours come under those of gloo.
+Each rank gets a file: a pickle of plain lists and dictionaries. The analyser knows only the names
+of torch's calls and backends, so nc10d's calls appear under gloo's names.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from nc10d.group.flight_recorder import COMPLETED, Dump, Entry
 
 VERSION = "2.10"
 _PREFIX = "rank_"
-# What torch calls those whose record tells of one rank's part.
+# The names under which torch records calls whose array is a rank's own part.
 _NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
 _DTYPES = {"float64": "Double", "float32": "Float", "int64": "Long", "int32": "Int"}
 
 
 def write(dumps: Sequence[Dump], folder: Path) -> list[Path]:
-    """Write a file for each rank of the job; return them. Read them with --prefix rank_."""
+    """Write a file for each rank of the job; return the paths. Read them with --prefix rank_."""
     folder.mkdir(parents=True, exist_ok=True)
     by_rank: dict[int, list[Dump]] = {}
     for dump in dumps:
@@ -36,7 +36,7 @@ def write(dumps: Sequence[Dump], folder: Path) -> list[Path]:
 
 
 def record(dumps: Sequence[Dump]) -> dict[str, Any]:
-    """Return one rank's dumps, of all its groups, as torch's recorder has them."""
+    """Return a rank's dumps, of all its groups, in the format of torch's recorder."""
     entries = [_entry(dump, entry) for dump in dumps for entry in dump.entries]
     for number, entry in enumerate(entries):
         entry["record_id"] = number
@@ -59,7 +59,7 @@ def record(dumps: Sequence[Dump]) -> dict[str, Any]:
 
 
 def _completed(dump: Dump) -> int:
-    """Return the latest call that has ended; those that the record has no more end in order."""
+    """Return the number of the latest call that has ended; calls before the record have ended."""
     calls = dump.calls
     begun = dump.last.get(dump.rank, 0)
     if not calls:
@@ -94,7 +94,7 @@ def _entry(dump: Dump, entry: Entry) -> dict[str, Any]:
 
 
 def _name(dump: Dump, entry: Entry) -> str:
-    """Return what torch calls an operation; a message has its ranks in the name."""
+    """Return torch's name of an operation; the name of a message contains its ranks."""
     peer = re.search(r"(?:dst|src)=(\d+)", entry.call) if entry.message else None
     if peer is None:
         return _NAMES.get(entry.op, entry.op)

@@ -19,7 +19,7 @@ import numpy as np
 from nc10d.arrays.buffer import single_device_types
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.group.dispatch import Dispatcher
-from nc10d.ops import AllReduce, AllReduces, Array, Kept, Op, Recv, ReduceOp
+from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
 from nc10d.work import Work
 
 _UNLIKE = object()  # the reduction of operations that have none in common: no argument is this
@@ -176,7 +176,7 @@ class Plan:
 
     def __init__(self, group: Dispatcher, ops: Sequence[Op], device: str, timeout: float) -> None:
         self.group = group
-        self.ops = Kept(ops)
+        self.ops = RepeatedOps(ops)
         self._device = device
         self._timeout = None if timeout == group.timeout else timeout
 

@@ -1,1 +1,1 @@
-"""The launcher: starts the ranks of this machine, watches them, and says who failed first."""
+"""The launcher: start this machine's ranks, watch them, and report the first failure."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from nc10d.run.interrupt import quietly
+from nc10d.run.interrupt import run_interruptible
 
 
 def main() -> int:
-    """Run the launcher with this process's words; return its exit code."""
-    return quietly(_launch)
+    """Run the launcher with the arguments of this process; return its exit code."""
+    return run_interruptible(_launch)
 
 
 def _launch() -> int:

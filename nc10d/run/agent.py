@@ -1,8 +1,8 @@
-"""The agent: runs the ranks of this node until all have ended, and decides the exit code.
+"""The agent: run the ranks of this node until all have ended, and decide the exit code.
 
-One thread, one loop, waiting for four kinds of events: output, ends of ranks, signals to the
-launcher, and the next step of an ending. Nothing polls. An `JobAttempt` is one life of the local
-ranks; a failed one is followed by another while restarts are left.
+A single thread runs a loop that waits for four kinds of events: output, ends of ranks, signals to
+the launcher, and the next step of a shutdown. Nothing polls. A `JobAttempt` is a life of the local
+ranks; a failed attempt is followed by another while restarts are left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nc10d.run.signals import SignalPipe
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt ended: by a signal to the launcher, by a failed rank, or well."""
+    """The end of an attempt: by a signal to the launcher, by a failed rank, or without failure."""
 
     interrupted_by: int | None = None
     failure: report.Exit | None = None
@@ -41,11 +41,11 @@ class AttemptResult:
 
     @property
     def may_restart(self) -> bool:
-        """Say whether another attempt makes sense: something failed, and nobody said stop."""
+        """Whether another attempt makes sense: a rank failed, and no signal asked for the end."""
         return self.failure is not None and self.interrupted_by is None
 
     def text(self) -> str:
-        """Return what to tell the user; empty when all went well."""
+        """Return the report for the user; empty if no rank failed."""
         text = report.failure_text(self.failure) if self.failure else ""
         if self.interrupted_by is not None:
             text += f"nc10d-run: ended by {report.signal_name(self.interrupted_by)}\n"
@@ -53,7 +53,7 @@ class AttemptResult:
 
 
 def run(job: LaunchedJob, command: Sequence[str], plan: OutputPlan, grace: float) -> int:
-    """Run `command` as this node's ranks, restarting them as the job allows; return the code.
+    """Run `command` as this node's ranks, restarting them as the job allows; return the exit code.
 
     Blocks until every rank has ended. Main thread only. OSError if the command cannot be run.
     """
@@ -62,21 +62,21 @@ def run(job: LaunchedJob, command: Sequence[str], plan: OutputPlan, grace: float
             with JobAttempt(job, restart, plan, grace, signals) as attempt:
                 attempt.start(command)
                 outcome = attempt.watch()
-            tell(outcome.text())
+            write_message(outcome.text())
             if not outcome.may_restart or restart == job.max_restarts:
                 break
-            tell(f"nc10d-run: restart {restart + 1} of {job.max_restarts}\n")
+            write_message(f"nc10d-run: restart {restart + 1} of {job.max_restarts}\n")
     return outcome.exit_code
 
 
-def tell(text: str) -> None:
-    """Write the launcher's own words to stderr."""
+def write_message(text: str) -> None:
+    """Write a message of the launcher to stderr."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
 class JobAttempt:
-    """One life of the local ranks. Leaving the context ends whatever is left of them."""
+    """A life of the local ranks. Leaving the context ends the processes that are left."""
 
     def __init__(
         self, job: LaunchedJob, restart: int, plan: OutputPlan, grace: float, signals: SignalPipe
@@ -85,24 +85,24 @@ class JobAttempt:
         self._restart = restart
         self._grace = grace
         self._signals = signals
-        self._plumber = OutputWiring(plan, job, restart, signals)
+        self._wiring = OutputWiring(plan, job, restart, signals)
         self._clock = shutdown.ShutdownClock()
         self._selector = selectors.DefaultSelector()
-        self._living: dict[int, RankProcess] = {}
+        self._running: dict[int, RankProcess] = {}
         self._outputs: dict[int, RankOutput] = {}
-        self._exits: list[report.Exit] = []  # in order of time, until we ask ranks to end
-        self._blamed: report.Exit | None = None
-        self._asked_to_end = False
+        self._exits: list[report.Exit] = []  # in order of time, until the ranks are asked to end
+        self._first_failure: report.Exit | None = None
+        self._ending = False
         self._interrupted_by: int | None = None
 
     def __enter__(self) -> JobAttempt:
-        self._family = RankProcesses()
+        self._processes = RankProcesses()
         self._watch_for(self._signals.fd, self._signals.collect)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._family.close()
-        for process in self._living.values():
+        self._processes.close()
+        for process in self._running.values():
             process.reap()
         self._selector.close()
         for output in self._outputs.values():
@@ -115,8 +115,8 @@ class JobAttempt:
             self._start_rank(local_rank, command)
 
     def watch(self) -> AttemptResult:
-        """Wait until every rank has ended, carrying output, ending the others if one fails."""
-        while self._living:
+        """Pass output on until every rank has ended; end the others if a rank fails."""
+        while self._running:
             for key, _ in self._selector.select(self._clock.remaining()):
                 act: Callable[[], None] = key.data
                 act()
@@ -124,17 +124,19 @@ class JobAttempt:
             for step in self._clock.take_due():
                 self._send(step)
         if self._job.keep_going and all(end.failed for end in self._exits):
-            self._blamed = report.first_failure(self._exits)  # nobody was left to go on
-        return AttemptResult(self._interrupted_by, self._blamed)
+            self._first_failure = report.first_failure(self._exits)  # no rank was left to go on
+        return AttemptResult(self._interrupted_by, self._first_failure)
 
     def _start_rank(self, local_rank: int, command: Sequence[str]) -> None:
-        output = self._outputs[local_rank] = self._plumber.connect(local_rank)
+        output = self._outputs[local_rank] = self._wiring.connect(local_rank)
         environment = rank_environment(self._job, local_rank, self._restart, os.environ)
         try:
-            process = self._family.spawn(command, environment, _stdin(local_rank), *output.inherit)
+            process = self._processes.spawn(
+                command, environment, _stdin(local_rank), *output.inherit
+            )
         finally:
             output.started()
-        self._living[local_rank] = process
+        self._running[local_rank] = process
         self._watch_for(process.pidfd, partial(self._on_exit, local_rank))
         for stream in (output.stdout, output.stderr):
             self._watch_for(stream.source, partial(self._on_output, stream))
@@ -148,28 +150,28 @@ class JobAttempt:
             self._selector.unregister(stream.source)
 
     def _on_exit(self, local_rank: int) -> None:
-        process = self._living.pop(local_rank)
+        process = self._running.pop(local_rank)
         self._selector.unregister(process.pidfd)
         status = process.reap()
         output = self._outputs[local_rank]
         output.drain()
-        if not self._asked_to_end:
+        if not self._ending:
             last_lines = output.stderr.last_lines()
             rank, host = self._job.global_rank(local_rank), socket.gethostname()
             self._exits.append(report.Exit(rank, local_rank, host, process.pid, status, last_lines))
-            self._judge()
+            self._react_to_exit()
 
-    def _judge(self) -> None:
-        """End the other ranks if one has failed; a mere witness gives the cause time to show."""
+    def _react_to_exit(self) -> None:
+        """End the other ranks after a failure; after a secondary failure, wait for its cause."""
         if self._job.keep_going:
             if self._exits[-1].failed:
-                tell(f"nc10d-run: {report.describe(self._exits[-1])}; the others go on\n")
+                write_message(f"nc10d-run: {report.describe(self._exits[-1])}; the others go on\n")
             return
         first = report.first_failure(self._exits)
-        if first is not self._blamed and first is not None:
-            self._blamed = first
-            delay = shutdown.SETTLE if report.is_witness(first) else 0.0
-            self._clock.begin(shutdown.politely(self._grace, delay))
+        if first is not self._first_failure and first is not None:
+            self._first_failure = first
+            delay = shutdown.CAUSE_WAIT if report.is_secondary(first) else 0.0
+            self._clock.begin(shutdown.graceful(self._grace, delay))
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
@@ -179,34 +181,34 @@ class JobAttempt:
                 self._interrupt(number)
 
     def _on_resize(self) -> None:
-        for local_rank, process in self._living.items():
-            if self._outputs[local_rank].resized():
+        for local_rank, process in self._running.items():
+            if self._outputs[local_rank].resize():
                 process.send(signal.SIGWINCH)
 
     def _interrupt(self, number: int) -> None:
         if self._interrupted_by is not None:
-            self._clock.begin(shutdown.AT_ONCE)
+            self._clock.begin(shutdown.KILL_NOW)
         elif number == signal.SIGINT:
             self._clock.begin(shutdown.INTERRUPT)
             for output in self._outputs.values():
-                output.hush()
+                output.filter_tracebacks()
         else:
-            self._clock.begin(shutdown.politely(self._grace))
+            self._clock.begin(shutdown.graceful(self._grace))
         self._interrupted_by = self._interrupted_by or number
-        self._asked_to_end = True
+        self._ending = True
 
     def _send(self, step: shutdown.ShutdownStep) -> None:
-        self._asked_to_end = True
-        if step.whom is shutdown.SignalTarget.GROUP:
-            self._family.send(step.number)
+        self._ending = True
+        if step.target is shutdown.SignalTarget.GROUP:
+            self._processes.send(step.number)
         else:
-            for process in self._living.values():
+            for process in self._running.values():
                 process.send(step.number)
 
 
 def _stdin(local_rank: int) -> int | None:
-    """Give the first rank the launcher's stdin, unless that is a terminal; the others nothing.
+    """Return the stdin of a rank: the launcher's for the first rank, /dev/null for the others.
 
-    Ranks are a background job to the terminal: one that read from it would be stopped.
+    A terminal is not passed on. To it, the ranks are a background job: a read would stop them.
     """
     return None if local_rank == 0 and not os.isatty(0) else subprocess.DEVNULL

@@ -1,15 +1,16 @@
-"""The launcher's command line: torchrun's options, where they mean something here.
+"""The launcher's command line: torchrun's options, as far as they apply here.
 
-Reading options is pure (`read`: words -> Request); `main` acts on the request.
+Reading options is pure (`read`: arguments -> LaunchRequest); `main` acts on the request.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ one inherits an input that is not a terminal. Options may be spelled with unders
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the user asked for. A port of 0 means any free one."""
+    """The parsed command line. A port of 0 means any free port."""
 
     job: LaunchedJob
     command: tuple[str, ...]
@@ -45,44 +46,65 @@ class LaunchRequest:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher with the words `argv` (default: the process's own); return its exit code.
+    """Run the launcher with `argv` (default: the process's arguments); return its exit code.
 
     Blocks until every rank has ended. Wrong options end the process with code 2.
     """
     from nc10d.run import agent
-    from nc10d.run.job_store import hosted_store
 
     request = read(sys.argv[1:] if argv is None else argv)
     job = request.job
     try:
-        admit(request, os.environ)
+        ensure_token(request, os.environ)
         with hosted_store(job) as port:
             job = replace(job, master_port=port)
             return agent.run(job, request.command, request.output, request.grace)
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain once more when it flushes.
+        # The reader of our output has left. Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     except OSError as error:
-        agent.tell(f"nc10d-run: cannot start the ranks: {error}\n")
+        agent.write_message(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE
     except AuthError as error:
-        agent.tell(f"nc10d-run: {error}\n")
+        agent.write_message(f"nc10d-run: {error}\n")
         return 1
     except StoreError as error:
-        agent.tell(f"nc10d-run: cannot host the store: {error}\n")
+        agent.write_message(f"nc10d-run: cannot host the store: {error}\n")
         return 1
 
 
-def admit(request: LaunchRequest, environment: MutableMapping[str, str]) -> None:
-    """See to it that the job has a token, if it needs one; AuthError if only the user can."""
+@contextlib.contextmanager
+def hosted_store(job: LaunchedJob) -> Iterator[int]:
+    """Yield the port where ranks meet; on node 0, a store listens there until the block ends.
+
+    The launcher outlives every rank and every restart, so its store does too, and all ranks are
+    clients alike. StoreError if the port is taken.
+    """
+    if job.node_rank != 0:
+        yield job.master_port
+        return
+    from nc10d.store import TCPStore
+
+    store = TCPStore(job.master_addr, job.master_port, is_master=True, wait_for_workers=False)
+    try:
+        yield store.port
+    finally:
+        store.close()
+
+
+def ensure_token(request: LaunchRequest, environment: MutableMapping[str, str]) -> None:
+    """Put a new token into `environment` for a standalone job that has none.
+
+    AuthError if the job needs a token that only the user can provide.
+    """
     if request.standalone and job_token(environment) is None:
-        environment[VALUE] = new_token()  # for the store here, and for the ranks, who inherit it
+        environment[VALUE] = new_token()  # for the store here and for the ranks, which inherit it
     require_token(request.job.master_addr, "the store of a job of several nodes", environment)
 
 
 def read(argv: Sequence[str]) -> LaunchRequest:
-    """Return what the words `argv` ask for; SystemExit with usage if they make no sense."""
+    """Return the request that `argv` makes; SystemExit with usage if it makes no sense."""
     options = parser()
     args = options.parse_args(argv)
     try:
@@ -93,7 +115,10 @@ def read(argv: Sequence[str]) -> LaunchRequest:
 
 
 def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
-    """Cut "host", "host:port", "[v6]:port" or a bare IPv6 address into host and port."""
+    """Split "host", "host:port", "[v6]:port" or a bare IPv6 address; return host and port.
+
+    ValueError for any other text.
+    """
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         port = rest.removeprefix(":")
@@ -108,7 +133,7 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the words that start one rank. Python runs unbuffered, so that output is timely."""
+    """Return the command of a rank. Python runs unbuffered, so that output is timely."""
     if args.no_python and args.module:
         raise ValueError("--no-python and --module exclude each other")
     python = () if args.no_python else (sys.executable, "-u")
@@ -121,7 +146,7 @@ def _job(args: argparse.Namespace) -> LaunchedJob:
         raise ValueError("--standalone is for one node")
     if several and args.node_rank is None:
         raise ValueError("several nodes need --node-rank on each of them")
-    host, port = _meeting_point(args, DEFAULT_PORT if several else 0)
+    host, port = _endpoint(args, DEFAULT_PORT if several else 0)
     if several and host is None:
         raise ValueError("several nodes need --rdzv-endpoint, an address of node 0")
     return LaunchedJob(
@@ -138,11 +163,11 @@ def _job(args: argparse.Namespace) -> LaunchedJob:
 
 
 def _new_run_id() -> str:
-    # One node can make up a name; several would each make up another.
+    # For a single node only: several nodes would each make up another name.
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def _meeting_point(args: argparse.Namespace, default_port: int) -> tuple[str | None, int]:
+def _endpoint(args: argparse.Namespace, default_port: int) -> tuple[str | None, int]:
     if args.standalone:
         return None, 0
     port = default_port if args.master_port is None else args.master_port

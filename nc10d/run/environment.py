@@ -1,8 +1,8 @@
-"""What each rank finds in its environment: pure, from the job's description to a dict.
+"""The environment variables of a rank. Pure: from the job's description to a dict.
 
-The names and their meanings are torchrun's, so that a script cannot tell the two launchers
-apart; NC10D_RESTART_COUNT says the same as TORCHELASTIC_RESTART_COUNT under a name of our own.
-Every node runs the same number of ranks, node after node: rank = node_rank * nproc + local_rank.
+Names and meanings are torchrun's, so that a script runs alike under both launchers.
+NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under a name of our own. Every node runs the
+same number of ranks, node after node: rank = node_rank * nproc + local_rank.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """One job as seen from one node; `nproc` is the number of ranks on each node.
+    """A job as seen from a node; `nproc` is the number of ranks on each node.
 
-    With `keep_going`, the ranks that are left go on when one has failed.
+    With `keep_going`, the other ranks go on after a rank has failed.
     """
 
     nproc: int
@@ -49,7 +49,7 @@ class LaunchedJob:
 
 
 def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str, str]:
-    """Return the variables that tell a rank its place; `restart` counts from 0."""
+    """Return the variables that give a rank its place; `restart` counts from 0."""
     rank = job.global_rank(local_rank)
     values: dict[str, object] = {
         "RANK": rank,

@@ -1,4 +1,4 @@
-"""Ending on Ctrl-C as a command should: exit code 130 and nothing to read."""
+"""End a command on Ctrl-C as a shell expects: exit code 130, no traceback."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""What a shell reports for a command that Ctrl-C ended: 128 + SIGINT."""
+"""The exit code that a shell reports for a command ended by Ctrl-C: 128 + SIGINT."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, by a name of our own.
+    """Ctrl-C under a name of our own.
 
-    CPython remembers if a plain KeyboardInterrupt ever passed an exec() of a string (each dataclass
-    is one, so any import may be) and then ends by SIGINT, whatever was caught or returned.
+    CPython remembers whether a plain KeyboardInterrupt ever passed an exec() of a string, and then
+    ends by SIGINT even if the exception was caught. Each dataclass runs such an exec(), so any
+    import may be the place.
     """
 
 
-def quietly(main: Callable[[], int]) -> int:
-    """Return main()'s exit code, or INTERRUPTED if Ctrl-C ended it.
+def run_interruptible(main: Callable[[], int]) -> int:
+    """Return main()'s exit code, or INTERRUPTED if Ctrl-C ended it. Main thread only.
 
-    Only what `main` imports itself is covered, so a command's module should import little else.
+    Imports before this call are not covered: a command's module should import little at its top.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it's ignored: let it
+    # A SIGINT that the parent process ignores stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         return main()

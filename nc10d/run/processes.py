@@ -1,9 +1,9 @@
-"""The ranks of one attempt as processes: all in one process group, with a warden to lead it.
+"""The ranks of an attempt as processes: all in one process group, led by a guard process.
 
-The warden is a shell that ignores signals, leads the group, and waits for the end of a pipe that
-only the launcher holds. Should the launcher be killed outright, the pipe ends and the warden ends
-the group: ranks, their children, itself. In every other case the launcher does that. A group of
-their own also keeps the terminal's Ctrl-C away from the ranks: the launcher passes it on, once.
+The guard is a shell that ignores signals and waits for the end of a pipe held by the launcher
+alone. If the launcher is killed outright, the pipe ends and the guard ends the group: ranks, their
+children, itself. In every other case the launcher ends the group. The separate group also keeps
+the terminal's Ctrl-C away from the ranks: the launcher passes it on, once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Ignored signals are ignored from before the first read; "up" says that the traps are set.
-_WARDEN = "trap '' INT TERM HUP QUIT; echo up; read _; kill -s TERM 0; sleep 2; kill -s KILL 0"
+# The guard writes "up" once its traps are set.
+_GUARD = "trap '' INT TERM HUP QUIT; echo up; read _; kill -s TERM 0; sleep 2; kill -s KILL 0"
 
 
 @dataclass(slots=True)
 class RankProcess:
-    """One rank's process, and a descriptor that is readable once it has ended."""
+    """The process of a rank, and a descriptor that is readable once the process has ended."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -31,7 +31,7 @@ class RankProcess:
         return self.process.pid
 
     def reap(self) -> int:
-        """Wait for the rank's end, give its descriptor back, return subprocess's status."""
+        """Wait for the rank's end and close its descriptor; return subprocess's status."""
         os.close(self.pidfd)
         return self.process.wait()
 
@@ -41,18 +41,18 @@ class RankProcess:
 
 
 class RankProcesses:
-    """A process group that ends with the launcher; `close` kills what still lives in it."""
+    """A process group that ends with the launcher; `close` kills the rest of it."""
 
     def __init__(self) -> None:
-        self._warden = subprocess.Popen(
-            ["/bin/sh", "-c", _WARDEN],
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             process_group=0,
         )
-        assert self._warden.stdout is not None
-        self._warden.stdout.readline()
+        assert self._guard.stdout is not None
+        self._guard.stdout.readline()
 
     def spawn(
         self,
@@ -62,24 +62,24 @@ class RankProcesses:
         stdout: int,
         stderr: int,
     ) -> RankProcess:
-        """Start one rank in the group; OSError if `command` cannot be run."""
+        """Start a rank in the group; OSError if `command` cannot be run."""
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            process_group=self._warden.pid,
+            process_group=self._guard.pid,
         )
         return RankProcess(process, os.pidfd_open(process.pid))
 
     def send(self, number: int) -> None:
-        """Send a signal to everything in the group."""
-        # The warden is our child and not yet reaped, so its id cannot belong to anybody else.
-        os.killpg(self._warden.pid, number)
+        """Send a signal to every process of the group."""
+        # The guard is our child and not yet reaped, so its id cannot belong to another process.
+        os.killpg(self._guard.pid, number)
 
     def close(self) -> None:
-        """Kill whatever still lives in the group; idempotent."""
-        if self._warden.returncode is None:
+        """Kill every process left in the group; idempotent."""
+        if self._guard.returncode is None:
             self.send(signal.SIGKILL)
-            self._warden.communicate()
+            self._guard.communicate()

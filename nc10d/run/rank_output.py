@@ -1,30 +1,34 @@
-"""From the output plan to one rank's descriptors: pipes, files, or a terminal of its own.
+"""From the output plan to a rank's descriptors: pipes, files, or a terminal of its own.
 
-A user who starts a job on a terminal wants to see rank 0's progress bar as if it ran alone, and
-to know of every other line whose it is. So rank 0 writes to a pseudo-terminal there, and passes
-through without a prefix; everything else, and everyone when the output goes to a file or a pipe,
-is prefixed. Both can be forced.
+The user of a terminal sees rank 0's progress bar as if rank 0 ran alone, and sees the rank of
+every other line. To this end rank 0 writes to a pseudo-terminal and passes without a prefix; the
+lines of other ranks are prefixed. If the output goes to a file or a pipe, the lines of all ranks
+are prefixed. `OutputPlan.prefixed` forces either.
+
+Progress bars ask whether they write to a terminal, and how wide it is. The pseudo-terminal has
+the size of the user's terminal and translates nothing: the launcher reads the very bytes that
+rank 0 writes.
 """
 
 from __future__ import annotations
 
 import os
+import termios
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nc10d.run.environment import LaunchedJob
-from nc10d.run.output import OutputStream, Screen, Sink, prefix
+from nc10d.run.output import OutputStream, Screen, Sink, line_prefix
 from nc10d.run.signals import SignalPipe
-from nc10d.run.terminal import copy_size, open_terminal
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """What becomes of the ranks' output.
+    """The destination and form of the ranks' output.
 
-    `prefixed`: True for every rank, False for none, None for all but a rank 0 on a terminal.
-    Unless it is True, that one passes as it is; all others go line by line.
-    `log_dir`: where files are kept, as log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log.
+    `prefixed`: True for every rank, False for none, None for all except a rank 0 on a terminal.
+    Rank 0 on a terminal passes byte for byte unless this is True; other output goes line by line.
+    `log_dir`: the folder of log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log; None for no files.
     `file_only`: whether (stdout, stderr) go to the files and not to the screen.
     """
 
@@ -35,7 +39,10 @@ class OutputPlan:
 
 @dataclass(slots=True)
 class RankOutput:
-    """One rank's two streams, and the ends of them that the rank is to inherit."""
+    """The two streams of a rank, and the ends of them that the rank inherits.
+
+    `terminals` are pairs (the user's terminal, the launcher's end of the rank's terminal).
+    """
 
     stdout: OutputStream
     stderr: OutputStream
@@ -43,44 +50,33 @@ class RankOutput:
     terminals: list[tuple[int, int]] = field(default_factory=list)
 
     def started(self) -> None:
-        """Let go of the rank's ends, so that its exit ends the streams."""
+        """Close the rank's ends in the launcher, so that the rank's exit ends the streams."""
         for fd in self.inherit:
             os.close(fd)
 
     def drain(self) -> None:
-        """Carry on everything the rank has written."""
+        """Pass on everything that the rank has written; never blocks on the rank."""
         self.stdout.drain()
         self.stderr.drain()
 
-    def hush(self) -> None:
-        """Leave out what an interrupted import says from now on."""
-        self.stderr.hush()
+    def filter_tracebacks(self) -> None:
+        """Drop the tracebacks of interrupted imports from now on."""
+        self.stderr.filter_tracebacks()
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the launcher's descriptors; idempotent."""
         self.stdout.close()
         self.stderr.close()
 
-    def resized(self) -> bool:
-        """Give the rank's terminals the user's new size; say whether it has any."""
-        for user, ours in self.terminals:
-            copy_size(user, ours)
+    def resize(self) -> bool:
+        """Give the rank's terminals the size of the user's; return whether it has any."""
+        for user, launcher_end in self.terminals:
+            copy_size(user, launcher_end)
         return bool(self.terminals)
 
 
-def log_files(
-    plan: OutputPlan, job: LaunchedJob, restart: int, rank: int
-) -> tuple[Path, Path] | None:
-    """Return where this rank's stdout and stderr are kept, making the folder; None if nowhere."""
-    if plan.log_dir is None:
-        return None
-    folder = plan.log_dir / job.run_id / f"attempt_{restart}" / f"rank_{rank}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "stdout.log", folder / "stderr.log"
-
-
 class OutputWiring:
-    """Makes each rank's output by the plan; knows the user's screen."""
+    """Makes each rank's output by the plan; owns the state of the user's screen."""
 
     def __init__(
         self, plan: OutputPlan, job: LaunchedJob, restart: int, signals: SignalPipe
@@ -92,20 +88,47 @@ class OutputWiring:
         self._sinks = (Sink(1, screen, signals), Sink(2, screen, signals))
 
     def connect(self, local_rank: int) -> RankOutput:
-        """Open one rank's output."""
+        """Open the output of a rank."""
         rank = self._job.global_rank(local_rank)
         files = log_files(self._plan, self._job, self._restart, rank) or (None, None)
         terminals: list[tuple[int, int]] = []
         streams: list[OutputStream] = []
         inherit: list[int] = []
         for sink, file, hidden in zip(self._sinks, files, self._plan.file_only, strict=True):
-            mark = b"" if self._plan.prefixed is False else prefix(rank)
+            prefix = b"" if self._plan.prefixed is False else line_prefix(rank)
             if rank == 0 and not self._plan.prefixed and not hidden and os.isatty(sink.fd):
-                ours, theirs = open_terminal(sink.fd)
-                terminals.append((sink.fd, ours))
-                streams.append(OutputStream(ours, sink, None, file))
+                launcher_end, rank_end = open_terminal(sink.fd)
+                terminals.append((sink.fd, launcher_end))
+                streams.append(OutputStream(launcher_end, sink, None, file))
             else:
-                ours, theirs = os.pipe()
-                streams.append(OutputStream(ours, None if hidden else sink, mark, file))
-            inherit.append(theirs)
+                launcher_end, rank_end = os.pipe()
+                streams.append(OutputStream(launcher_end, None if hidden else sink, prefix, file))
+            inherit.append(rank_end)
         return RankOutput(streams[0], streams[1], (inherit[0], inherit[1]), terminals)
+
+
+def log_files(
+    plan: OutputPlan, job: LaunchedJob, restart: int, rank: int
+) -> tuple[Path, Path] | None:
+    """Make the folder of a rank's logs; return the paths of stdout and stderr, None for no logs."""
+    if plan.log_dir is None:
+        return None
+    folder = plan.log_dir / job.run_id / f"attempt_{restart}" / f"rank_{rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "stdout.log", folder / "stderr.log"
+
+
+def open_terminal(like: int) -> tuple[int, int]:
+    """Return (launcher's end, rank's end) of a new pseudo-terminal of the size of `like`."""
+    launcher_end, rank_end = os.openpty()
+    mode = termios.tcgetattr(rank_end)
+    mode[1] &= ~termios.OPOST  # no "\n" -> "\r\n": the user's terminal does that once
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(rank_end, termios.TCSANOW, mode)
+    copy_size(like, rank_end)
+    return launcher_end, rank_end
+
+
+def copy_size(like: int, terminal: int) -> None:
+    """Give `terminal` the rows and columns of `like`."""
+    termios.tcsetwinsize(terminal, termios.tcgetwinsize(like))

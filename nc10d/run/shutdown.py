@@ -1,7 +1,7 @@
-"""In which order ranks are ended: a timetable as data, and a clock that reads it.
+"""The order in which ranks are ended: a timetable as data, and a clock that reads it.
 
-A timetable is a list of steps, each so many seconds after the ending began. A later timetable
-replaces an earlier one only if it is more urgent: Ctrl-C cuts short a polite ending.
+A timetable is a list of steps, each at so many seconds after the shutdown began. A new timetable
+replaces the current one: a second Ctrl-C cuts a graceful shutdown short.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 INTERRUPT_GRACE = 0.5
-"""Seconds between Ctrl-C's SIGINT and SIGKILL: everything must be gone within one second."""
-SETTLE = 1.0
-"""Seconds to wait, after a rank died of another's failure, for that other's exit."""
+"""Seconds between Ctrl-C's SIGINT and SIGKILL: every process must be gone within one second."""
+CAUSE_WAIT = 1.0
+"""Seconds to wait, after a secondary failure, for the exit of the rank that caused it."""
 
 
 class SignalTarget(enum.Enum):
-    """Who gets a signal: the ranks, or everything in their process group, children too."""
+    """The receivers of a signal: the ranks, or every process in their group, children too."""
 
     RANKS = enum.auto()
     GROUP = enum.auto()
@@ -27,55 +27,55 @@ class SignalTarget(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShutdownStep:
-    """Send `number` to `whom`, `delay` seconds after the ending began."""
+    """Send signal `number` to `target`, `delay` seconds after the shutdown began."""
 
     delay: float
     number: signal.Signals
-    whom: SignalTarget
+    target: SignalTarget
 
 
 Timetable = Sequence[ShutdownStep]
 
 
-def politely(grace: float, delay: float = 0.0, number: int = signal.SIGTERM) -> Timetable:
-    """Ask the ranks to end; after `grace` seconds end everything.
+def graceful(grace: float, delay: float = 0.0) -> Timetable:
+    """Return: SIGTERM to the ranks after `delay` seconds, SIGKILL to all `grace` seconds later.
 
-    Children of ranks are left to their parents at first: a data loader that dies before its rank
-    has written its checkpoint would turn an orderly end into a disorderly one.
+    The ranks' children get no SIGTERM. A data loader that died before its rank has written its
+    checkpoint would turn an orderly end into a disorderly end.
     """
     return (
-        ShutdownStep(delay, signal.Signals(number), SignalTarget.RANKS),
+        ShutdownStep(delay, signal.SIGTERM, SignalTarget.RANKS),
         ShutdownStep(delay + grace, signal.SIGKILL, SignalTarget.GROUP),
     )
 
 
-# What Ctrl-C does in a shell: the whole group gets SIGINT, once.
+# As Ctrl-C does in a shell, the whole group gets SIGINT once.
 INTERRUPT: Timetable = (
     ShutdownStep(0.0, signal.SIGINT, SignalTarget.GROUP),
     ShutdownStep(INTERRUPT_GRACE, signal.SIGKILL, SignalTarget.GROUP),
 )
-AT_ONCE: Timetable = (ShutdownStep(0.0, signal.SIGKILL, SignalTarget.GROUP),)
+KILL_NOW: Timetable = (ShutdownStep(0.0, signal.SIGKILL, SignalTarget.GROUP),)
 
 
 class ShutdownClock:
-    """Tells which steps of the current timetable are due, and how long until the next."""
+    """Yields the steps of the current timetable as they become due."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._due: list[tuple[float, ShutdownStep]] = []
+        self._steps: list[tuple[float, ShutdownStep]] = []
 
     def begin(self, timetable: Timetable) -> None:
-        """Start `timetable` now, instead of whatever was running."""
+        """Start `timetable` now, in place of the current timetable."""
         start = self._now()
-        self._due = [(start + step.delay, step) for step in timetable]
+        self._steps = [(start + step.delay, step) for step in timetable]
 
     def remaining(self) -> float | None:
         """Return the seconds until the next step, None if there is none."""
-        return max(0.0, self._due[0][0] - self._now()) if self._due else None
+        return max(0.0, self._steps[0][0] - self._now()) if self._steps else None
 
     def take_due(self) -> list[ShutdownStep]:
-        """Return the steps whose time has come; each is returned once."""
+        """Return the steps whose time has come; each step is returned once."""
         now = self._now()
-        due = [step for at, step in self._due if at <= now]
-        del self._due[: len(due)]
+        due = [step for at, step in self._steps if at <= now]
+        del self._steps[: len(due)]
         return due

@@ -1,4 +1,4 @@
-"""Signals as readable events, so that the launcher's loop waits for them like for anything else."""
+"""Signals as readable events, so that the launcher's loop waits for them as for anything else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
-    """Collects signals while it is open; `fd` is readable when new ones have come.
+    """Collects signals while it is open; `fd` is readable when new signals have come.
 
-    `ending` is true from the first signal on that means to end the job. A context manager, for
-    the main thread only. A SIGHUP that the user chose to ignore (nohup) stays ignored.
+    `ending` becomes true with the first signal of ENDING. A context manager, for the main thread
+    only. A SIGHUP that the user chose to ignore (nohup) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class SignalPipe:
         for number in (*ENDING, signal.SIGWINCH):
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
-            self._previous[number] = signal.signal(number, _note)
+            self._previous[number] = signal.signal(number, _handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,17 +40,17 @@ class SignalPipe:
         os.close(self._write_fd)
 
     def collect(self) -> None:
-        """Move what has come from the pipe to memory; never blocks."""
+        """Move the signals in the pipe to memory; never blocks."""
         with contextlib.suppress(BlockingIOError):
             self._collected += os.read(self.fd, 1024)
         self.ending = self.ending or any(number in ENDING for number in self._collected)
 
     def take(self) -> list[int]:
-        """Return the numbers of the signals that have come, in order, each once."""
+        """Return the numbers of the signals that have come, in order, each once; never blocks."""
         self.collect()
         taken, self._collected = self._collected, []
         return taken
 
 
-def _note(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     """Do nothing: the interpreter has already written the number to the pipe."""

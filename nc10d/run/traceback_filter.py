@@ -1,10 +1,13 @@
-"""What a rank writes when Ctrl-C finds it at its imports: a traceback that tells nobody anything.
+"""Drop the tracebacks that Ctrl-C causes during a rank's imports. Pure: bytes in, bytes out.
 
-Pure: bytes in, bytes out. From the first traceback on that comes out of an import statement, out
-of the import machinery or out of Python's own start, the rest is left out: it is the interpreter
-ending (NumPy, for one, follows with a page of advice). What a finaliser raised is left out too:
-its object is one that Ctrl-C left half made (llvmlite's strings, where it found a compilation).
-Any other traceback stays: where a job hung is what its user presses Ctrl-C to see.
+Such a traceback shows where Python was importing, and nothing about the user's program.
+
+| text | action |
+|---|---|
+| a traceback out of an import statement, the import machinery or Python's start | cut from here |
+| whatever follows it: the interpreter ending, NumPy's page of advice | cut as well |
+| an "Exception ignored" of a finaliser, whose object Ctrl-C left half made | remove |
+| any other traceback: it shows where a job hung | keep |
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ _IMPORTING = re.compile(
     rb"|^  File .*, in import_module$",
     re.MULTILINE,
 )
-_OF_A_FINALISER = re.compile(
+_FINALISER = re.compile(
     rb"^Exception ignored (?:in|while).*\n"
     rb"(?:Traceback \(most recent call last\):\n(?: .*\n)*.*\n?)?",
     re.MULTILINE,
 )
 
 
-def hushed(text: bytes) -> bytes:
-    """Return `text` up to the first traceback that comes out of an import, without finalisers'."""
+def without_import_tracebacks(text: bytes) -> bytes:
+    """Return `text` up to the first traceback out of an import, without those of finalisers."""
     starts = [found.start() for found in _TRACEBACK.finditer(text)]
     for start, end in itertools.pairwise([*starts, len(text)]):
         if _IMPORTING.search(text, start, end):
             text = text[:start]
             break
-    return _OF_A_FINALISER.sub(b"", text)
+    return _FINALISER.sub(b"", text)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nc10d.debug import timeline, torch_trace
 from nc10d.debug.__main__ import main, read
-from nc10d.debug.diagnosis import MOST_ROWS, judge, report
+from nc10d.debug.diagnosis import MOST_ROWS, diagnose, report
 from nc10d.group.flight_recorder import COMPLETED, STARTED, Dump, Entry
 
 CALL = "all_reduce(dtype=float64, count=4, op=SUM)"
@@ -28,7 +28,7 @@ def dump(rank: int, size: int = 3, last: int = 7, call: str = CALL, why: str = "
 
 
 def test_ranks_in_step_are_clean() -> None:
-    verdict = judge([dump(rank) for rank in range(3)])
+    verdict = diagnose([dump(rank) for rank in range(3)])
     assert verdict.clean
     assert "in step" in report([dump(rank) for rank in range(3)])
 
@@ -36,7 +36,7 @@ def test_ranks_in_step_are_clean() -> None:
 @given(size=st.integers(2, 8), data=st.data())
 def test_the_rank_without_a_dump_is_missing(size: int, data: st.DataObject) -> None:
     absent = data.draw(st.integers(0, size - 1))
-    verdict = judge([dump(rank, size) for rank in range(size) if rank != absent])
+    verdict = diagnose([dump(rank, size) for rank in range(size) if rank != absent])
     assert verdict.missing == [absent]
     assert not verdict.clean
 
@@ -44,7 +44,7 @@ def test_the_rank_without_a_dump_is_missing(size: int, data: st.DataObject) -> N
 @given(size=st.integers(2, 8), data=st.data())
 def test_the_rank_that_is_behind_is_late(size: int, data: st.DataObject) -> None:
     late = data.draw(st.integers(0, size - 1))
-    verdict = judge([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
+    verdict = diagnose([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
     assert (verdict.late, verdict.missing, verdict.different) == ([late], [], None)
 
 
@@ -52,7 +52,7 @@ def test_the_rank_that_is_behind_is_late(size: int, data: st.DataObject) -> None
 def test_the_rank_that_called_something_else_is_different(size: int, data: st.DataObject) -> None:
     odd = data.draw(st.integers(0, size - 1))
     calls = ["barrier" if rank == odd else CALL for rank in range(size)]
-    verdict = judge([dump(rank, size, call=calls[rank]) for rank in range(size)])
+    verdict = diagnose([dump(rank, size, call=calls[rank]) for rank in range(size)])
     others = [rank for rank in range(size) if rank != odd]
     assert verdict.different == (7, {"barrier": [odd], CALL: others})
 
@@ -65,7 +65,7 @@ def flooded(rank: int, waits_for: int | None) -> Dump:
 
 def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> None:
     dumps = [dump(0), dump(1), flooded(2, 0)]
-    verdict = judge(dumps)
+    verdict = diagnose(dumps)
     assert verdict.clean
     assert verdict.last == dict.fromkeys(range(3), 7)
     assert "#7      a call that the record has no more" in report(dumps)
@@ -90,13 +90,13 @@ def test_the_failed_rank_is_the_first_of_the_missing() -> None:
     lost = Dump(
         **{**{f: getattr(told[0], f) for f in Dump.__slots__}, "failed": 4, "why": "PeerLost"}
     )
-    assert judge([lost, told[1]]).missing == [4, 1, 2]
+    assert diagnose([lost, told[1]]).missing == [4, 1, 2]
 
 
 def test_a_later_dump_of_a_rank_replaces_the_one_before() -> None:
     old, new = dump(0, 2, last=3), dump(0, 2, last=7)
     late = Dump(**{**{f: getattr(new, f) for f in Dump.__slots__}, "written": 2.0})
-    assert judge([late, old, dump(1, 2)]).clean
+    assert diagnose([late, old, dump(1, 2)]).clean
 
 
 def test_a_thousand_ranks_fit_on_a_screen_with_those_that_stand_out() -> None:
@@ -120,7 +120,7 @@ def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "&lt;PeerLost&gt;" in html
     assert "<PeerLost>" not in html
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0", "rank_2"]
-    assert timeline.page(read(tmp_path)) == html
+    assert timeline.html_page(read(tmp_path)) == html
 
 
 def test_a_picture_without_matplotlib_is_an_error(

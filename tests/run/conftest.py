@@ -1,4 +1,4 @@
-"""Running the launcher for real: a script in a folder of its own, started as a user would."""
+"""Fixtures that run the launcher for real: a script in its own folder, started as a user would."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """The user's environment, without what an outer launcher or test may have put there."""
+    """The user's environment, without the variables of an outer launcher or test."""
     ours = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of this machine that nobody uses at the moment."""
+    """A port of this machine that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -64,7 +64,7 @@ def launch(environment: dict[str, str]) -> Launch:
 
 @pytest.fixture
 def start(environment: dict[str, str]) -> Iterator[Start]:
-    """Start the launcher and let it run; what is left at the end of the test is killed."""
+    """Start the launcher and let it run; kill it at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: str) -> subprocess.Popen[str]:

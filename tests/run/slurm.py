@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node, for as long as a test needs it.
+"""A Slurm cluster with a single node, for as long as a test needs it.
 
 Controller and node daemon run from a folder of the test's, on free ports, without accounting and
 without munge (one machine, one user). It takes root and Debian's slurmctld and slurmd.
@@ -39,13 +39,13 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 def available() -> bool:
-    """Say whether a cluster can be started here."""
+    """Return whether a cluster can be started here."""
     return os.geteuid() == 0 and all(map(shutil.which, ("slurmctld", "slurmd", "srun")))
 
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a cluster; give the environment in which srun finds it. srun itself waits for it."""
+    """Run a cluster; yield the environment in which srun finds it. srun itself waits for it."""
     for name in ("state", "spool"):
         (folder / name).mkdir()
     with contextlib.ExitStack() as held:

@@ -1,4 +1,4 @@
-"""The demo: it learns, the same whatever the number of ranks, and ends when told."""
+"""The demo: it learns the same with any number of ranks, and ends on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One script, unchanged, under every launcher that people use."""
+"""The same script, unchanged, under every launcher that people use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LAUNCHERS = {
 }
 
 
-def said(command: list[str], environment: dict[str, str]) -> list[str]:
+def rank_lines(command: list[str], environment: dict[str, str]) -> list[str]:
     """Run `command`; return the lines of its ranks, in order of rank."""
     done = subprocess.run(
         command,
@@ -71,21 +71,21 @@ def test_a_script_runs_unchanged_under(
     name: str, environment: dict[str, str], script: Script, free_port: int
 ) -> None:
     command = [word.replace("PORT", str(free_port)) for word in LAUNCHERS[name]]
-    assert said([*command, script(SUM)], environment) == EXPECTED
+    assert rank_lines([*command, script(SUM)], environment) == EXPECTED
 
 
 def test_a_script_runs_unchanged_under_mpirun_with_an_address(
     environment: dict[str, str], script: Script, free_port: int
 ) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
-    assert said([*LAUNCHERS["mpirun"], script(SUM)], {**environment, **address}) == EXPECTED
+    assert rank_lines([*LAUNCHERS["mpirun"], script(SUM)], {**environment, **address}) == EXPECTED
 
 
 @pytest.mark.skipif(not slurm.available(), reason="needs root, slurmctld, slurmd and srun")
 def test_a_script_runs_unchanged_under_srun(tmp_path: Path, script: Script) -> None:
     path = script(SUM)
     with slurm.cluster(tmp_path) as environment:
-        assert said(["srun", "-n", "3", sys.executable, path], environment) == EXPECTED
+        assert rank_lines(["srun", "-n", "3", sys.executable, path], environment) == EXPECTED
 
 
 def test_two_nodes_on_one_machine_are_one_job(
@@ -98,7 +98,7 @@ def test_two_nodes_on_one_machine_are_one_job(
     with subprocess.Popen(
         [*launcher, "--node-rank", "1", path], env=environment, stdout=subprocess.PIPE, text=True
     ) as second:
-        first = said([*launcher, "--node-rank", "0", path], environment)
+        first = rank_lines([*launcher, "--node-rank", "0", path], environment)
         assert second.stdout is not None
         lines = sorted([*first, *second.stdout.read().splitlines()])
     assert lines == [f"rank {rank} of 4: 10.0 10.0" for rank in range(4)]

@@ -1,4 +1,4 @@
-"""The readme's example does what the readme says."""
+"""The readme's example works as the readme describes."""
 
 from __future__ import annotations
 

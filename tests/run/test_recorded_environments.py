@@ -1,4 +1,4 @@
-"""Where launchers cannot run: what they set, recorded, and what nc10d makes of it."""
+"""Launchers that cannot run here: nc10d reads their recorded environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from nc10d.rendezvous.launcher_env import find_place
 
-# `srun -n 2` of Slurm 22.05 on one node (the second task), without what no one could use.
+# `srun -n 2` of Slurm 22.05 on one node (the second task), without useless variables.
 SRUN = {
     "SLURM_CPUS_ON_NODE": "2",
     "SLURM_GTIDS": "0,1",

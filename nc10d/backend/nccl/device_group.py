@@ -21,7 +21,7 @@ from nc10d.cuda.events import event_pool
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
-from nc10d.ops import OP_NAMES, Kept, Op
+from nc10d.ops import OP_NAMES, Op, RepeatedOps
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -84,7 +84,7 @@ class DeviceGroup:
         with flights.lock:
             if self.failed:
                 self._check()
-            known = ops.known if type(ops) is Kept else None
+            known = ops.prepared if type(ops) is RepeatedOps else None
             if known is not None and known.fits():
                 recipe: CachedLaunch = known
             else:

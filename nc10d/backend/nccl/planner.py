@@ -33,7 +33,7 @@ from nc10d.cuda.driver import call, driver
 from nc10d.cuda.events import EventPool
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import Stream
-from nc10d.ops import OP_NAMES, AllReduces, Kept, Op
+from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
 
 
 class LaunchPlanner:
@@ -70,8 +70,8 @@ class LaunchPlanner:
         recipe = self._known.find(key, ops) or self._alike(ops, key)
         if recipe is None:
             recipe = self._new(ops, key, Deadline.after(timeout))
-        if type(ops) is Kept and key is not None and recipe.program is not None:
-            ops.known = recipe
+        if type(ops) is RepeatedOps and key is not None and recipe.program is not None:
+            ops.prepared = recipe
         return recipe
 
     def _alike(self, ops: Sequence[Op], key: Key | None) -> CachedLaunch | None:

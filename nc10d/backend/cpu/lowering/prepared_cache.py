@@ -25,7 +25,7 @@ from nc10d.backend.cpu.engine.channel import Channel, Words
 from nc10d.backend.cpu.lowering.prepared import PARTS, Prepared, PreparedMessage, PreparedProgram
 from nc10d.backend.cpu.native import prepared_calls
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.ops import AllReduce, AllToAll, Kept, Op, Recv, Send
+from nc10d.ops import AllReduce, AllToAll, Op, Recv, RepeatedOps, Send
 
 MOST_CALLS, MOST_BATCHES = 4096, 256
 """A cache that has grown to its limit is emptied."""
@@ -129,16 +129,16 @@ class PreparedCache:
             self._programs[_shape(ops, table)] = linked
 
     def _find_batch(self, ops: Sequence[Op]) -> _Batch | None:
-        if type(ops) is not Kept:
+        if type(ops) is not RepeatedOps:
             arrays = _reduced(ops)
             return None if arrays is None else self._lookup(ops, arrays)
-        kept = ops.known
+        kept = ops.prepared
         if type(kept) is _KeptBatch and kept.owner is self and _same(kept.arrays, kept.batch):
             return kept.batch
         arrays = _reduced(ops)
         found = None if arrays is None else self._lookup(ops, arrays)
         if found is not None and arrays is not None:
-            ops.known = _KeptBatch(self, found, arrays)
+            ops.prepared = _KeptBatch(self, found, arrays)
         return found
 
     def _lookup(self, ops: Sequence[Op], arrays: list[Any]) -> _Batch | None:

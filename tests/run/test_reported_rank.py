@@ -1,4 +1,4 @@
-"""Whom the launcher blames when ranks were in the middle of a collective."""
+"""The rank that the launcher reports when a rank breaks a collective."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The survivors fail within milliseconds, because of rank 2; an exception there is told before its
-# process has ended.
+# The survivors fail within milliseconds, because of rank 2. Where rank 2 raises, they learn of it
+# before its process has ended.
 DIE = """
     import os, signal, sys
     import numpy as np
@@ -34,7 +34,7 @@ DIE = """
         ("sys.exit(3)", 3, "exit code 3"),
     ],
 )
-def test_the_rank_that_broke_the_collective_is_blamed(
+def test_the_rank_that_broke_the_collective_is_reported(
     launch: Launch, script: Callable[[str], str], how: str, code: int, words: str
 ) -> None:
     done = launch("--nproc-per-node", "4", script(DIE.format(how=how)))

@@ -1,10 +1,10 @@
-"""Timetables of an ending, on a clock that the test moves."""
+"""Timetables of a shutdown, on a clock that the test moves."""
 
 from __future__ import annotations
 
 import signal
 
-from nc10d.run.shutdown import AT_ONCE, INTERRUPT, ShutdownClock, SignalTarget, politely
+from nc10d.run.shutdown import INTERRUPT, KILL_NOW, ShutdownClock, SignalTarget, graceful
 
 
 class Time:
@@ -26,22 +26,22 @@ def test_an_idle_clock_waits_for_ever() -> None:
 def test_ranks_are_asked_before_everything_is_killed() -> None:
     time = Time()
     clock = ShutdownClock(time)
-    clock.begin(politely(5.0, delay=1.0))
+    clock.begin(graceful(5.0, delay=1.0))
     assert (clock.remaining(), clock.take_due()) == (1.0, [])
     time.now += 1.0
     (first,) = clock.take_due()
-    assert (first.number, first.whom) == (signal.SIGTERM, SignalTarget.RANKS)
+    assert (first.number, first.target) == (signal.SIGTERM, SignalTarget.RANKS)
     assert clock.remaining() == 5.0
     time.now += 60.0
     (last,) = clock.take_due()
-    assert (last.number, last.whom) == (signal.SIGKILL, SignalTarget.GROUP)
+    assert (last.number, last.target) == (signal.SIGKILL, SignalTarget.GROUP)
     assert clock.remaining() is None
 
 
 def test_a_new_timetable_replaces_the_old() -> None:
     clock = ShutdownClock(Time())
-    clock.begin(politely(60.0))
-    clock.begin(AT_ONCE)
+    clock.begin(graceful(60.0))
+    clock.begin(KILL_NOW)
     assert [step.number for step in clock.take_due()] == [signal.SIGKILL]
     assert clock.remaining() is None
 

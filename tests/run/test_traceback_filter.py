@@ -1,4 +1,4 @@
-"""Ctrl-C during imports: what is left out of a rank's output, and what is not."""
+"""Ctrl-C during imports: which tracebacks of a rank are dropped, and which are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from nc10d.run.traceback_filter import hushed
+from nc10d.run.traceback_filter import without_import_tracebacks
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 IN_SCRIPT = TRACEBACK + b'  File "t.py", line 9, in step\n    x @ y\nKeyboardInterrupt\n'
@@ -27,10 +27,10 @@ LAZILY = TRACEBACK + b'  File "/lib/importlib/__init__.py", line 1, in import_mo
 
 
 @pytest.mark.parametrize("text", [IN_IMPORT, IN_MACHINERY, AT_START, LAZILY])
-def test_tracebacks_out_of_imports_are_left_out(text: bytes) -> None:
-    assert hushed(text) == b""
-    assert hushed(b"saved\n" + text) == b"saved\n"
-    assert hushed(IN_SCRIPT + text) == IN_SCRIPT
+def test_tracebacks_out_of_imports_are_dropped(text: bytes) -> None:
+    assert without_import_tracebacks(text) == b""
+    assert without_import_tracebacks(b"saved\n" + text) == b"saved\n"
+    assert without_import_tracebacks(IN_SCRIPT + text) == IN_SCRIPT
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,24 @@ def test_tracebacks_out_of_imports_are_left_out(text: bytes) -> None:
         b"\nThe above exception was the direct cause of the following exception:\n\n",
     ],
 )
-def test_so_is_what_they_are_chained_to(link: bytes) -> None:
+def test_so_are_the_tracebacks_that_they_are_chained_to(link: bytes) -> None:
     cause = TRACEBACK + b'  File "enum.py", line 2, in f\n    x[3]\nKeyError: 3\n'
-    assert hushed(b"saved\n" + cause + link + IN_IMPORT) == b"saved\n"
-    assert hushed(cause + link + IN_SCRIPT) == cause + link + IN_SCRIPT
-    assert hushed(b"saved\nException ignored in: <x>\n" + IN_IMPORT) == b"saved\n"
+    assert without_import_tracebacks(b"saved\n" + cause + link + IN_IMPORT) == b"saved\n"
+    assert without_import_tracebacks(cause + link + IN_SCRIPT) == cause + link + IN_SCRIPT
+    assert (
+        without_import_tracebacks(b"saved\nException ignored in: <x>\n" + IN_IMPORT) == b"saved\n"
+    )
 
 
 @pytest.mark.parametrize("text", [b"", b"import this\n", b"    import x\n", IN_SCRIPT, b"y" * 99])
 def test_everything_else_stays(text: bytes) -> None:
-    assert hushed(text) == text
+    assert without_import_tracebacks(text) == text
 
 
-def test_what_follows_such_a_traceback_is_the_interpreter_ending() -> None:
+def test_text_after_such_a_traceback_is_dropped_too() -> None:
     advice = b"IMPORTANT: READ THIS\n\nIt may be:\n  * a broken installation\n"
-    assert hushed(b"hello\n" + IN_IMPORT + advice) == b"hello\n"
-    assert hushed(advice) == advice
+    assert without_import_tracebacks(b"hello\n" + IN_IMPORT + advice) == b"hello\n"
+    assert without_import_tracebacks(advice) == advice
 
 
 FINALISER = dedent("""
@@ -77,22 +79,24 @@ FINALISER = dedent("""
 """)
 
 
-def test_what_finalisers_say_of_objects_that_are_half_made_is_left_out() -> None:
-    """llvmlite's, where Ctrl-C finds a compilation; where a script stood is still shown."""
+def test_tracebacks_of_finalisers_are_dropped() -> None:
+    """Ctrl-C amid a compilation makes llvmlite's finalisers fail; the script's traceback stays."""
     text = subprocess.run([sys.executable, "-c", FINALISER], stderr=-1, check=False).stderr
     assert b"Exception ignored" in text
     assert b"'whole'" in text
-    shown = hushed(text)
+    shown = without_import_tracebacks(text)
     assert shown.startswith(b"before\nafter\nTraceback")
     assert shown.endswith(b"division by zero\n")
-    assert hushed(text[text.index(b"Exc") : text.index(b"after")].rstrip()) == b""
+    assert (
+        without_import_tracebacks(text[text.index(b"Exc") : text.index(b"after")].rstrip()) == b""
+    )
 
 
 @pytest.mark.parametrize(
     "hang", ["import slow", "from slow import (\n    x,\n)", "__import__('slow')"]
 )
-def test_python_says_it_in_these_words(tmp_path: Path, hang: str) -> None:
-    """The patterns are guesses about an interpreter: this one is asked."""
+def test_the_interpreter_writes_these_patterns(tmp_path: Path, hang: str) -> None:
+    """The patterns are guesses about an interpreter: run this interpreter."""
     (tmp_path / "slow.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
     (tmp_path / "script.py").write_text(hang + "\n")
     process = subprocess.Popen(
@@ -103,10 +107,10 @@ def test_python_says_it_in_these_words(tmp_path: Path, hang: str) -> None:
     process.send_signal(signal.SIGINT)
     text = process.communicate(timeout=60)[1]
     assert text.startswith(TRACEBACK)
-    assert hushed(text) == (text if "__" in hang else b"")
+    assert without_import_tracebacks(text) == (text if "__" in hang else b"")
 
 
-def test_where_a_script_hung_is_shown(tmp_path: Path) -> None:
+def test_the_place_where_a_script_hung_is_shown(tmp_path: Path) -> None:
     script = dedent("""
         import signal
 
@@ -121,4 +125,4 @@ def test_where_a_script_hung_is_shown(tmp_path: Path) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     text = process.communicate(timeout=60)[1]
-    assert b"in step" in hushed(text)
+    assert b"in step" in without_import_tracebacks(text)

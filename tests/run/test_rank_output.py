@@ -1,4 +1,4 @@
-"""On a terminal rank 0 looks as if it ran alone; everyone else is prefixed."""
+"""On a terminal rank 0 looks as if it ran alone; the lines of other ranks are prefixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from at_terminal import AtTerminal
 from clocks import soon
 
 Script = Callable[[str], str]
-# Each line in one piece, so that no line of another rank comes between.
+# Each line in a single write, so that no line of another rank comes between.
 LOOK = """
     import os, sys
     width = os.get_terminal_size(1).columns if sys.stdout.isatty() else None
@@ -33,7 +33,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def screen_of(terminal: tuple[int, int], environment: dict[str, str], *words: str) -> str:
-    """Run the launcher on the terminal; return all that it writes there."""
+    """Run the launcher on the terminal; return its output there."""
     ours, theirs = terminal
     command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "2", *words]
     process = subprocess.Popen(
@@ -51,7 +51,7 @@ def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
     except OSError:
-        return b""  # EIO: nobody has the other end open any more
+        return b""  # EIO: the other end is closed everywhere
 
 
 def test_rank_0_has_a_terminal_of_the_same_size(
@@ -79,7 +79,7 @@ def test_prefixes_can_be_left_out(
     assert "[rank" not in shown
 
 
-def test_ctrl_c_amid_imports_ends_all_ranks_without_a_word(
+def test_ctrl_c_amid_imports_ends_all_ranks_without_a_traceback(
     environment: dict[str, str], script: Script, tmp_path: Path
 ) -> None:
     (tmp_path / "slow.py").write_text("import signal\nprint('importing')\nsignal.pause()\n")

@@ -1,4 +1,4 @@
-"""Output on its way to the user: whole lines, whoever else is writing."""
+"""Output on its way to the user: lines stay whole while other ranks write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nc10d.run.output import (
     OutputStream,
     Screen,
     Sink,
-    prefix,
+    line_prefix,
     visible,
 )
 from nc10d.run.signals import SignalPipe
@@ -55,7 +55,7 @@ def test_a_line_without_end_is_cut() -> None:
     ("line", "expected"),
     [(b"plain", b"plain"), (b"10%\r50%\r100%", b"100%"), (b"dos\r", b"dos"), (b"", b"")],
 )
-def test_of_a_progress_bar_the_last_state_counts(line: bytes, expected: bytes) -> None:
+def test_only_the_last_state_of_a_progress_bar_is_shown(line: bytes, expected: bytes) -> None:
     assert visible(line) == expected
 
 
@@ -64,7 +64,7 @@ def test_a_stream_prefixes_whole_lines_and_keeps_them(
 ) -> None:
     sink, read = shown
     source, rank = os.pipe()
-    stream = OutputStream(source, sink, prefix(3), tmp_path / "log")
+    stream = OutputStream(source, sink, line_prefix(3), tmp_path / "log")
     os.write(rank, b"one\ntw")
     stream.drain()
     assert read() == b"[rank 3] one\n"
@@ -78,20 +78,20 @@ def test_a_stream_prefixes_whole_lines_and_keeps_them(
 
 
 @pytest.mark.parametrize(
-    ("unfinished", "lead"),
+    ("unfinished", "expected"),
     [(b"", b""), (b"epoch ", b"\n"), (b"\r50%", b"\r\x1b[K"), (b"\x1b[2K50%", b"\r\x1b[K")],
 )
-def test_a_line_never_runs_into_what_stands_on_the_screen(
-    shown: tuple[Sink, Callable[[], bytes]], unfinished: bytes, lead: bytes
+def test_a_line_never_runs_into_an_unfinished_line_on_the_screen(
+    shown: tuple[Sink, Callable[[], bytes]], unfinished: bytes, expected: bytes
 ) -> None:
     sink, read = shown
-    sink.raw(b"x\n" + unfinished, unfinished)
-    sink.lines([b"hello"], prefix(1))
-    assert read() == b"x\n" + unfinished + lead + b"[rank 1] hello\n"
+    sink.write_raw(b"x\n" + unfinished, unfinished)
+    sink.write_lines([b"hello"], line_prefix(1))
+    assert read() == b"x\n" + unfinished + expected + b"[rank 1] hello\n"
 
 
 @pytest.mark.parametrize(
-    ("left", "farewell"),
+    ("left", "expected"),
     [
         (b"done\n", b""),
         (b"\x1b[?25l\r50%", b"\x1b[?25h\n"),
@@ -100,39 +100,39 @@ def test_a_line_never_runs_into_what_stands_on_the_screen(
     ],
 )
 def test_a_terminal_is_left_with_a_cursor_on_a_line_of_its_own(
-    left: bytes, farewell: bytes
+    left: bytes, expected: bytes
 ) -> None:
     screen = Screen()
-    screen.passed(left, left.rpartition(b"\n")[2])
-    assert screen.farewell() == farewell
-    assert screen.farewell() == b""
+    screen.note_raw(left, left.rpartition(b"\n")[2])
+    assert screen.to_clean_end() == expected
+    assert screen.to_clean_end() == b""
 
 
 IMPORTING = b'Traceback (most recent call last):\n  File "x", line 1\n    import y\nKeyb\n'
 
 
-@pytest.mark.parametrize("mark", [prefix(3), None])
-def test_a_hushed_stream_ends_without_the_traceback_of_an_import(
-    shown: tuple[Sink, Callable[[], bytes]], tmp_path: Path, mark: bytes | None
+@pytest.mark.parametrize("prefix", [line_prefix(3), None])
+def test_a_filtered_stream_ends_without_the_traceback_of_an_import(
+    shown: tuple[Sink, Callable[[], bytes]], tmp_path: Path, prefix: bytes | None
 ) -> None:
     sink, read = shown
     source, rank = os.pipe()
-    stream = OutputStream(source, sink, mark, tmp_path / "log")
+    stream = OutputStream(source, sink, prefix, tmp_path / "log")
     os.write(rank, b"on")
     stream.drain()
-    stream.hush()
+    stream.filter_tracebacks()
     os.write(rank, b"e\n" + IMPORTING)
     os.close(rank)
     stream.drain()
-    assert read() == (mark or b"") + b"one\n"
+    assert read() == (prefix or b"") + b"one\n"
     assert (tmp_path / "log").read_bytes() == b"one\n" + IMPORTING
 
 
-def test_a_hushed_stream_that_goes_on_and_on_is_shown(tmp_path: Path) -> None:
+def test_a_filtered_stream_that_goes_on_and_on_is_shown(tmp_path: Path) -> None:
     source, rank = os.pipe()
     with SignalPipe() as signals, (tmp_path / "shown").open("wb") as shown:
         stream = OutputStream(source, Sink(shown.fileno(), Screen(), signals), b"")
-        stream.hush()
+        stream.filter_tracebacks()
         for _ in range(MOST_HELD // 4096 + 1):
             os.write(rank, b"y" * 4095 + b"\n")
             stream.drain()

@@ -1,4 +1,4 @@
-"""The command line: words in, a request out."""
+"""The command line: arguments in, a request out."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def test_endpoints_are_cut_at_the_port(text: str, expected: tuple[str, int]) -> 
 
 
 @pytest.mark.parametrize("text", ["", ":1", "h:x", "h:65536"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         parse_endpoint(text, DEFAULT_PORT)

@@ -1,4 +1,4 @@
-"""Who gets into a job that the launcher starts: the token goes to its ranks, and nowhere else."""
+"""The token of a job that the launcher starts: it reaches the ranks, and no other process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from nc10d.auth import token
 from nc10d.errors import AuthError
-from nc10d.run.cli import admit, read
+from nc10d.run.cli import ensure_token, read
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("NC10D_TOKEN")}
 
@@ -28,12 +28,12 @@ x = np.ones(2)
 dist.all_reduce(x)
 try:
     TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=0.3, token=None)
-    heard = "a stranger was let in"
+    answer = "a stranger was let in"
 except StoreError:
-    heard = "refused"
+    answer = "refused"
 words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
 shown = any(os.environ["NC10D_TOKEN"].encode() in line for line in words)
-print(x[0], heard, shown, flush=True)
+print(x[0], answer, shown, flush=True)
 dist.destroy_process_group()
 """
 READABLE = """
@@ -62,25 +62,25 @@ def test_a_standalone_job_has_a_token_of_its_own(tmp_path: Path) -> None:
 
 def test_a_token_that_is_there_is_the_jobs() -> None:
     environment = {token.VALUE: "ab" * 32}
-    admit(read(["--standalone", "a.py"]), environment)
+    ensure_token(read(["--standalone", "a.py"]), environment)
     assert environment == {token.VALUE: "ab" * 32}
     made: dict[str, str] = {}
-    admit(read(["--standalone", "a.py"]), made)
+    ensure_token(read(["--standalone", "a.py"]), made)
     assert token.job_token(made) is not None
     none: dict[str, str] = {}
-    admit(read(["a.py"]), none)
+    ensure_token(read(["a.py"]), none)
     assert none == {}, "torch's programs can meet in a store without one"
 
 
 def test_several_nodes_need_a_token_or_trust() -> None:
     words = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "192.0.2.1:4711", "a.py"]
     with pytest.raises(AuthError, match=r"NC10D_TOKEN_FILE.*nc10d\.auth FILE.*NC10D_INSECURE=1"):
-        admit(read(words), {})
-    admit(read(words), {token.VALUE: "ab" * 32})
-    admit(read(words), {token.INSECURE: "1"})
+        ensure_token(read(words), {})
+    ensure_token(read(words), {token.VALUE: "ab" * 32})
+    ensure_token(read(words), {token.INSECURE: "1"})
 
 
-def test_the_launcher_says_what_to_do_and_starts_nothing(tmp_path: Path) -> None:
+def test_without_a_token_the_launcher_explains_and_starts_nothing(tmp_path: Path) -> None:
     script = tmp_path / "never.py"
     script.write_text("print('started')")
     where = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "192.0.2.1:4711"]

@@ -1,4 +1,4 @@
-"""Coalescing: what a block collects is one launch, and means what it would have meant alone."""
+"""Coalescing: a block launches its calls together, with the effect of the same calls alone."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def launched(group: ProcessGroup) -> list[type]:
     return [type(op) for op in cast(FakeBackend, group.backend("cpu")).launched]
 
 
-class Lent:
+class DeviceArray:
     """An array of a type that is always on a device."""
 
     def __init__(self) -> None:
         self.x = np.zeros(3)
 
 
-register(Lent, lambda a: as_buffer(a.x), "cuda")
+register(DeviceArray, lambda a: as_buffer(a.x), "cuda")
 
 
 def on_host() -> Any:
     return np.zeros(3)
 
 
-@pytest.mark.parametrize("first", [Lent, on_host])
-@pytest.mark.parametrize("second", [Lent, on_host])
-def test_known_types_join_a_block_fast_but_only_of_their_own_device(
+@pytest.mark.parametrize("first", [DeviceArray, on_host])
+@pytest.mark.parametrize("second", [DeviceArray, on_host])
+def test_arrays_join_a_block_only_of_their_own_kind_of_device(
     group: ProcessGroup, first: Callable[[], Any], second: Callable[[], Any]
 ) -> None:
     arrays = [first(), first(), second()]
@@ -119,14 +119,16 @@ def test_async_ops_gives_one_work_for_the_block(group: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nested", "new_group", "split_group", "plan"])
-def test_what_does_not_belong_in_a_block_raises_there(group: ProcessGroup, kind: str) -> None:
-    with dist.coalescing_manager(async_ops=True) as kept:
+def test_calls_that_make_or_repeat_blocks_or_groups_raise_in_a_block(
+    group: ProcessGroup, kind: str
+) -> None:
+    with dist.coalescing_manager(async_ops=True) as earlier:
         dist.barrier()
     calls: dict[str, Any] = {
         "nested": lambda: dist.coalescing_manager().__enter__(),
         "new_group": lambda: dist.new_group([0]),
         "split_group": lambda: dist.split_group(None, [[0]]),
-        "plan": lambda: kept.plan().launch(),
+        "plan": lambda: earlier.plan().launch(),
     }
     with dist.coalescing_manager():
         dist.all_reduce(np.zeros(1))
@@ -222,7 +224,7 @@ def test_a_block_cannot_be_entered_twice(group: ProcessGroup) -> None:
         pass
 
 
-def test_a_block_on_a_destroyed_group_says_so() -> None:
+def test_a_block_on_a_destroyed_group_is_refused() -> None:
     group = ProcessGroup("gone", range(2), 0, HashStore(), 9.0, BackendConfig("fake"))
     group.close()
     with pytest.raises(GroupClosed), dist.coalescing_manager(group):
@@ -244,7 +246,7 @@ def test_a_plan_repeats_the_block_on_the_arrays_of_the_moment() -> None:
     assert run_local(rank, 2) == [[12.0], [12.0]]
 
 
-def test_a_sync_block_blocks_until_all_is_done_though_it_gave_out_works() -> None:
+def test_a_sync_block_with_async_calls_blocks_until_all_are_done() -> None:
     left = threading.Event()
 
     def rank(group: ProcessGroup) -> bool:
@@ -333,8 +335,8 @@ def test_batch_isend_irecv_is_one_launch_with_a_work_for_each() -> None:
     assert run_local(rank, 3) == [(2, [2], 2), (0, [2], 0), (1, [2], 1)]
 
 
-class Whole(Work):
-    """A batch's own Work, which counts how often somebody waits for it."""
+class CountingWork(Work):
+    """The Work of a batch, which counts the waits for it."""
 
     __slots__ = ("waits",)
 
@@ -343,15 +345,15 @@ class Whole(Work):
         self.waits = 0
 
     def _poll(self) -> None:
-        """Be pending."""
+        """Stay pending."""
 
     def _block(self, deadline: Deadline) -> None:
         self.waits += 1
         self._finish(None, [None] * 3)
 
 
-def test_of_a_batch_s_works_only_one_waits_for_it() -> None:
-    whole, works = Whole(), [BatchedWork(Barrier(), place) for place in range(3)]
+def test_only_one_of_a_batchs_works_waits_for_it() -> None:
+    whole, works = CountingWork(), [BatchedWork(Barrier(), place) for place in range(3)]
     for work in works:
         work._bind(whole)
     assert not any(work.is_completed() for work in works)
@@ -376,7 +378,7 @@ def test_batch_isend_irecv_joins_an_open_block(group: ProcessGroup) -> None:
     assert launched(group) == [AllReduce, Send]
 
 
-def test_batch_isend_irecv_refuses_what_it_cannot_batch(group: ProcessGroup) -> None:
+def test_batch_isend_irecv_refuses_operations_that_it_cannot_batch(group: ProcessGroup) -> None:
     x = np.zeros(1)
     other = dist.new_group([0, 1])
     with pytest.raises(ValueError, match="P2POp"):

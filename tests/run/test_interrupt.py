@@ -1,4 +1,4 @@
-"""A command that Ctrl-C ends: exit code 130 and nothing to read, wherever it was."""
+"""A command ended by Ctrl-C: exit code 130 and no output, wherever it was."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 COMMAND = """
 import os, signal
-from nc10d.run.interrupt import quietly
+from nc10d.run.interrupt import run_interruptible
 
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     return 0
 
 signal.signal(signal.SIGINT, signal.{handler})
-raise SystemExit(quietly({main}))
+raise SystemExit(run_interruptible({main}))
 """
 
 
@@ -33,5 +33,5 @@ def test_the_code_is_130_wherever_ctrl_c_comes(tmp_path: Path, main: str) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_what_ignores_ctrl_c_goes_on_ignoring_it(tmp_path: Path) -> None:
+def test_an_ignored_ctrl_c_stays_ignored(tmp_path: Path) -> None:
     assert run(tmp_path, "interrupt", "SIG_IGN").returncode == 0

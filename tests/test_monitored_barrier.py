@@ -1,4 +1,4 @@
-"""monitored_barrier: whoever has not come is named, to every rank, when the time is up."""
+"""monitored_barrier: every rank gets the names of the missing ranks when the time is up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_all_pass_when_all_have_come_again_and_again() -> None:
     assert run_local(meet, SIZE) == [[0, 1, 2]] * SIZE
 
 
-def test_nobody_leaves_before_all_have_come() -> None:
+def test_no_rank_leaves_before_all_have_come() -> None:
     came: list[int] = []
 
     def meet(group: Any) -> int:
@@ -61,7 +61,7 @@ def test_the_missing_are_named_on_every_rank(missing: list[int], wait_all_ranks:
             error = caught(lambda: dist.monitored_barrier(group, LIMIT, wait_all_ranks))
             assert LIMIT * 0.9 <= time.monotonic() - start < LIMIT + 5
         over.wait(30)
-        if group.rank in missing:  # the late hear the same
+        if group.rank in missing:  # a late rank raises the same
             error = caught(lambda: dist.monitored_barrier(group, LIMIT))
         return error
 
@@ -98,7 +98,7 @@ def test_a_sub_group_counts_for_itself() -> None:
 
 
 def _pair_apart(group: Any) -> DistError | None:
-    """Ranks 1 and 3 meet as a pair; then 3 waits for 1, who goes on with the whole world."""
+    """Ranks 1 and 3 meet as a pair; then 3 waits for 1, which goes on with the whole world."""
     two = dist.new_group([1, 3])
     if group.rank in (0, 2):
         with pytest.warns(RuntimeWarning, match="not in the group"):
@@ -110,7 +110,7 @@ def _pair_apart(group: Any) -> DistError | None:
     return error
 
 
-def test_a_rank_that_calls_something_else_is_told_apart() -> None:
+def test_a_rank_that_makes_another_call_is_a_mismatch() -> None:
     def meet(group: Any) -> DistError:
         call = group.barrier if group.rank else dist.monitored_barrier
         if group.rank == 1:

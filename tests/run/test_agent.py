@@ -1,4 +1,4 @@
-"""Real jobs: exit codes, the first failure, restarts, files, and what a killed launcher leaves."""
+"""Real jobs: exit codes, the first failure, restarts, files, and the end of a killed launcher."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 Script = Callable[[str], str]
 
 PATIENCE = 60.0
-"""Seconds to wait for what must happen, where the law does not say how soon."""
+"""Seconds to wait for an event that must happen, where the law sets no time."""
 LAUNCHER = [sys.executable, "-m", "nc10d.run"]
 
-# Rank 1 fails as it is told to; the others wait for ever. A child of each rank waits with it.
+# FAIL: rank 1 fails by `how`; the others wait for ever. WAIT: each rank and its child wait.
 FAIL = """
     import os, signal, sys
     rank = int(os.environ["RANK"])
@@ -50,20 +50,20 @@ IGNORE_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 def pids_of(launcher: subprocess.Popen[str], ranks: int) -> list[int]:
-    """Return the ids of all ranks and their children, once every rank has said them."""
+    """Return the ids of all ranks and their children, once every rank has printed them."""
     assert launcher.stdout is not None
     lines = [launcher.stdout.readline() for _ in range(ranks)]
     return [int(word) for line in lines for word in re.findall(r"\d+", line.split("pids")[1])]
 
 
 def _full(pipe: int) -> bool:
-    """Say whether a pipe holds as much as it can, less a page."""
+    """Return whether a pipe holds as much as it can, less a page."""
     held = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
     return int.from_bytes(held, sys.byteorder) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 8192
 
 
 def wait_gone(pids: list[int]) -> bool:
-    """Wait for the end of processes that are not our children; say whether all came."""
+    """Wait for the end of processes that are not our children; return whether all ended."""
     deadline = time.monotonic() + PATIENCE
     for pid in pids:
         try:
@@ -104,7 +104,7 @@ def test_the_first_failure_is_reported_and_ends_the_others(
     assert done.stdout.count("is here") >= 1
 
 
-def test_a_witness_is_not_taken_for_the_cause(launch: Launch, script: Script) -> None:
+def test_a_secondary_failure_is_not_reported_for_its_cause(launch: Launch, script: Script) -> None:
     path = script("""
         import os, sys
         from nc10d.errors import PeerLost
@@ -113,7 +113,7 @@ def test_a_witness_is_not_taken_for_the_cause(launch: Launch, script: Script) ->
             raise PeerLost("rank 1 is gone")
         with open(sys.argv[1]) as other:
             other.read()
-        raise ValueError("the cause, told late")
+        raise ValueError("the cause, raised late")
     """)
     fifo = str(Path(path).with_name("fifo"))
     os.mkfifo(fifo)
@@ -236,9 +236,7 @@ def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, befo
     assert soon(1.0, attempt)
 
 
-def test_ctrl_c_reaches_ranks_though_nobody_reads_their_output(
-    start: Start, script: Script
-) -> None:
+def test_ctrl_c_reaches_ranks_whose_output_has_no_reader(start: Start, script: Script) -> None:
     path = script("""
         import os, sys
         print("pid", os.getpid(), file=sys.stderr)

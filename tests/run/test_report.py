@@ -1,10 +1,10 @@
-"""Which failure is told, and in what words."""
+"""Which failure is reported, and in which words."""
 
 from __future__ import annotations
 
 import pytest
 
-from nc10d.run.report import Exit, failure_text, first_failure, is_witness
+from nc10d.run.report import Exit, failure_text, first_failure, is_secondary
 
 LOST = ("Traceback (most recent call last):", '  File "a.py"', "nc10d.errors.PeerLost: rank 2")
 BUG = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: boom")
@@ -14,7 +14,7 @@ def ended(rank: int, status: int, last_lines: tuple[str, ...] = ()) -> Exit:
     return Exit(rank, rank, "host", 100 + rank, status, last_lines)
 
 
-def test_ranks_that_end_well_are_not_to_blame() -> None:
+def test_ranks_that_end_well_are_not_failures() -> None:
     assert first_failure([ended(0, 0), ended(1, 0)]) is None
 
 
@@ -23,12 +23,12 @@ def test_the_first_to_fail_is_reported() -> None:
     assert first_failure(exits) == exits[1]
 
 
-def test_a_witness_makes_way_for_the_cause() -> None:
+def test_a_secondary_failure_makes_way_for_its_cause() -> None:
     exits = [ended(0, 1, LOST), ended(2, 1, BUG)]
     assert first_failure(exits) == exits[1]
 
 
-def test_where_all_are_witnesses_the_first_speaks() -> None:
+def test_the_first_of_only_secondary_failures_is_reported() -> None:
     exits = [ended(0, 1, LOST), ended(1, 1, LOST)]
     assert first_failure(exits) == exits[0]
 
@@ -44,15 +44,19 @@ def test_where_all_are_witnesses_the_first_speaks() -> None:
         ((), False),
     ],
 )
-def test_a_witness_is_known_by_its_last_error(lines: tuple[str, ...], expected: bool) -> None:
-    assert is_witness(ended(0, 1, lines)) is expected
+def test_a_secondary_failure_is_recognised_by_its_last_error(
+    lines: tuple[str, ...], expected: bool
+) -> None:
+    assert is_secondary(ended(0, 1, lines)) is expected
 
 
 @pytest.mark.parametrize(
     ("status", "words", "code"),
     [(3, "exit code 3", 3), (-9, "SIGKILL", 137), (-15, "SIGTERM", 143), (-40, "signal 40", 168)],
 )
-def test_the_report_says_who_how_and_the_last_words(status: int, words: str, code: int) -> None:
+def test_the_report_gives_the_rank_how_it_ended_and_its_last_lines(
+    status: int, words: str, code: int
+) -> None:
     end = ended(2, status, BUG)
     assert end.exit_code == code
     text = failure_text(end)

@@ -1,4 +1,4 @@
-"""A rank's environment is torchrun's, and tells every rank a place of its own."""
+"""A rank's environment is torchrun's, and gives every rank a place of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[LaunchedJob]:
-    """One job, as each of its nodes sees it."""
+    """A job, as each of its nodes sees it."""
     nnodes, nproc = draw(st.integers(1, 6)), draw(st.integers(1, 9))
     return [LaunchedJob(nproc, nnodes, k, "host", 29500) for k in range(nnodes)]
 
