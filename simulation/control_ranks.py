@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 from nc10d.backend.cpu.control.group_control import GroupControl
 from simulation.clock import Simulation
@@ -56,13 +56,13 @@ class Member:
 
     def gone(self) -> set[int]:
         """Return who is known to have died, to have left, or not to be reached any more."""
-        mates = [self.company.members[mate] for mate in self.company.hosts.mates(self.rank)]
+        mates = [self.company.members[mate] for mate in self.company.hosts.local_ranks(self.rank)]
         left = {mate.rank for mate in mates if mate.closed} | self.council.left
         return self.known | left | {n for n in self.wires if self.control.lost(n) is not None}
 
     def close(self) -> None:
         """Leave the group: nothing about it is heard any more."""
-        self.council.leave(self.company.hosts.away(self.rank))
+        self.council.leave(self.company.hosts.remote_ranks(self.rank))
         self.closed = True
 
     def mind(self, delay: float = _SOON) -> None:
@@ -105,7 +105,7 @@ class Member:
     def _on_end(self, number: int, reason: str) -> None:
         del reason
         self.council.notify()
-        if number not in self.council.left and number in self.company.hosts.away(self.rank):
+        if number not in self.council.left and number in self.company.hosts.remote_ranks(self.rank):
             self.on_loss(number)
 
     def learn(self, number: int) -> None:
@@ -127,7 +127,7 @@ class Company:
         self.members = [Member(self, rank) for rank in range(hosts.size)]
         for rank, member in enumerate(self.members):
             for other in range(rank + 1, hosts.size):
-                between = near if other in hosts.mates(rank) else net
+                between = near if other in hosts.local_ranks(rank) else net
                 a, b = between.stream(f"rank {rank}", f"rank {other}")
                 member.wires[other], self.members[other].wires[rank] = a, b
         for member in self.members:
@@ -145,7 +145,7 @@ class Company:
             actor.kill()
         for net in self.nets:
             net.close_all_of(f"rank {rank}")
-        for mate in self.hosts.mates(rank):
+        for mate in self.hosts.local_ranks(rank):
             if mate != rank:
                 self.sim.after(self.sim.random.random() * _TOLD, partial(self._tell, mate, rank))
 

@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from nc10d.backend.cpu.algorithms.topology import Topology, grouped
+from nc10d.backend.cpu.algorithms.group_shape import Topology, grouped
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.cause import AgreedCause
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -32,7 +32,7 @@ class Judge:
     def __init__(self, job: Job, member: Member) -> None:
         self.job, self.rank = job, member.rank
         self.failed = Signal()
-        ranks = job.hosts.mates(self.rank)
+        ranks = job.hosts.local_ranks(self.rank)
         count, mine = len(ranks), ranks.index(self.rank)
         peers: Any = [job.memory[rank] for rank in ranks]
         self.areas = GroupMemory(peers, mine, [0] * count, 0, list(ranks))

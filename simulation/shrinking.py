@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from nc10d.backend.cpu.algorithms.topology import grouped
+from nc10d.backend.cpu.algorithms.group_shape import grouped
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.deadline import Deadline

@@ -20,8 +20,8 @@ for folder in ("backend/cpu", "emulators"):
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
-# From which sizes the kernel is asked for arrays is then the same wherever the tests run.
-os.environ.setdefault("NC10D_QUICK_BOARDS", "0")
+# The kernel then copies arrays from the same sizes on wherever the tests run.
+os.environ.setdefault("NC10D_KERNEL_COPY_FROM", f"{4 << 20},{1 << 20}")
 
 # A shell's background job ignores Ctrl-C, and so would what it starts; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

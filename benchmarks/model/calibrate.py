@@ -20,7 +20,7 @@ from benchmarks.model.wire_rates import latencies, streams
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
-from nc10d.backend.cpu.engine.cpu_policy import own_boards
+from nc10d.backend.cpu.engine.cpu_policy import own_thresholds
 from nc10d.backend.registry import register_backend
 from nc10d.bench.workloads import COLLECTIVES
 from nc10d.group.new_group import new_group
@@ -48,7 +48,7 @@ def survey_here(cells: Sequence[TimedCall], rounds: int, *, far: bool) -> list[R
         Round(
             medians([first.sample, second.sample]),
             {cell: max(first.times[cell], second.times[cell]) for cell in cells},
-            own_boards(),
+            own_thresholds(),
         )
         for first, second in zip(*both, strict=True)
     ]

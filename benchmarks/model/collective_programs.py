@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology, grouped
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT, Thresholds, one_shot_bytes
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import SUM
 
@@ -51,16 +50,18 @@ class Collective:
         return Program(CallInfo(self.op, DTYPE, self.nbytes // ITEM), tuple(steps), users)
 
 
-def layout_of(hosts: Topology, half: int = HALF, *, boards: Boards = Boards.NORMAL) -> GroupShape:
+def layout_of(
+    hosts: Topology, half: int = HALF, *, thresholds: Thresholds | None = None
+) -> GroupShape:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
-    Every rank has a separate core. `boards` is the speed class of staging buffers (cpu_policy.py).
+    Every rank has a separate core. Across hosts the `thresholds` are always the defaults.
     """
     size = hosts.size
     several = hosts if len(hosts.hosts) > 1 else None
-    small = one_shot_bytes(size, roomy=several is None)
-    sizes = asking(boards if several is None else Boards.NORMAL)
-    return GroupShape(size, 0, half, small, several, DIRECT, **sizes)
+    small = one_shot_bytes(size, oversubscribed=several is not None)
+    own = DEFAULTS if several or thresholds is None else thresholds
+    return GroupShape(size, 0, half, small, several, DIRECT, own)
 
 
 def spread(ranks: int, mates: int = MATES) -> Topology:

@@ -15,7 +15,7 @@ from benchmarks.figures import add_legend, bytes_label, new_figure
 from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine
 from benchmarks.model.timed_walk import Event, Walk
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.program.program import SHOWN, Step, StepKind
 
 LIMIT = 30.0

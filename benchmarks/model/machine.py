@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nc10d.backend.cpu.algorithms.tuning import Boards
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, Thresholds
+from nc10d.backend.cpu.engine.cpu_policy import FAST_STAGING
 from nc10d.backend.cpu.native.offsets import READS, WRITES
 from nc10d.backend.cpu.program.program import SHOWN, At, Space, Step, StepKind
 
@@ -66,8 +67,8 @@ class Machine:
     | `fill` | copied by the kernel into a peer's exposed array (the kernel can't) |
     | `lent` | folded and written back into a peer's exposed array (the kernel can't) |
 
-    Bytes that the kernel has copied are folded at the price of a copy. `boards` is the speed class
-    of staging buffers, by which ranks choose algorithms (see cpu_policy.py).
+    Bytes that the kernel has copied are folded at the price of a copy. Ranks choose
+    algorithms by the `thresholds` of their CPU (see cpu_policy.py).
     """
 
     calls: Mapping[str, float]
@@ -90,7 +91,7 @@ class Machine:
     kernel: Curve = ()
     fill: Curve = ()
     lent: Curve = ()
-    boards: Boards = Boards.NORMAL
+    thresholds: Thresholds = DEFAULTS
 
     @property
     def access(self) -> int:
@@ -192,10 +193,12 @@ def load(path: Path) -> Machine:
     """Read constants that `save` has written; ValueError for other contents."""
     try:
         found = json.loads(path.read_text())
-        boards = Boards.QUICKEST if found.pop("quick", False) else Boards.NORMAL
-        found = {**dict.fromkeys(LATER, ()), "boards": boards, **found}
+        grades = [found.pop(name, 0) for name in ("quick", "boards")]  # in files of older versions
+        older = FAST_STAGING if any(grades) else DEFAULTS
+        limits = Thresholds(**found.pop("thresholds", asdict(older)))
+        found = {**dict.fromkeys(LATER, ()), **found}
         curves = {name: _curve(found[name]) for name in CURVES}
-        return Machine(**{**found, **curves, "boards": Boards(found["boards"])})
+        return Machine(**{**found, **curves, "thresholds": limits})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold the constants of a machine: {error!r}") from error
 
@@ -219,7 +222,7 @@ def changed(machine: Machine, setting: str) -> Machine:
         value = float(text)
     except ValueError:
         value = -1.0
-    names = [field.name for field in fields(Machine) if field.name not in ("calls", "boards")]
+    names = [field.name for field in fields(Machine) if field.name not in ("calls", "thresholds")]
     if name not in (*names, "call") or not 0 <= value < math.inf:
         raise ValueError(f"{setting!r} is not NAME=SECONDS with a NAME of call, {', '.join(names)}")
     if name == "call":

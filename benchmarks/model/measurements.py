@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.model.collective_programs import MAKERS
 from benchmarks.model.machine import DEVELOPMENT, Curve, Machine
-from nc10d.backend.cpu.algorithms.tuning import Boards
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, Thresholds
 
 SHARE = 0.25
 """The quantile of repeated times that is used: other programs only ever add time."""
@@ -29,12 +29,12 @@ class TimedCall:
 class Round:
     """Seconds of a round of measurements: samples for the constants, and times of calls.
 
-    `boards` is the machine's speed class of staging buffers (see cpu_policy.py).
+    `thresholds` are those of the machine's CPU (see cpu_policy.py).
     """
 
     sample: Sample
     times: dict[TimedCall, float]
-    boards: Boards = Boards.NORMAL
+    thresholds: Thresholds = DEFAULTS
 
 
 def typical(times: Iterable[float], share: float = SHARE) -> float:
@@ -83,4 +83,4 @@ def machine_of(sample: Sample) -> Machine:
 def constants(rounds: Sequence[Round]) -> Machine:
     """Return a machine's constants: medians over rounds."""
     machine = machine_of(medians([round_.sample for round_ in rounds]))
-    return replace(machine, boards=min(round_.boards for round_ in rounds))
+    return replace(machine, thresholds=rounds[0].thresholds)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from benchmarks.model.collective_programs import Collective, layout_of
 from benchmarks.model.machine import Machine
 from benchmarks.model.timed_walk import Walk
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.algorithms.hosts_reduce import chained
-from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.program import Space, StepKind
 
 MANY = 64
@@ -39,7 +39,9 @@ def seconds(machine: Machine, op: str, nbytes: int, hosts: Topology) -> float:
     """Return the seconds of a call amid many in a row, on ranks of these hosts."""
     # A network that all hosts share is loaded by all ranks.
     ranks = range(hosts.size) if machine.shared else standing_for(op, nbytes, hosts)
-    return steady(machine, Collective(op, nbytes, layout_of(hosts, boards=machine.boards)), ranks)
+    return steady(
+        machine, Collective(op, nbytes, layout_of(hosts, thresholds=machine.thresholds)), ranks
+    )
 
 
 def steady(machine: Machine, collective: Collective, ranks: Sequence[int]) -> float:
@@ -70,7 +72,7 @@ def standing_for(op: str, nbytes: int, hosts: Topology) -> list[int]:
 
 def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     """Return the name of the algorithm that choose.py takes on a machine."""
-    layout, access = layout_of(hosts, boards=machine.boards), machine.access
+    layout, access = layout_of(hosts, thresholds=machine.thresholds), machine.access
     steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
     by_kernel = any(step.kind is StepKind.EXPOSE and 0 < step.arg <= access for step in steps)
@@ -97,9 +99,7 @@ def _across(op: str, kinds: Counter[StepKind]) -> str:
         return "from rank to rank"
     if kinds[StepKind.PUSH]:
         return "rails between hosts"
-    # The leaders' rendezvous also checks the calls.
-    more = kinds[StepKind.FLOW] > kinds[StepKind.CHECK]
-    return "rails, from hand to hand" if more else "leaders, in one shot"
+    return "leaders, in one shot"
 
 
 def switches(machine: Machine, op: str, hosts: Topology, sizes: Sequence[int]) -> Iterator[Switch]:

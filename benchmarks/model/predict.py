@@ -18,7 +18,7 @@ from benchmarks.model.draw import draw
 from benchmarks.model.machine import DEVELOPMENT, Machine, changed, load, save
 from benchmarks.model.measurements import Round, TimedCall, constants
 from benchmarks.model.model import algorithm, seconds, switches
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 
 DESCRIPTION = """
 The cost of collectives by a model that walks their programs. Latencies and seconds a byte are those

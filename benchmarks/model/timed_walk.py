@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.model.machine import Machine, Uses, at_reach
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
 from nc10d.backend.cpu.program.program import Program, Step, StepKind
 

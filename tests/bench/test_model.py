@@ -23,9 +23,10 @@ from benchmarks.model.measurements import Round, TimedCall, constants, typical
 from benchmarks.model.memory_rates import Passes
 from benchmarks.model.model import algorithm, seconds, standing_for, switches
 from benchmarks.model.timed_walk import Walk
+from nc10d.backend.cpu.algorithms.group_shape import Topology, grouped
 from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
-from nc10d.backend.cpu.algorithms.topology import Topology, grouped
-from nc10d.backend.cpu.algorithms.tuning import NEVER, Boards
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
+from nc10d.backend.cpu.engine.cpu_policy import FAST_STAGING
 from nc10d.backend.cpu.native.offsets import READS
 from nc10d.backend.cpu.program.program import CallInfo, Combine, Kernel, Program, Step, board, user
 from nc10d.backend.cpu.program.steps import copy, expose, fetch, reduce_ranks
@@ -76,7 +77,7 @@ def test_clocks_and_the_simulator_tell_the_same_time(
 def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> None:
     hosts = grouped(names)
     collective = Collective(op, 3 << 20, layout_of(hosts))
-    walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.half)
+    walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.staging)
     assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
 
 
@@ -86,15 +87,14 @@ def test_model_and_simulator_agree_on_a_shared_network(op: str, nbytes: int) -> 
     hosts = spread(6, 2)
     narrow = changed(PLAIN, "shared=3e-10")
     collective = Collective(op, nbytes, layout_of(hosts))
-    walked = walk_all(narrow, op, nbytes, hosts, collective.layout.half)
+    walked = walk_all(narrow, op, nbytes, hosts, collective.layout.staging)
     assert walked == pytest.approx(simulated(narrow, collective), rel=1e-9)
-    assert walked >= walk_all(PLAIN, op, nbytes, hosts, collective.layout.half)
+    assert walked >= walk_all(PLAIN, op, nbytes, hosts, collective.layout.staging)
 
 
 LARGE = [
     ("all_reduce", 256, 512),
     ("all_reduce", 64 << 10, 96),
-    ("all_reduce", 32 << 10, 128),  # from hand to hand
     pytest.param("all_reduce", 64 << 10, 512, marks=pytest.mark.long),
     pytest.param("reduce_scatter", 64 << 10, 512, marks=pytest.mark.long),
     ("reduce_scatter", 64 << 10, 64),
@@ -154,43 +154,32 @@ def test_what_is_filled_has_a_rate_of_its_own() -> None:
         assert filled[1] == plain[1]
 
 
-def test_many_hosts_pass_small_pieces_from_hand_to_hand() -> None:
-    boards = dataclasses.replace(PLAIN, kernel=(), lent=())
-    names = [algorithm(boards, "all_reduce", n, spread(128)) for n in (4096, 64 << 10, 4 << 20)]
-    assert names == ["leaders, in one shot", "rails, from hand to hand", "rails between hosts"]
+def test_large_arrays_of_many_hosts_go_by_rails() -> None:
+    staged = dataclasses.replace(PLAIN, kernel=(), lent=())
+    names = [algorithm(staged, "all_reduce", n, spread(128)) for n in (4096, 4 << 20)]
+    assert names == ["leaders, in one shot", "rails between hosts"]
 
 
-def test_where_boards_are_quick_plain_arrays_go_over_them_for_longer() -> None:
-    quick, quickest = (
-        dataclasses.replace(PLAIN, boards=boards) for boards in (Boards.QUICK, Boards.QUICKEST)
-    )
-
-    def way(machine: Machine, nbytes: int) -> str:
-        return algorithm(machine, "all_reduce", nbytes, spread(2))
-
-    kernel, boards = (
-        "mates' arrays, by the kernel",
-        "boards, a chunk a rank, after asking for arrays",
-    )
-    assert [way(m, 1 << 20) for m in (PLAIN, quick, quickest)] == [kernel, boards, boards]
-    assert [way(m, 16 << 20) for m in (PLAIN, quick, quickest)] == [kernel, kernel, boards]
-    for op, ranks, over_boards, by_kernel in (
-        ("all_reduce", 2, 8 << 20, 16 << 20),
+def test_plain_arrays_go_over_staging_buffers_up_to_the_thresholds() -> None:
+    fast = dataclasses.replace(PLAIN, thresholds=FAST_STAGING)
+    kernel = algorithm(PLAIN, "all_reduce", 1 << 20, spread(2))
+    assert kernel == "mates' arrays, by the kernel"
+    for op, ranks, staged, by_kernel in (
+        ("all_reduce", 2, 16 << 20, 32 << 20),
         ("broadcast", 2, 64 << 20, NEVER),
         ("broadcast", 4, 64 << 20, NEVER),
         ("reduce_scatter", 2, 16 << 20, 32 << 20),
         ("reduce_scatter", 4, 16 << 20, 32 << 20),
         ("all_gather", 2, 16 << 20, 32 << 20),
         ("all_gather", 4, 64 << 20, NEVER),
-        ("all_to_all", 4, 8 << 20, 16 << 20),
+        ("all_to_all", 4, 16 << 20, 32 << 20),
     ):
         host = spread(ranks)
-        assert algorithm(PLAIN, op, over_boards, host) == kernel, (op, ranks)
-        assert algorithm(quick, op, over_boards, host) != kernel, (op, ranks)
+        assert algorithm(PLAIN, op, staged, host) == kernel, (op, ranks)
+        assert algorithm(fast, op, staged, host) != kernel, (op, ranks)
         if by_kernel != NEVER:
-            assert algorithm(quick, op, by_kernel, host) == kernel, (op, ranks)
-    machines = (PLAIN, quick, quickest)
-    apart = {algorithm(m, "all_reduce", 16 << 20, spread(16)) for m in machines}
+            assert algorithm(fast, op, by_kernel, host) == kernel, (op, ranks)
+    apart = {algorithm(m, "all_reduce", 16 << 20, spread(16)) for m in (PLAIN, fast)}
     assert len(apart) == 1, "hosts must not differ"
 
 
@@ -292,30 +281,32 @@ def test_a_rate_lies_between_those_of_its_neighbours(reach: float, knots: int, s
 
 def test_constants_come_back_from_their_file(tmp_path: Path) -> None:
     given_ = changed(changed(DEVELOPMENT, "wait=3e-7"), "kernel=1e-10")
-    given_ = dataclasses.replace(changed(given_, "also=2e-10"), boards=Boards.QUICK)
+    given_ = dataclasses.replace(changed(given_, "also=2e-10"), thresholds=FAST_STAGING)
     machines.save(given_, tmp_path / "machine.json")
     found = machines.load(tmp_path / "machine.json")
     assert found == given_
-    assert found.boards is Boards.QUICK
+    assert found.thresholds == FAST_STAGING
 
 
 @pytest.mark.parametrize(
-    ("older", "boards"),
+    ("older", "limits"),
     [
-        ({}, Boards.NORMAL),
-        ({"quick": False}, Boards.NORMAL),
-        ({"quick": True}, Boards.QUICKEST),
+        ({}, DEFAULTS),
+        ({"quick": False}, DEFAULTS),
+        ({"quick": True}, FAST_STAGING),
+        ({"boards": 0}, DEFAULTS),
+        ({"boards": 1}, FAST_STAGING),
     ],
 )
 def test_files_of_older_versions_are_read(
-    older: dict[str, bool], boards: Boards, tmp_path: Path
+    older: dict[str, int], limits: Thresholds, tmp_path: Path
 ) -> None:
     path = tmp_path / "machine.json"
     machines.save(DEVELOPMENT, path)
     fields = json.loads(path.read_text())
-    del fields["boards"], fields["also"], fields["third"], fields["unread"], fields["rooted"]
+    del fields["thresholds"], fields["also"], fields["third"], fields["unread"], fields["rooted"]
     path.write_text(json.dumps({**fields, **older}))
-    assert machines.load(path) == dataclasses.replace(DEVELOPMENT, boards=boards)
+    assert machines.load(path) == dataclasses.replace(DEVELOPMENT, thresholds=limits)
 
 
 def test_a_second_destination_has_a_rate_of_its_own() -> None:

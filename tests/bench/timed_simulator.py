@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine, Uses, at_reach
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
 from nc10d.backend.cpu.program.program import Program, Space, Step, StepKind
 from nc10d.testing.race_simulator.hosts import Cluster, FarRank, HostWorld, Pipes
@@ -220,7 +220,7 @@ def arrays_of(program: Program) -> list[Bytes]:
 
 def simulated(machine: Machine, collective: Collective) -> float:
     """Return the simulated seconds of a call on all ranks."""
-    half = collective.layout.half
+    half = collective.layout.staging
     cluster = TimedCluster(collective.hosts, half, machine, collective.arrays)
     for number, rank in enumerate(cluster.ranks):
         assert isinstance(rank, TimedRank)

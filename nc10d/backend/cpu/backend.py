@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT, one_shot_bytes
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.call_log import LogEntry
@@ -91,10 +91,12 @@ class CpuBackend:
         self.control = group.control
         self._detector = detector
         context, hosts = group.context, None if group.remote is None else group.remote.hosts
-        small = one_shot_bytes(group.size, roomy=context.roomy and hosts is None)
-        sizes = asking(context.boards if hosts is None else Boards.NORMAL)
+        # All ranks of a group choose alike, so a group across hosts takes the defaults.
+        crowded = context.oversubscribed or hosts is not None
+        small = one_shot_bytes(group.size, oversubscribed=crowded)
+        limits = context.thresholds if hosts is None else DEFAULTS
         half = group.memory.half
-        self.shape = GroupShape(group.size, group.rank, half, small, hosts, DIRECT, **sizes)
+        self.shape = GroupShape(group.size, group.rank, half, small, hosts, DIRECT, limits)
         self.waiter = Waiter(group, detector)
         self.launcher = OpLauncher(group, self.shape, self.waiter)
         self.latest = self.launcher.cache.latest

@@ -21,14 +21,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from nc10d.backend.cpu.algorithms.topology import grouped
+from nc10d.backend.cpu.algorithms.group_shape import grouped
+from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.bootstrap import host_peers
 from nc10d.backend.cpu.control.listener import Listener, Listeners
 from nc10d.backend.cpu.control.router import Router
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
 from nc10d.backend.cpu.engine.channels import Channels
-from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy, boards, roomy, waiting_policy
+from nc10d.backend.cpu.engine.cpu_policy import (
+    WaitPolicy,
+    agreed_thresholds,
+    oversubscribed,
+    waiting_policy,
+)
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -89,9 +95,13 @@ class Context:
         self.near = {peer.number: peer.rank for peer in self.peers}
         self.rank, self.size = self.near[rank], len(self.peers)
         infos = [self.infos[peer.number] for peer in self.peers]
-        self.roomy = roomy([info.cores for info in infos], [info.quota for info in infos])
-        self.boards = boards([info.boards for info in infos])
-        self.waiting: WaitPolicy = waiting_policy(self.roomy)
+        self.oversubscribed = oversubscribed(
+            [info.cores for info in infos], [info.quota for info in infos]
+        )
+        self.thresholds = agreed_thresholds(
+            [Thresholds(info.read_from, info.write_from) for info in infos]
+        )
+        self.waiting: WaitPolicy = waiting_policy(oversubscribed=self.oversubscribed)
         self._access = [access_to(peer) for peer in self.peers]
         self._bells: Words = np.array([peer.mapping.base for peer in self.peers], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)

@@ -1,1 +1,1 @@
-"""Programs of all ranks in one process under any interleaving, with vector clocks."""
+"""A simulator that runs the programs of all ranks in a process, and finds races and deadlocks."""

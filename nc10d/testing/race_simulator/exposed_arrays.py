@@ -1,8 +1,8 @@
-"""What the simulator makes of steps that read other ranks' arrays where they lie, and of gates.
+"""How the simulator runs steps that access peers' exposed arrays, and gates.
 
-An exposed array is watched from `expose` to the program's end: its owner's accesses are held
-against its peers', and the end counts as a write, because the caller may do anything then. So does
-`recall`, which ends what peers may write.
+An exposed array is watched from `expose` to the end of the program. Its owner's accesses are
+checked against those of its peers. The end of the program counts as a write, because the caller may
+write from then on. So does `recall`, which ends the time in which peers may write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def touch(me: SimulatedRank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:
-    """Record an access to one of my arrays, if it is exposed."""
+    """Record an access to an array of this rank, if it is exposed."""
     for region in me.exposed.values():
         if np.shares_memory(region.data, array):
             start = low + _address(array) - _address(region.data)
@@ -30,11 +30,11 @@ def touch(me: SimulatedRank, array: Bytes, low: int, nbytes: int, *, write: bool
 
 
 def withdraw(me: SimulatedRank) -> None:
-    """The program has ended: its arrays are their caller's again."""
+    """End the exposure of all arrays of the program that has ended."""
     for region in me.exposed.values():
         region.touch(0, region.data.size, me.rank, me.clock, write=True)
     me.exposed.clear()
-    assert me.lent == 0, "a program ends with what it has lent"
+    assert me.lent == 0, "a program ends with a window that it has not withdrawn"
 
 
 def _address(array: Bytes) -> int:
@@ -107,7 +107,7 @@ def _fold(me: SimulatedRank, step: Step) -> bool:
 
 
 def _give(me: SimulatedRank, step: Step, data: Bytes, low: int) -> None:
-    """Put bytes into what peers have lent, as far as they have."""
+    """Write bytes into the windows of all peers that have exposed any."""
     for rank in range(me.world.size):
         given = min(data.size, me.world.ranks[rank].lent - low)
         if rank != me.rank and given > 0:
@@ -117,7 +117,7 @@ def _give(me: SimulatedRank, step: Step, data: Bytes, low: int) -> None:
 
 
 def _fill(me: SimulatedRank, step: Step) -> bool:
-    # Who has lent does not fetch that: it must be all that is filled, and no more.
+    # A rank that has exposed a window does not fetch it, so it must be filled completely.
     for rank in me.others:
         assert me.world.ranks[rank].lent in (0, step.nbytes), step
     _give(me, step, me.view(step.own, step.nbytes, write=False), 0)

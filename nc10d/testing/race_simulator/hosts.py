@@ -1,8 +1,8 @@
-"""Runs the programs of a group that spans hosts: one simulated memory a host, pipes between them.
+"""The simulator of a group that spans hosts: a simulated memory per host, and pipes between ranks.
 
-Between two ranks of different hosts runs a pipe that holds only so many bytes, so that programs
-which count on more room than a socket has come to a standstill here. Memory inside a host is
-watched for races as ever; that two hosts have met orders nothing inside either of them.
+A pipe between two ranks of different hosts holds a limited number of bytes. A program that relies
+on more room than a socket has deadlocks here. Memory inside a host is watched for races. A barrier
+between two hosts orders no accesses inside either of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.program.linker import scratch_bytes
 from nc10d.backend.cpu.program.program import At, Program, Space, Step, StepKind
 from nc10d.testing.race_simulator.simulator import (
@@ -26,7 +26,7 @@ from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
 
 
 class Pipes:
-    """What is on its way between ranks of different hosts; each pipe holds `room` bytes."""
+    """The bytes in flight between ranks of different hosts; each pipe holds `room` bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -35,7 +35,7 @@ class Pipes:
         self._bytes: dict[tuple[int, int], bytearray] = {}
 
     def push(self, src: int, dst: int, data: Bytes) -> int:
-        """Put in as much as there is room for; return how much."""
+        """Write as many bytes as there is room for; return their number."""
         pipe = self._bytes.setdefault((src, dst), bytearray())
         count = min(self.room - len(pipe), data.size)
         pipe += data[:count].tobytes()
@@ -44,7 +44,7 @@ class Pipes:
         return count
 
     def pull(self, src: int, dst: int, data: Bytes) -> int:
-        """Take out as much as there is, and `data` holds; return how much."""
+        """Read as many bytes as are there and fit into `data`; return their number."""
         pipe = self._bytes.setdefault((src, dst), bytearray())
         count = min(len(pipe), data.size)
         data[:count] = np.frombuffer(bytes(pipe[:count]), np.uint8)
@@ -53,7 +53,7 @@ class Pipes:
         return count
 
     def empty(self) -> bool:
-        """Say whether all that was sent has been taken."""
+        """Return whether all bytes sent have been received."""
         return not any(self._bytes.values())
 
 
@@ -70,16 +70,16 @@ class FarRank(SimulatedRank):
         self.progress: dict[tuple[StepKind, int], int] = {}
 
     def handlers(self) -> Mapping[StepKind, Handler]:
-        """Return what each kind of step means."""
+        """Return the function that runs each kind of step."""
         return FAR_HANDLERS
 
     def place(self, step: Step, *, dst: bool = False) -> Bytes:
-        """Return a row's bytes of this segment."""
+        """Return the bytes of a transfer in this segment."""
         nbytes = self.length(step)
         return self.view(step.dst if dst else step.src, nbytes, write=dst)
 
     def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
-        """Return an operand's bytes; scratch memory is nobody else's."""
+        """Return an operand's bytes; scratch memory is private, so it is not watched."""
         if at.space is not Space.SCRATCH:
             return super().view(at, nbytes, write=write, rank=rank)
         low = at.offset + self.segment * at.stride
@@ -99,16 +99,16 @@ class HostWorld(SimulatedWorld):
         super().__init__(len(numbers), half, closed)
 
     def make_rank(self, rank: int) -> SimulatedRank:
-        """Return a rank's machine."""
+        """Return a rank's state."""
         return FarRank(self, rank)
 
     def signalled(self) -> None:
-        """Note that something has changed that others may wait for."""
+        """Record a change that other ranks may wait for."""
         self.pipes.changes += 1
 
 
 class Cluster:
-    """All ranks of a group across hosts; what the `unreadable` expose, their mates can't read."""
+    """All ranks of a group across hosts; peers cannot read arrays of the `unreadable` ranks."""
 
     def __init__(
         self, hosts: Topology, half: int, room: int = 1000, unreadable: Collection[int] = ()
@@ -129,15 +129,15 @@ class Cluster:
             me.scratch = np.full(need, 0xAA, np.uint8)
 
     def run(self, choose: Callable[[int], int] | None = None) -> None:
-        """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
+        """Run all programs; `choose(n)` picks which of n ranks continues (default: in turn)."""
         run_all(self.ranks, lambda: self.pipes.changes, choose)
-        assert self.pipes.empty(), "bytes that nobody has taken"
+        assert self.pipes.empty(), "bytes that no rank has received"
 
 
 def _flow(rank: SimulatedRank, step: Step) -> bool:
     me = cast(FarRank, rank)
     rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.repeat]
-    done = [_row(me, row) for row in rows]  # each moves, whether or not another has to wait
+    done = [_row(me, row) for row in rows]  # Every transfer proceeds, even if another waits.
     if not all(done):
         return False
     for row in rows:
@@ -162,7 +162,7 @@ def _row(me: FarRank, row: Step) -> bool:
 
 
 def _way(row: Step) -> tuple[StepKind, int]:
-    """Return what a transfer's progress belongs to: a direction, and the rank at the other end."""
+    """Return the key of a transfer's progress: its direction, and the rank at the other end."""
     return (StepKind.TAKE if row.kind is StepKind.TAKE else StepKind.GIVE), row.peer
 
 
@@ -192,7 +192,7 @@ def _check(rank: SimulatedRank, step: Step) -> bool:
 def _expect(me: SimulatedRank, step: Step) -> bool:
     theirs = me.view(step.src, step.nbytes, write=False)
     if not np.array_equal(theirs, me.view(step.own, step.nbytes, write=False)):
-        raise Disagreement(f"rank {step.peer} announces another size than is awaited")
+        raise Disagreement(f"rank {step.peer} announces another size than expected")
     return True
 
 

@@ -1,9 +1,8 @@
-"""Runs every rank's program in one Python process, in any interleaving, and watches for races.
+"""Runs every rank's program in a single Python process, in any interleaving, and finds races.
 
-Steps mean here what they mean to the engine, but memory is NumPy arrays and each access to a
-board is checked against the others by vector clocks: two accesses to the same bytes, one of them
-a write, must be ordered by signals and waits, whatever the interleaving happened to be. A missing
-wait is therefore an error even in a run that came out right.
+The steps mean the same as in the engine, but memory is NumPy arrays. Vector clocks check each
+access to shared memory: signals and waits must order two accesses to the same bytes if either is a
+write. So a missing wait is an error even in a run whose result is right.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Handler = Callable[["SimulatedRank", Step], bool]
 
 
 class SimulatedRank:
-    """One rank's machine: the same state as the engine's channel, one program after another."""
+    """A rank's state, which is that of the engine's channel; it runs a queue of programs."""
 
     def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.world = world
@@ -57,7 +56,7 @@ class SimulatedRank:
         ]
         self.marks = [Region(f"fingerprint {rank}/{h}", np.zeros(1, np.uint8)) for h in (0, 1)]
         self.calls: list[int] = [0, 0]
-        # Of each half: whether this rank wants the other way, and what it has exposed.
+        # For each half of the staging buffer: this rank's flag, and the arrays that it has exposed.
         self.flags = [False, False]
         self.exposed: dict[tuple[int, int], Region] = {}
         self.lent = 0
@@ -67,15 +66,15 @@ class SimulatedRank:
         self.segment = 0
 
     def handlers(self) -> Mapping[StepKind, Handler]:
-        """Return what each kind of step means."""
+        """Return the function that runs each kind of step."""
         return HANDLERS
 
     def idle(self) -> bool:
-        """Say whether nothing is left to do."""
+        """Return whether the queue is empty."""
         return not self.queue
 
     def step(self) -> bool:
-        """Carry out one step; False when it has to wait."""
+        """Run a step; return False if it has to wait."""
         program, _ = self.queue[0]
         if self.pc == len(program.steps):
             exposed_arrays.withdraw(self)
@@ -89,7 +88,7 @@ class SimulatedRank:
         return True
 
     def region(self, at: At, rank: int | None = None) -> Region | None:
-        """Return the shared region of an operand (of another rank's, if given), or None."""
+        """Return an operand's shared region (of `rank`, if given), or None for a private array."""
         if at.space not in SHOWN:
             return None
         owner = self.world.ranks[at.index if rank is None else rank]
@@ -111,23 +110,23 @@ class SimulatedRank:
         return region.data[low : low + nbytes]
 
     def length(self, step: Step) -> int:
-        """Return the bytes of this segment: all, or what is left of the total."""
+        """Return the bytes of this segment: all, or the rest of the total."""
         if not step.total:
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self.segment * step.nbytes))
 
     def reached(self, peer: int, target: int) -> bool:
-        """Say whether a peer's counter has come to `target`; if so, learn what it knew then."""
+        """Return whether a peer's counter has reached `target`; if so, merge its clock."""
         other = self.world.ranks[peer]
         if other.counter < target:
             return False
-        # The first signal that suffices is all that a wait guarantees.
+        # A wait guarantees no more than the first signal that reaches the target.
         clock = next(clock for value, clock in other.releases if value >= target)
         self.clock = [max(a, b) for a, b in zip(self.clock, clock, strict=True)]
         return True
 
     def everyone_reached(self, target: int) -> bool:
-        """Say whether all peers' counters have come to `target`."""
+        """Return whether all peers' counters have reached `target`."""
         if self.met < target:
             if any(self.world.ranks[r].counter < target for r in self.others):
                 return False
@@ -137,7 +136,7 @@ class SimulatedRank:
         return True
 
     def compare(self, peers: Iterable[int]) -> bool:
-        """Hold peers' fingerprints against mine; say whether anybody has set the flag."""
+        """Compare peers' fingerprints with this rank's; return whether any rank set the flag."""
         half = self.round & 1
         flagged = self.flags[half]
         for peer in peers:
@@ -177,8 +176,8 @@ def _reduce_ranks(me: SimulatedRank, step: Step) -> bool:
         mine = rank == me.rank
         part = me.view(step.own if mine else step.src, nbytes, write=False, rank=rank)
         values = part.copy().view(step.kernel.dtype)
-        # The engine folds pairwise into dst: a contribution that lies there is gone after the
-        # first pair, unless dst is on a board. Showing that here keeps builders honest.
+        # The engine reduces pairwise into dst, which overwrites a contribution there after the
+        # first pair, unless dst is in a staging buffer. An algorithm must not rely on it.
         if total is None:
             total = values
         else:
@@ -250,7 +249,7 @@ def _agree(me: SimulatedRank, step: Step) -> bool:
         shown = me.view(At(Space.BOARD, rank), 8 * size, write=False).view(np.int64)
         expected = users[step.own.index].view(np.int64)[rank]
         if int(shown[me.rank]) != int(expected):
-            raise Disagreement(f"rank {rank} sends {shown[me.rank]} bytes, awaited {expected}")
+            raise Disagreement(f"rank {rank} sends {shown[me.rank]} bytes, expected {expected}")
         largest = max(largest, int(shown.max()))
     me.agreed = max(1, -(-largest // int(step.arg)))
     return True
@@ -289,10 +288,10 @@ HANDLERS: dict[StepKind, Handler] = {
 
 
 class SimulatedWorld:
-    """All ranks of one group, with boards of `half` bytes.
+    """All ranks of a group on a single host, with staging buffers of two halves of `half` bytes.
 
-    What the ranks in `unreadable` expose, nobody can read; what those in `keeping` do, they don't
-    lend.
+    No peer can read the arrays of the `unreadable` ranks. Ranks in `keeping` expose their arrays
+    for reading only.
     """
 
     def __init__(
@@ -311,11 +310,11 @@ class SimulatedWorld:
         self.ranks.extend(self.make_rank(rank) for rank in range(size))
 
     def make_rank(self, rank: int) -> SimulatedRank:
-        """Return a rank's machine."""
+        """Return a rank's state."""
         return SimulatedRank(self, rank)
 
     def signalled(self) -> None:
-        """Note that some rank's counter has changed."""
+        """Record that a rank's counter has changed."""
         self._counters += 1
 
     def submit(self, rank: int, program: Program, users: Sequence[Bytes]) -> None:
@@ -323,14 +322,14 @@ class SimulatedWorld:
         self.ranks[rank].queue.append((program, users))
 
     def run(self, choose: Callable[[int], int] | None = None) -> None:
-        """Run everything; `choose(n)` picks which of n ranks goes on (default: in turn)."""
+        """Run all programs; `choose(n)` picks which of n ranks continues (default: in turn)."""
         run_all(self.ranks, lambda: self._counters, choose)
 
 
 def run_all(
     ranks: Sequence[SimulatedRank], changes: Callable[[], int], choose: Callable[[int], int] | None
 ) -> None:
-    """Run all ranks' programs; `changes` counts what may set somebody free."""
+    """Run all ranks' programs; `changes` counts events that may end a rank's wait."""
     ready = [rank for rank in ranks if not rank.idle()]
     stuck: list[SimulatedRank] = []
     turn = 0

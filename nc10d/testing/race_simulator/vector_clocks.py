@@ -1,7 +1,7 @@
-"""Memory as the simulator sees it: bytes that ranks share, watched by vector clocks.
+"""Shared memory watched by vector clocks, and the reductions by name, in NumPy.
 
-Two accesses to the same bytes, one of them a write, must be ordered by signals and waits,
-whatever the interleaving happened to be; and reductions by name, in NumPy.
+Signals and waits must order two accesses to the same bytes if either is a write, in whichever
+interleaving they ran. Otherwise the access raises Race.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Clock = list[int]
 
 
 class Race(AssertionError):
-    """Two ranks touch the same bytes and nothing orders them."""
+    """Two ranks access the same bytes and no signal orders the accesses."""
 
 
 class Deadlock(AssertionError):
-    """Ranks wait and nobody can go on."""
+    """Ranks wait, and no rank can continue."""
 
 
 class Disagreement(AssertionError):
@@ -43,7 +43,7 @@ PAIR: dict[str, Callable[..., object]] = {
 
 @dataclass(slots=True)
 class Access:
-    """Who touched bytes [low, high) of a region, and when by its own clock."""
+    """An access to bytes [low, high) of a region by `rank`, at `time` of that rank's clock."""
 
     low: int
     high: int
@@ -54,22 +54,22 @@ class Access:
 
 @dataclass(slots=True)
 class Region:
-    """Bytes that all ranks can reach, with the accesses that may still conflict."""
+    """Bytes that all ranks can access, with the accesses that may still conflict."""
 
     name: str
     data: Bytes
     accesses: list[Access] = field(default_factory=list)
 
     def touch(self, low: int, high: int, rank: int, clock: Clock, *, write: bool) -> None:
-        """Record an access; raise Race when an earlier one is not ordered before it."""
+        """Record an access; raise Race if an earlier access is not ordered before it."""
         assert 0 <= low <= high <= self.data.size, (self.name, low, high)
         kept = []
         for old in self.accesses:
             meets = old.low < high and low < old.high
             if meets and old.rank != rank and (write or old.write) and old.time > clock[old.rank]:
                 raise Race(f"{self.name}[{low}:{high}] by rank {rank} against {old}")
-            # What this write covers and follows needs no further watching: whoever races with
-            # the old access races with this one too.
+            # An access that this write covers and follows is dropped: any access that races
+            # with the old access races with this write, too.
             if not (write and low <= old.low and old.high <= high):
                 kept.append(old)
         kept.append(Access(low, high, rank, clock[rank], write))
@@ -77,7 +77,7 @@ class Region:
 
 
 def mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:
-    """Return what a kernel of one operand makes of some bytes."""
+    """Return the result of a kernel with a single operand, as bytes."""
     values = data.copy().view(kernel.dtype)
     if kernel.kind == "SCALE":
         return np.asarray(values * values.dtype.type(arg)).view(np.uint8)

@@ -12,10 +12,9 @@ import numpy.typing as npt
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.exchange import Route
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
+from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.algorithms.topology import Topology
 from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
@@ -79,7 +78,7 @@ def reduce(world: list[GroupShape], count: int, seed: int, op: ReduceOp = SUM) -
 
 def fused(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
-    counts = [1 + (seed + i) % max(1, min(count, world[0].half // 256)) for i in range(3)]
+    counts = [1 + (seed + i) % max(1, min(count, world[0].staging // 256)) for i in range(3)]
     arrays = [[data(seed + i, r, c) for i, c in enumerate(counts)] for r in range(size)]
     parts = [Part(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
     programs = [program("fused", choose.fused(w, parts), len(parts)) for w in world]
@@ -159,7 +158,7 @@ def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     rng = np.random.default_rng(seed)
     matrix = rng.integers(0, count + 1, (size, size))
-    slot = line_down(world[0].half // size)
+    slot = line_down(world[0].staging // size)
     programs, users, expected = [], [], []
     arrays = [[data(seed + d, r, int(matrix[r, d])) for d in range(size)] for r in range(size)]
     for r, layout in enumerate(world):
@@ -169,7 +168,7 @@ def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
         route = Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
         programs.append(program("exchange", choose.announced(layout, route, 0, 1), 2 + 2 * size))
         blank = [np.full(int(c), -1) for c in matrix[:, r]]
-        order = nearest(layout)
+        order = local_first(layout)
         head = [send[order], recv[order], *arrays[r]]
         users.append([*head, *blank])
         expected.append([a.copy() for a in [*head, *[arrays[s][r] for s in range(size)]]])

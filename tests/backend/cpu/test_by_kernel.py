@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nc10d
-from nc10d.backend.cpu.algorithms.tuning import ASKED
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS
 from nc10d.backend.cpu.membership import formation
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM
@@ -23,7 +23,8 @@ from nc10d.store import TCPStore
 from nc10d.testing import reference, run_ranks
 from nc10d.testing.reference import same_bits
 
-COUNT = ASKED // 4 + 5
+READ_FROM = DEFAULTS.read_from
+COUNT = READ_FROM // 4 + 5
 
 
 def inputs(size: int, seed: int) -> list[Any]:
@@ -97,7 +98,7 @@ def test_threads_read_them_without_the_kernel(calls: Any) -> None:
 def outlives(group: ProcessGroup, seed: int) -> None:
     """Rank 1 kills itself at some moment; rank 0, which may be amid its memory, is told."""
     x, out = np.ones(4 << 20, np.float32), np.empty(2 << 20, np.float32)
-    some = x[: ASKED // 16].copy()
+    some = x[: READ_FROM // 16].copy()
     group.all_reduce(x, MAX)
     if group.rank == 1:
         threading.Timer(0.003 + 0.01 * seed, os.kill, (os.getpid(), signal.SIGKILL)).start()

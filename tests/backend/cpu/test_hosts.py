@@ -17,7 +17,6 @@ import pytest
 from nc10d.api.queries import coalescing_manager
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
-from nc10d.backend.cpu.algorithms import hosts_relay
 from nc10d.backend.cpu.algorithms.hosts_reduce import CHAINED, SEGMENT
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.registry import register_backend, unregister_backend
@@ -70,16 +69,6 @@ def test_every_hosts_fold_is_folded_in_the_order_of_hosts(names: str, op: Reduce
             for reduced in (in_place, asynchronous, in_a_block):
                 for got in ranks.run(reduced, arrays, [op] * len(names)):
                     assert reference.same_bits(got, want), (dtype, count, reduced)
-
-
-@pytest.mark.parametrize("names", ["abc", "abcde", "aabbccddee"])
-@pytest.mark.parametrize("op", [SUM, AVG, premul_sum(0.3), MAX], ids=str)
-def test_what_goes_from_hand_to_hand_is_too(
-    names: str, op: ReduceOp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosts_relay, "HOSTS", 3)
-    monkeypatch.setattr(hosts_relay, "PIECE", 1 << 20)
-    test_every_hosts_fold_is_folded_in_the_order_of_hosts(names, op)
 
 
 @pytest.mark.parametrize("names", ["abc", "aabbccdd"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import Job
 
-from nc10d.backend.cpu.algorithms.tuning import ASKED, DIRECT
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT
 
 EVERYTHING = """
 os.environ["NC10D_HOST_ID"] = {names!r}[rank]
@@ -69,7 +69,7 @@ NAMES = [
 
 @pytest.mark.parametrize("names", NAMES)
 def test_what_mates_read_where_it_lies_is_right(names: str) -> None:
-    script = EVERYTHING.format(names=names, direct=DIRECT + 4, asked=ASKED + 4)
+    script = EVERYTHING.format(names=names, direct=DIRECT + 4, asked=DEFAULTS.read_from + 4)
     with Job(script, len(names)) as ranks:
         for rank in ranks:
             assert rank.line(60.0) == "right"

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from test_direct import reading, released, slow_reader
 
-from nc10d.backend.cpu.algorithms.tuning import ASKED, DIRECT, LENDING, SWAPPED
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT
 from nc10d.backend.cpu.lowering.program_cache import ProgramCache
 from nc10d.backend.cpu.memory import peer_access as reach
 from nc10d.backend.cpu.native import offsets as at
@@ -34,6 +34,7 @@ from nc10d.testing.reference import same_bits
 BYTES = at.AREA_LOAN_BYTES // 8
 WRITER = at.AREA_WRITER // 8
 ROUNDS = 20
+READ_FROM, WRITE_FROM = DEFAULTS.read_from, DEFAULTS.write_from
 WRITING = {"all_reduce": "FOLD", "broadcast": "FILL", "all_gather": "FILL", "all_to_all": "FILL"}
 """The calls in which a peer writes into a lent array, and the step that does."""
 
@@ -65,8 +66,8 @@ def pieces(group: ProcessGroup) -> None:
     """Reduce arrays that begin and end anywhere, and look at what lies beside them."""
     much = AT_A_TIME // 4 + 1
     for op in (SUM, AVG, MAX):
-        for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * LENDING)):
-            count = LENDING // 4 + more
+        for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * WRITE_FROM)):
+            count = WRITE_FROM // 4 + more
             wholes = [np.arange(count + 2048, dtype=np.float32) * (r + 0.3) for r in range(2)]
             mine = wholes[group.rank].copy()
             group.all_reduce(mine[start : start + count], op)
@@ -84,7 +85,7 @@ def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(lenders: Rank
 def filled_pieces(group: ProcessGroup) -> None:
     """Broadcast arrays that begin and end anywhere, and look at what lies beside them."""
     page, size = 1024, group.size
-    least = (DIRECT if size == 2 else ASKED) // 4
+    least = (DIRECT if size == 2 else READ_FROM) // 4
     places = (0, least), (1, least + 3), (page - 1, least + AT_A_TIME // 4 + 1), (2, 4 * least)
     for root, (start, count) in product(range(size), places):
         wholes = [np.arange(count + 2 * page, dtype=np.float32) * (r + 0.3) for r in range(size)]
@@ -104,7 +105,7 @@ def test_so_are_arrays_of_three_ranks(three_lenders: Ranks) -> None:
 
 def swapped_pieces(group: ProcessGroup) -> None:
     """Gather and exchange parts of arrays, and look at what lies beside them."""
-    page, many = 1024, SWAPPED // 8
+    page, many = 1024, WRITE_FROM // 8
     for start, count in ((0, many), (1, many + 1), (page - 1, 2 * many - 3), (3, 8 * many)):
         out = np.zeros(2 * count + 2 * page, np.float32)
         want, middle = out.copy(), slice(start, start + 2 * count)
@@ -142,7 +143,7 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
     for _ in range(ROUNDS):
         other = group.split_group([list(range(group.size))])
         assert other is not None
-        x = np.ones(ASKED // 4, np.float32)
+        x = np.ones(READ_FROM // 4, np.float32)
         other.all_reduce(x, MAX)
 
         def leave(other: ProcessGroup = other) -> None:
@@ -176,7 +177,7 @@ def test_nobody_does_where_more_than_one_peer_may(three_lenders: Ranks) -> None:
 
 def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
     """Rank 1 rests before it writes; rank 0 leaves the call and has its array again."""
-    x = np.full(LENDING // 4, 1.0 + group.rank)
+    x = np.full(WRITE_FROM // 4, 1.0 + group.rank)
     other = group.split_group([[0, 1]])
     assert other is not None
     if group.rank == 0:

@@ -83,7 +83,7 @@ def cards(store: HashStore, rank: int) -> RankInfo:
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> RankInfo:
     """Put a card for a rank that is not there."""
     card = RankInfo(
-        rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, False
+        rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, 0, 0
     )
     store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
     return card

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.algorithms.tuning import ASKED, LENDING, NEVER, QUICK_ASKED, QUICKEST_ASKED
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
+from nc10d.backend.cpu.engine.cpu_policy import THRESHOLDS
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels import copy
 from nc10d.testing import Ranks, reference, run_ranks
@@ -38,31 +39,24 @@ def exchange(group: ProcessGroup, nbytes: int) -> None:
     assert np.array_equal(out, whole[me - 1])
 
 
-def sizes(group: ProcessGroup) -> tuple[int, int]:
-    """Exchange arrays just below and just above the sizes from which the kernel is asked."""
+def around_thresholds(group: ProcessGroup) -> Thresholds:
+    """Exchange arrays just below and just above the sizes from which the kernel copies."""
     backend: Any = group.backend("cpu")
-    layout = backend.shape
-    for limit in sorted({LENDING, ASKED, QUICK_ASKED, QUICKEST_ASKED, layout.folding}):
+    found: Thresholds = backend.shape.thresholds
+    for limit in (64 << 10, 1 << 20, 4 << 20, 32 << 20):
         for nbytes in (limit - 4 * group.size, limit + 4 * group.size):
             exchange(group, nbytes)
-    return layout.asked, layout.lending
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ("0", (ASKED, LENDING)),
-        ("1", (QUICK_ASKED, QUICK_ASKED)),
-        ("2", (QUICKEST_ASKED, NEVER)),
-    ],
-)
-def test_boards_and_the_kernel_bring_the_same(
-    size: int, asked: str, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(32 << 20, NEVER)])
+def test_staging_buffers_and_the_kernel_bring_the_same(
+    size: int, limits: Thresholds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NC10D_QUICK_BOARDS", asked)
+    monkeypatch.setenv(THRESHOLDS, f"{limits.read_from},{limits.write_from}")
     with Ranks(size, "processes") as ranks:
-        assert ranks.run(sizes) == [found] * size
+        assert ranks.run(around_thresholds) == [limits] * size
 
 
 def small_and_large(group: ProcessGroup) -> None:

@@ -1,1 +1,1 @@
-"""Collectives of one host as pure functions: (call, layout) -> Program of one rank."""
+"""Collectives as pure functions from a call and a group's shape to the steps of each rank."""

@@ -1,9 +1,21 @@
-"""all_reduce and reduce: one shot for small arrays, reduce-scatter and copy-out for large ones.
+"""all_reduce and reduce on one host: a flat algorithm for small arrays, windows for large arrays.
 
-One shot: everybody shows its array, everybody folds all of them in rank order. Staged: the array
-is cut into windows, and these into one chunk a rank; each rank folds its own chunk and shows the
-result, which the others copy out (`reduce`: only the root does) while the next window is on the
-boards. Both fold in rank order, so their bits are equal.
+Flat (up to `GroupShape.one_shot` bytes). Each rank copies its array to its staging buffer and
+signals tick 1. When all ranks have done so, each rank reduces all arrays in rank order.
+
+By windows (Rabenseifner's reduce-scatter and all-gather, over shared memory). The array is cut
+into windows, and a window into a chunk per rank. For each window every rank
+
+1. copies its part of all chunks to its staging buffer, signals tick 1 and waits for all ranks;
+2. copies its peers' results of the window before from their staging buffers (in a reduce only the
+   root does);
+3. reduces its own chunk and stores the result behind its parts, in the same staging buffer.
+
+A rank publishes window k+1 only after it has reduced window k, so one barrier per window is
+enough.
+
+Both reduce in rank order, so they produce the same bits (R. Rabenseifner, "Optimization of
+collective reduction operations", 2004).
 """
 
 from __future__ import annotations
@@ -40,41 +52,44 @@ from nc10d.backend.cpu.program.steps import (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a fused all_reduce: user array `index`, `nbytes` long, and how to fold it."""
+    """A small array of a fused all_reduce: user array `index`, its bytes and its reduction."""
 
     index: int
     nbytes: int
     reduction: Reduction
 
 
-def all_reduce(layout: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
-    """Fold user array 0 of all ranks, in place; with a root, only there."""
-    if layout.size == 1:
+def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+    """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
+    if shape.size == 1:
         return [free(), enter(), *_alone(nbytes, reduction), end_round(1, 2)]
-    if nbytes <= one_shot_limit(layout):
+    if nbytes <= one_shot_limit(shape):
         parts = [Part(0, nbytes, reduction)]
-        return fused(layout, parts) if root < 0 else _one_shot_to(layout, parts[0], root)
-    staged = _staged(layout, nbytes, reduction, root)
-    if root >= 0 or nbytes < layout.direct or reduction.scaled:
+        return fused(shape, parts) if root < 0 else _flat_to_root(shape, parts[0], root)
+    staged = _by_windows(shape, nbytes, reduction, root)
+    if root >= 0 or nbytes < shape.direct or reduction.scaled:
         return staged
-    return direct.all_reduce(layout, nbytes, reduction, staged)
+    return direct.all_reduce(shape, nbytes, reduction, staged)
 
 
-def one_shot_limit(layout: GroupShape) -> int:
-    """Return the largest array, in bytes, that goes in one shot."""
-    return min(layout.small, layout.half)
+def one_shot_limit(shape: GroupShape) -> int:
+    """Return the largest array in bytes that the flat algorithm reduces."""
+    return min(shape.one_shot, shape.staging)
 
 
 def _alone(nbytes: int, reduction: Reduction) -> list[Step]:
-    # One rank: the average of one array is that array, a scaled one is scaled where it lies.
+    # A single rank only has to scale its array, and only if the operation is PREMUL_SUM.
     if nbytes == 0 or not reduction.scaled:
         return []
     return [reduction.show(user(0), user(0), nbytes)]
 
 
-def fused(layout: GroupShape, parts: Sequence[Part]) -> list[Step]:
-    """Reduce several arrays with one handshake; all together they fit in half a board."""
-    if layout.size == 1:
+def fused(shape: GroupShape, parts: Sequence[Part]) -> list[Step]:
+    """Return the steps that reduce several small arrays, which share a barrier.
+
+    Together they fit into a half of the staging buffer.
+    """
+    if shape.size == 1:
         steps = [free(), enter()]
         for part in parts:
             if part.nbytes and part.reduction.scaled:
@@ -88,50 +103,51 @@ def fused(layout: GroupShape, parts: Sequence[Part]) -> list[Step]:
     for part in parts:
         if part.nbytes == 0:
             continue
-        mine = inline(layout.rank) if small else board(layout.rank, offset)
+        mine = inline(shape.rank) if small else board(shape.rank, offset)
         first = inline(0) if small else board(0, offset)
         puts.append(part.reduction.show(mine, user(part.index), part.nbytes))
-        folds.append(_fold(layout, part, first, mine))
+        folds.append(_fold(shape, part, first, mine))
         offset += line_up(part.nbytes)
-    assert offset <= layout.half or small, (offset, layout)
+    assert offset <= shape.staging or small, (offset, shape)
     return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
 
 
-def _fold(layout: GroupShape, part: Part, first: At, mine: At) -> Step:
-    # The fold overwrites the user's array from the first pair on. With two ranks that pair is
-    # everything; with more, a rank's own contribution must come from what it has shown.
-    direct = layout.size == 2 and not part.reduction.scaled
+def _fold(shape: GroupShape, part: Part, first: At, mine: At) -> Step:
+    # The reduction overwrites the user's array from the first pair on. With two ranks there is no
+    # other pair. With more ranks this rank's contribution is read from its staging buffer.
+    direct = shape.size == 2 and not part.reduction.scaled
     own = user(part.index) if direct else mine
     return reduce_ranks(user(part.index), first, own, part.nbytes, part.reduction.how)
 
 
-def _one_shot_to(layout: GroupShape, part: Part, root: int) -> list[Step]:
-    mine = board(layout.rank)
+def _flat_to_root(shape: GroupShape, part: Part, root: int) -> list[Step]:
+    mine = board(shape.rank)
     puts = [part.reduction.show(mine, user(0), part.nbytes)] if part.nbytes else []
-    if layout.rank != root:
+    if shape.rank != root:
         return [free(), enter(), *puts, signal(1), meet_all(), end_round(1, 2)]
-    folds = [_fold(layout, part, board(0), mine)] if part.nbytes else []
+    folds = [_fold(shape, part, board(0), mine)] if part.nbytes else []
     return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
 
 
-def _staged(layout: GroupShape, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
-    # A half holds one contribution to every rank's chunk, and behind them one result chunk. That
-    # all show a window says that all have folded the one before, whose results are copied out then.
-    # So contributions are shown while a peer may still read the result in the same half: it lies
-    # behind the largest of them, and is written only when all have met once more.
-    chunk = line_down(layout.half // (layout.size + 1))
-    whole = chunk * layout.size
+def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
+    # A half of the staging buffer holds this rank's part of every chunk and, behind them, the
+    # result of its own chunk. Results of window k are copied out after the barrier of window k+1.
+    # So a rank writes the parts of window k+2 while a peer may still read the result of window k
+    # from the same half. That is safe: the result lies behind the parts, and it is overwritten
+    # only after the next barrier.
+    chunk = line_down(shape.staging // (shape.size + 1))
+    whole = chunk * shape.size
     before = max(0, -(-nbytes // whole) - 1)
     rest = nbytes - before * whole
 
     def window(base: int, stride: int = 0) -> _Window:
-        return _Window(layout, reduction, root, chunk, whole, base, stride)
+        return _Window(shape, reduction, root, chunk, whole, base, stride)
 
-    # The last piece is cut again into equal chunks: nobody idles while one rank has it all.
-    small = line_up(-(-rest // layout.size))
-    last = _Window(layout, reduction, root, small, rest, before * whole)
+    # The last window is cut into equal chunks, so that all ranks share its work.
+    small = line_up(-(-rest // shape.size))
+    last = _Window(shape, reduction, root, small, rest, before * whole)
     steps: list[Step] = [free(), enter()]
-    meet = meet_all()  # where calls are compared
+    meet = meet_all()  # The first barrier compares the ranks' calls.
     if before:
         first = window(0)
         steps += [*first.shown(), signal(1), meet, *first.folded(), end_round(1, 3)]
@@ -150,9 +166,12 @@ def _staged(layout: GroupShape, nbytes: int, reduction: Reduction, root: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """`nbytes` from `base` on, a chunk a rank; each segment begins `stride` bytes later."""
+    """A window: `nbytes` from `base` on, cut into `chunk` bytes per rank.
 
-    layout: GroupShape
+    In a loop each iteration moves it by `stride` bytes.
+    """
+
+    shape: GroupShape
     reduction: Reduction
     root: int
     chunk: int
@@ -161,19 +180,19 @@ class _Window:
     stride: int = 0
 
     def shown(self) -> list[Step]:
-        """Put my part of every chunk on my board."""
-        layout = self.layout
-        mine = [layout.rank] if self.reduction.scaled else []
+        """Return the steps that copy this rank's part of every chunk to its staging buffer."""
+        shape = self.shape
+        mine = [shape.rank] if self.reduction.scaled else []
         steps: list[Step] = []
-        for rank in [*layout.others, *mine]:
+        for rank in [*shape.peers, *mine]:
             at, length = self._cut(rank)
             if length:
-                steps.append(self.reduction.show(board(layout.rank, rank * self.chunk), at, length))
+                steps.append(self.reduction.show(board(shape.rank, rank * self.chunk), at, length))
         return steps
 
     def folded(self) -> list[Step]:
-        """Fold all parts of my chunk, and show the result."""
-        size, me = self.layout.size, self.layout.rank
+        """Return the steps that reduce this rank's chunk and store the result in staging."""
+        size, me = self.shape.size, self.shape.rank
         at, length = self._cut(me)
         if not length:
             return []
@@ -181,16 +200,16 @@ class _Window:
         own = board(me, low) if self.reduction.scaled else at
         first, second = board(me, self._result), at if self.root in (-1, me) else NOWHERE
         if size == 2 and second != NOWHERE:
-            # One pair can be folded straight to where it is wanted; its copy goes on the board.
+            # A pair is reduced straight into the user's array, and copied to staging from there.
             first, second = second, first
         return [reduce_ranks(first, board(0, low), own, length, self.reduction.how, second)]
 
     def results(
         self, place: Callable[[int, int], At], ready: Callable[[int, int], Step] | None = None
     ) -> list[Step]:
-        """Copy the others' results from their boards; `ready` waits until a rank shows one."""
+        """Return the steps that copy the peers' results; `ready` makes a wait for each peer."""
         steps: list[Step] = []
-        for peer in self.layout.others if self.root in (-1, self.layout.rank) else ():
+        for peer in self.shape.peers if self.root in (-1, self.shape.rank) else ():
             at, length = self._cut(peer)
             if length:
                 steps += [ready(peer, 2)] if ready else []
@@ -199,10 +218,10 @@ class _Window:
 
     @property
     def _result(self) -> int:
-        return self.layout.size * self.chunk
+        return self.shape.size * self.chunk
 
     def _cut(self, rank: int) -> tuple[At, int]:
-        """Return where a rank's chunk lies in the user's array, and its length."""
+        """Return the place of a rank's chunk in the user's array, and its bytes."""
         low = min(self.nbytes, rank * self.chunk)
         length = min(self.nbytes, low + self.chunk) - low
         return user(0, self.base + low, self.stride), length

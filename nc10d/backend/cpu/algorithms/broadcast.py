@@ -1,13 +1,14 @@
-"""broadcast and barrier.
+"""broadcast and barrier on one host.
 
-broadcast: the root shows its array half a board at a time (up to INLINE_BYTES in the cache line of
-its counter) and every other rank copies it out. The two halves let the root be one round ahead. No
-rank leaves before all have entered and compared fingerprints, so a disagreement (two roots, say) is
-an error of that very call on every rank.
+broadcast: the root copies its array to its staging buffer, half a buffer per round (up to
+INLINE_BYTES into the cache line of its counter), and every rank copies it out. The two halves alternate, so the root may be a round ahead. No rank leaves before
+all ranks have entered. So each rank can compare the others' calls with its own, and an error is
+raised in the very call that differs, for example in its root. In a broadcast of several rounds
+tick 2 reports that a rank has left a round, and the root signals it only after it has compared all
+fingerprints. After a broadcast of a single round the next call reports it: a rank that enters the
+next call has left this round.
 
-With several rounds, tick 2 states that a rank has left a round, so the root signals it only after
-it has compared all fingerprints. With one round, the next call's meeting states it: a rank that has
-entered the next call has left this one.
+barrier: every rank signals tick 1 and waits for all others, over shared counters.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 
-def barrier(layout: GroupShape) -> list[Step]:
-    """Nobody leaves before everybody has come."""
+def barrier(shape: GroupShape) -> list[Step]:
+    """Return the steps of a barrier: no rank leaves before all have entered."""
     return [free(), enter(), signal(1), meet_all(), end_round(1, 2)]
 
 
-def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    """User array 0 := the root's."""
-    if layout.size == 1:
+def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
+    """Return the steps that copy the root's user array 0 to all ranks."""
+    if shape.size == 1:
         return [free(), enter(), end_round(2, 2)]
-    first, rest = min(nbytes, layout.half), max(0, nbytes - layout.half)
-    steps = _first(layout, first, root)
+    first, rest = min(nbytes, shape.staging), max(0, nbytes - shape.staging)
+    steps = _first(shape, first, root)
     if rest:
-        body = _more(layout, rest, root)
-        rounds = -(-rest // layout.half)
+        body = _more(shape, rest, root)
+        rounds = -(-rest // shape.staging)
         steps += [signal(2), end_round(2, 2), *body, end_round(2, 2, rounds, len(body))]
     else:
         steps += [end_round(1, 2)]
-    return peer_arrays.broadcast(layout, nbytes, root, steps) if nbytes >= layout.direct else steps
+    return peer_arrays.broadcast(shape, nbytes, root, steps) if nbytes >= shape.direct else steps
 
 
-def _first(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    shown = inline(root) if nbytes <= INLINE_BYTES else board(root)
-    put, get = copy(shown, user(0), nbytes), copy(user(0), shown, nbytes)
-    before, after = ([put], []) if layout.rank == root else ([], [get])
+def _first(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
+    place = inline(root) if nbytes <= INLINE_BYTES else board(root)
+    put, get = copy(place, user(0), nbytes), copy(user(0), place, nbytes)
+    before, after = ([put], []) if shape.rank == root else ([], [get])
     if nbytes == 0:
         before, after = [], []
     return [free(), enter(), *before, signal(1), meet_all(), *after]
 
 
-def _more(layout: GroupShape, rest: int, root: int) -> list[Step]:
-    half = layout.half
-    place = user(0, half, half)
-    if layout.rank == root:
-        return [free(), copy(board(root), place, half, rest), signal(2)]
-    return [wait(root, 1), copy(place, board(root), half, rest), signal(2)]
+def _more(shape: GroupShape, rest: int, root: int) -> list[Step]:
+    staging = shape.staging
+    place = user(0, staging, staging)
+    if shape.rank == root:
+        return [free(), copy(board(root), place, staging, rest), signal(2)]
+    return [wait(root, 1), copy(place, board(root), staging, rest), signal(2)]

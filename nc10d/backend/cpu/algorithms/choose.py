@@ -1,6 +1,7 @@
-"""Which algorithm carries out a collective: from what all ranks of the group know alike.
+"""The choice of an algorithm, by values that are equal on all ranks of the group.
 
-The functions have the signatures of the local algorithms; a layout that spans hosts gets its own.
+Every function has the signature of the algorithm for a single host. A group that spans hosts gets
+the algorithm of the same name from hosts_reduce.py or hosts_exchange.py.
 """
 
 from __future__ import annotations
@@ -19,60 +20,64 @@ from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.program import At, Step
 
 
-def one_shot_limit(layout: GroupShape) -> int:
-    """Return the largest array, in bytes, that an all_reduce folds in one shot."""
-    pick = hosts_reduce.one_shot_limit if layout.hosts else reductions.one_shot_limit
-    return pick(layout)
+def one_shot_limit(shape: GroupShape) -> int:
+    """Return the largest array in bytes that an all_reduce reduces in a single step."""
+    choice = hosts_reduce.one_shot_limit if shape.hosts else reductions.one_shot_limit
+    return choice(shape)
 
 
-def all_reduce(layout: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
-    """Fold user array 0 of all ranks, in place; with a root, only there."""
-    pick = hosts_reduce.all_reduce if layout.hosts else reductions.all_reduce
-    return pick(layout, nbytes, reduction, root)
+def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+    """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
+    choice = hosts_reduce.all_reduce if shape.hosts else reductions.all_reduce
+    return choice(shape, nbytes, reduction, root)
 
 
-def fused(layout: GroupShape, parts: Sequence[Part]) -> list[Step]:
-    """Reduce several small arrays with one handshake."""
-    return hosts_reduce.fused(layout, parts) if layout.hosts else reductions.fused(layout, parts)
+def fused(shape: GroupShape, parts: Sequence[Part]) -> list[Step]:
+    """Return the steps that reduce several small arrays, which share a barrier."""
+    return hosts_reduce.fused(shape, parts) if shape.hosts else reductions.fused(shape, parts)
 
 
-def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    """User array 0 := the root's."""
-    pick = hosts_reduce.broadcast if layout.hosts else broadcasts.broadcast
-    return pick(layout, nbytes, root)
+def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
+    """Return the steps that copy the root's user array 0 to all ranks."""
+    choice = hosts_reduce.broadcast if shape.hosts else broadcasts.broadcast
+    return choice(shape, nbytes, root)
 
 
-def barrier(layout: GroupShape) -> list[Step]:
-    """Nobody leaves before everybody has come."""
-    pick = hosts_reduce.barrier if layout.hosts else broadcasts.barrier
-    return pick(layout)
+def barrier(shape: GroupShape) -> list[Step]:
+    """Return the steps of a barrier: no rank leaves before all have entered."""
+    choice = hosts_reduce.barrier if shape.hosts else broadcasts.barrier
+    return choice(shape)
 
 
-def all_gather(
-    layout: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]
-) -> list[Step]:
-    """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    pick = hosts_exchange.all_gather if layout.hosts else gather.all_gather
-    return pick(layout, sizes, mine, outs)
+def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+    """Return the steps of outs[r] := rank r's array `mine` of sizes[r] bytes."""
+    choice = hosts_exchange.all_gather if shape.hosts else gather.all_gather
+    return choice(shape, sizes, mine, outs)
 
 
 def reduce_scatter(
-    layout: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
+    shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
-    """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
-    pick = hosts_exchange.reduce_scatter if layout.hosts else gather.reduce_scatter
-    return pick(layout, sizes, out, inps, reduction)
+    """Return the steps of out := reduction of all ranks' inps[this rank].
+
+    Rank r gets sizes[r] bytes.
+    """
+    choice = hosts_exchange.reduce_scatter if shape.hosts else gather.reduce_scatter
+    return choice(shape, sizes, out, inps, reduction)
 
 
 def even_all_to_all(
-    layout: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
+    shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
-    """recvs[r] := rank r's sends[me], `nbytes` each."""
-    pick = hosts_exchange.even_all_to_all if layout.hosts else exchange.even_all_to_all
-    return pick(layout, nbytes, sends, recvs)
+    """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
+    choice = hosts_exchange.even_all_to_all if shape.hosts else exchange.even_all_to_all
+    return choice(shape, nbytes, sends, recvs)
 
 
-def announced(layout: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
-    """Exchange by `route`; two user arrays (by number) hold its sizes as int64."""
-    pick = hosts_exchange.announced if layout.hosts else exchange.announced
-    return pick(layout, route, send_counts, recv_counts)
+def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
+    """Return the steps of an exchange along `route`.
+
+    The user arrays with these two numbers hold the sizes, as int64.
+    """
+    choice = hosts_exchange.announced if shape.hosts else exchange.announced
+    return choice(shape, route, send_counts, recv_counts)

@@ -1,8 +1,11 @@
-"""all_to_all, gather and scatter: everyone may send something of its own to everyone.
+"""all_to_all and exchanges of different sizes on one host, over staging buffers.
 
-Even exchanges have a fixed program. In the others a rank knows only its own sizes, so ranks
-first announce what they send to whom; the engine compares that with what is awaited and settles
-how many rounds the largest piece takes.
+In each round a rank copies a piece for every peer to its staging buffer and signals tick 1. Then it
+waits for each peer in turn, beginning with the next rank, and copies its piece from there.
+
+If all pieces have equal sizes, every rank computes the number of rounds. Otherwise a rank knows
+only its own sizes: the ranks first publish them and compare each with the size that its receiver
+expects. The largest size of any pair then determines the number of rounds for all ranks.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from nc10d.backend.cpu.program.steps import (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What I send to and await from each rank: places and bytes.
+    """Places and bytes of the arrays that this rank sends to, and receives from, each rank.
 
-    `pitch` is the distance between the places of two destinations on a board, `slot` how many
-    bytes travel per pair and round.
+    `pitch` is the distance in bytes between the slots of two destinations in a staging buffer.
+    `slot` is the number of bytes that a pair of ranks transfers per round.
     """
 
     sends: Sequence[At]
@@ -45,59 +48,62 @@ class Route:
 
 
 def even_all_to_all(
-    layout: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
+    shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
-    """recvs[r] := rank r's sends[me], `nbytes` each."""
-    slot = line_down(layout.half // layout.size)
-    sizes = [nbytes] * layout.size
+    """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
+    slot = line_down(shape.staging // shape.size)
+    sizes = [nbytes] * shape.size
     route = Route(sends, sizes, recvs, sizes, slot, slot)
-    opening = [free(), enter(), *_transfer(layout, route, 0, opening=True, own=True)]
-    rounds = max(1, -(-nbytes // slot)) if layout.size > 1 else 1
+    opening = [free(), enter(), *_transfer(shape, route, 0, opening=True, own=True)]
+    rounds = max(1, -(-nbytes // slot)) if shape.size > 1 else 1
     steps = [*opening, end_round(1, 2)]
     if rounds > 1:
-        body = _transfer(layout, route, slot, opening=False, own=False)
+        body = _transfer(shape, route, slot, opening=False, own=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    if layout.size == 1 or nbytes < layout.direct:
+    if shape.size == 1 or nbytes < shape.direct:
         return steps
-    return peer_arrays.all_to_all(layout, nbytes, sends[0], recvs, steps)
+    return peer_arrays.all_to_all(shape, nbytes, sends[0], recvs, steps)
 
 
-def announced(layout: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
-    """Exchange by `route`; two user arrays (by number) hold its sizes as int64."""
-    size = 8 * layout.size
+def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
+    """Return the steps of an exchange along `route`.
+
+    The user arrays with these two numbers hold the sizes, as int64.
+    """
+    size = 8 * shape.size
     opening = [
         free(),
         enter(),
-        copy(board(layout.rank), user(send_counts), size),
+        copy(board(shape.rank), user(send_counts), size),
         signal(1),
         meet_all(),
         agree(send_counts, recv_counts, route.slot),
-        *_keep(layout, route),
+        *_keep(shape, route),
         end_round(1, 2),
     ]
-    body = _transfer(layout, route, 0, opening=False, own=False)
+    body = _transfer(shape, route, 0, opening=False, own=False)
     return [*opening, *body, loop_agreed(1, 2, len(body))]
 
 
-def _keep(layout: GroupShape, route: Route) -> list[Step]:
-    me = layout.rank
+def _keep(shape: GroupShape, route: Route) -> list[Step]:
+    me = shape.rank
     nbytes = min(route.send_bytes[me], route.recv_bytes[me])
     return [copy(route.recvs[me], route.sends[me], nbytes)] if nbytes else []
 
 
 def _transfer(
-    layout: GroupShape, route: Route, base: int, *, opening: bool, own: bool
+    shape: GroupShape, route: Route, base: int, *, opening: bool, own: bool
 ) -> list[Step]:
-    """One round: show a slot for every rank, then take mine from every rank."""
-    me, slot, pitch = layout.rank, route.slot, route.pitch
+    """Return the steps of a round: publish a slot for each peer, then copy from each peer."""
+    me, slot, pitch = shape.rank, route.slot, route.pitch
     steps: list[Step] = []
-    for peer in layout.others:
+    for peer in shape.peers:
         if route.send_bytes[peer] > base:
             place = moved(route.sends[peer], base, slot)
             left = route.send_bytes[peer] - base
             steps.append(copy(board(me, peer * pitch), place, slot, left))
-    steps += [signal(1), *(_keep(layout, route) if own else [])]
-    for peer in layout.others:
+    steps += [signal(1), *(_keep(shape, route) if own else [])]
+    for peer in shape.peers:
         steps.append(meet(peer) if opening else wait(peer, 1))
         if route.recv_bytes[peer] > base:
             place = moved(route.recvs[peer], base, slot)

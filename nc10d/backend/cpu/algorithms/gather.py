@@ -1,8 +1,12 @@
-"""all_gather and reduce_scatter, even or ragged: everyone knows every size.
+"""all_gather and reduce_scatter on one host, over staging buffers.
 
-all_gather: each round a rank shows half a board of its array and copies everyone else's.
-reduce_scatter: a half is cut into one slot a rank; each round a rank shows a piece of every
-rank's chunk and folds the pieces of its own.
+all_gather: in each round a rank copies the next piece of its array to its staging buffer and
+signals tick 1. Then it waits for each peer in turn, beginning with the next rank, and copies.
+
+reduce_scatter: in each round a rank copies a piece of every chunk to its staging buffer and
+signals tick 1. When all ranks have done so, it reduces the pieces of its own chunk in rank order.
+
+Every round waits for all ranks, so the half of the round before is free again.
 """
 
 from __future__ import annotations
@@ -28,27 +32,25 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 
-def all_gather(
-    layout: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]
-) -> list[Step]:
-    """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    me = layout.rank
+def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+    """Return the steps of outs[r] := rank r's array `mine` of sizes[r] bytes."""
+    me = shape.rank
     own = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
-    if layout.size == 1:
+    if shape.size == 1:
         return [free(), enter(), *own, end_round(1, 2)]
-    rounds = max(1, -(-max(sizes) // layout.half))
-    opening = _gather_round(layout, sizes, mine, outs, own, 0, opening=True)
+    rounds = max(1, -(-max(sizes) // shape.staging))
+    opening = _gather_round(shape, sizes, mine, outs, own, 0, opening=True)
     steps = [*opening, end_round(1, 2)]
     if rounds > 1:
-        body = _gather_round(layout, sizes, mine, outs, [], layout.half, opening=False)
+        body = _gather_round(shape, sizes, mine, outs, [], shape.staging, opening=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    if max(sizes) < layout.direct:
+    if max(sizes) < shape.direct:
         return steps
-    return peer_arrays.all_gather(layout, sizes, mine, outs, steps)
+    return peer_arrays.all_gather(shape, sizes, mine, outs, steps)
 
 
 def _gather_round(
-    layout: GroupShape,
+    shape: GroupShape,
     sizes: Sequence[int],
     mine: At,
     outs: Sequence[At],
@@ -57,41 +59,44 @@ def _gather_round(
     *,
     opening: bool,
 ) -> list[Step]:
-    me, half = layout.rank, layout.half
-    # Every round waits for everyone: that frees the half of the round before.
+    me, staging = shape.rank, shape.staging
+    # Every round waits for all ranks, which frees the half of the round before.
     steps: list[Step] = [free(), enter()] if opening else []
     if sizes[me] > base:
-        steps.append(copy(board(me), moved(mine, base, half), half, sizes[me] - base))
+        steps.append(copy(board(me), moved(mine, base, staging), staging, sizes[me] - base))
     steps += [signal(1), *own]
-    for peer in layout.others:
+    for peer in shape.peers:
         steps.append(meet(peer) if opening else wait(peer, 1))
         if sizes[peer] > base:
-            place = moved(outs[peer], base, half)
-            steps.append(copy(place, board(peer), half, sizes[peer] - base))
+            place = moved(outs[peer], base, staging)
+            steps.append(copy(place, board(peer), staging, sizes[peer] - base))
     return steps
 
 
 def reduce_scatter(
-    layout: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
+    shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
-    """out := fold over ranks of their inps[my rank]; sizes[r] bytes belong to rank r."""
-    if layout.size == 1:
+    """Return the steps of out := reduction of all ranks' inps[this rank].
+
+    Rank r gets sizes[r] bytes.
+    """
+    if shape.size == 1:
         place = [reduction.show(out, inps[0], sizes[0])] if sizes[0] else []
         return [free(), enter(), *place, end_round(1, 2)]
-    slot = line_down(layout.half // layout.size)
+    slot = line_down(shape.staging // shape.size)
     rounds = max(1, -(-max(sizes) // slot))
-    opening = _scatter_round(layout, sizes, out, inps, reduction, slot, 0, opening=True)
+    opening = _scatter_round(shape, sizes, out, inps, reduction, slot, 0, opening=True)
     steps = [*opening, end_round(1, 2)]
     if rounds > 1:
-        body = _scatter_round(layout, sizes, out, inps, reduction, slot, slot, opening=False)
+        body = _scatter_round(shape, sizes, out, inps, reduction, slot, slot, opening=False)
         steps += [*body, end_round(1, 2, rounds - 1, len(body))]
-    if sum(sizes) < layout.direct or len(set(sizes)) > 1 or reduction.scaled:
+    if sum(sizes) < shape.direct or len(set(sizes)) > 1 or reduction.scaled:
         return steps
-    return peer_arrays.reduce_scatter(layout, sizes[0], out, inps, reduction, steps)
+    return peer_arrays.reduce_scatter(shape, sizes[0], out, inps, reduction, steps)
 
 
 def _scatter_round(
-    layout: GroupShape,
+    shape: GroupShape,
     sizes: Sequence[int],
     out: At,
     inps: Sequence[At],
@@ -101,13 +106,13 @@ def _scatter_round(
     *,
     opening: bool,
 ) -> list[Step]:
-    me = layout.rank
-    # The fold may overwrite my own chunk (out may be that very chunk) before my turn in rank
-    # order comes, so with more than two ranks my contribution is read from my board too.
-    alone = layout.size == 2 and not reduction.scaled
-    # Every round waits for everyone: that frees the half of the round before.
+    me = shape.rank
+    # `out` may be this rank's own chunk, which the reduction overwrites before its turn in rank
+    # order. So with more than two ranks that contribution goes through the staging buffer, too.
+    alone = shape.size == 2 and not reduction.scaled
+    # Every round waits for all ranks, which frees the half of the round before.
     steps: list[Step] = [free(), enter()] if opening else []
-    for peer in layout.others if alone else [*layout.others, me]:
+    for peer in shape.peers if alone else [*shape.peers, me]:
         if sizes[peer] > base:
             place = moved(inps[peer], base, slot)
             steps.append(reduction.show(board(me, peer * slot), place, slot, sizes[peer] - base))

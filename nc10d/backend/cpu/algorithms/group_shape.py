@@ -1,66 +1,131 @@
-"""What an algorithm knows of the group: its size, my rank, and how much a board half holds.
+"""A group as the algorithms see it: its size, this rank, its hosts and its staging buffers.
 
-Everything here is alike on all ranks except `rank`; that is what lets every rank choose the same
-algorithm without asking.
+All values except the rank itself are equal on all ranks of the group. Therefore all ranks choose
+the same algorithm without communication.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from nc10d.backend.cpu.algorithms.topology import Topology
-from nc10d.backend.cpu.algorithms.tuning import (
-    ASKED,
-    DIRECT,
-    FOLDING,
-    LENDING,
-    NEVER,
-    PAGE,
-    SWAPPED,
-    WINDOW,
-)
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, PAGE, WINDOW, Thresholds
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The ranks of each host, in ascending order; hosts are ordered by their lowest rank."""
+
+    hosts: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Each rank's host, and its local rank on that host."""
+        return {
+            rank: (host, local_rank)
+            for host, ranks in enumerate(self.hosts)
+            for local_rank, rank in enumerate(ranks)
+        }
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return sum(map(len, self.hosts))
+
+    @property
+    def rails(self) -> int:
+        """The number of ranks on the smallest host: so many local ranks exist on every host."""
+        return min(map(len, self.hosts))
+
+    def host_of(self, rank: int) -> int:
+        """Return a rank's host."""
+        return self.places[rank][0]
+
+    def local_ranks(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of a rank's host, itself included."""
+        return self.hosts[self.places[rank][0]]
+
+    def remote_ranks(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the other hosts."""
+        own = self.places[rank][0]
+        return tuple(r for host, ranks in enumerate(self.hosts) if host != own for r in ranks)
+
+    def restricted(self, ranks: Sequence[int]) -> Topology:
+        """Return the topology of a subgroup, whose ranks are numbered in the order of `ranks`."""
+        return grouped([self.places[rank][0] for rank in ranks])
+
+
+def grouped(names: Sequence[object]) -> Topology:
+    """Return the topology of ranks whose hosts have these names."""
+    hosts: dict[object, list[int]] = {}
+    for rank, name in enumerate(names):
+        hosts.setdefault(name, []).append(rank)
+    return Topology(tuple(tuple(ranks) for ranks in hosts.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """A group's shape: `half` bytes of board for one round, `small` the one-shot limit.
+    """A group's shape.
 
-    From `direct` bytes on, registered arrays are read where they lie, from `asked` bytes on all
-    that the kernel can read; for an all_reduce that is from `reduced` bytes on, for an all_gather
-    from `gathered`, for a broadcast from `spread`, for a reduce_scatter from `folding`, for a swap
-    of two ranks (all_gather, all_to_all) from `exchanged`. Of two ranks, if the kernel also writes,
-    an all_reduce begins at `lending` bytes, a swap at `swapped`, a broadcast at `shared`. An
-    all_reduce goes `window` by window. What is lent is whole pages of `page` bytes.
-    `hosts` says who is where in a group that spans hosts; it is None for one on a single host.
+    A rank's staging buffer has two halves of `staging` bytes, which alternate from round to round.
+    An all_reduce of up to `one_shot` bytes takes a single step. Peers access registered arrays
+    in place from `direct` bytes on, and plain arrays through the kernel from the `thresholds` on.
+    An all_reduce of larger arrays proceeds by windows of `window` bytes. Ranks expose whole pages
+    of `page` bytes for writing. `hosts` is None if all ranks are on the same host.
     """
 
     size: int
     rank: int
-    half: int
-    small: int
+    staging: int
+    one_shot: int
     hosts: Topology | None = None
     direct: int = NEVER
-    asked: int = ASKED
-    reduced: int = ASKED
-    gathered: int = ASKED
-    spread: int = ASKED
-    exchanged: int = ASKED
-    folding: int = FOLDING
-    lending: int = LENDING
-    swapped: int = SWAPPED
-    shared: int = DIRECT
+    thresholds: Thresholds = DEFAULTS
     window: int = WINDOW
     page: int = PAGE
 
     @property
-    def near(self) -> GroupShape:
-        """The shape of this rank's host alone."""
+    def local(self) -> GroupShape:
+        """The shape of this rank's host alone; its ranks are local ranks."""
         if self.hosts is None:
             return self
-        mates = self.hosts.mates(self.rank)
-        return GroupShape(len(mates), mates.index(self.rank), self.half, self.small)
+        ranks = self.hosts.local_ranks(self.rank)
+        return GroupShape(len(ranks), ranks.index(self.rank), self.staging, self.one_shot)
 
     @property
-    def others(self) -> list[int]:
-        """The other ranks, beginning with my right neighbour: nobody starts at the same one."""
+    def peers(self) -> list[int]:
+        """The other ranks, beginning with the next: so ranks do not all copy from the same peer."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A group across hosts, from the view of a rank on `host`; `local` is that host's shape."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    host: int
+    local: GroupShape
+    size: int
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its host."""
+        return self.local.rank
+
+    @property
+    def away(self) -> list[int]:
+        """The other hosts, beginning with the next."""
+        count = len(self.hosts)
+        return [(self.host + i) % count for i in range(1, count)]
+
+    def leader(self, host: int) -> int:
+        """Return the rank that exchanges headers and small arrays for a host."""
+        return self.hosts[host][0]
+
+
+def span_of(shape: GroupShape) -> Span:
+    """Return this rank's view of a group across hosts."""
+    assert shape.hosts is not None, shape
+    host = shape.hosts.host_of(shape.rank)
+    return Span(shape.hosts.hosts, host, shape.local, shape.size)

@@ -1,17 +1,19 @@
-"""How hosts meet in a collective, and how small contributions travel while they do.
+"""The barrier between hosts, which carries small arrays.
 
-One rank of each host, the leader, tells the others what its host calls: in round k to the leader
-2^k hosts before it, once it has heard from the one 2^k hosts behind it (dissemination: Hensgen,
-Finkel, Manber 1988). A leader that has passed all rounds knows that every host has entered, with
-the same call. Contributions may ride along: each round carries all blocks gathered so far (Bruck
-et al. 1997), so that after the last round every leader has every host's.
+The lowest rank of each host is its leader. In round k a leader sends the header of its host's call
+to the leader 2^k hosts before it, and receives the header of the host 2^k behind it (dissemination:
+Hensgen, Finkel and Manber 1988). A leader that has passed all rounds knows that the ranks of every
+host have entered, with the same call.
+
+A round may also carry all blocks gathered so far (Bruck et al. 1997). After the last round every
+leader has the blocks of all hosts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
+from nc10d.backend.cpu.algorithms.group_shape import Span
 from nc10d.backend.cpu.algorithms.hosts_steps import (
     HEADER_BYTES,
     check,
@@ -26,40 +28,8 @@ from nc10d.backend.cpu.program.steps import copy, end_round, enter, free, meet_a
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A group across hosts, as one of its ranks sees it."""
-
-    hosts: tuple[tuple[int, ...], ...]
-    host: int
-    near: GroupShape
-    size: int
-
-    @property
-    def mate(self) -> int:
-        """This rank's number on its host."""
-        return self.near.rank
-
-    @property
-    def away(self) -> list[int]:
-        """The other hosts, beginning with the next one."""
-        count = len(self.hosts)
-        return [(self.host + i) % count for i in range(1, count)]
-
-    def leader(self, host: int) -> int:
-        """Return the rank that speaks for a host."""
-        return self.hosts[host][0]
-
-
-def span_of(layout: GroupShape) -> Span:
-    """Return the view of a layout across hosts."""
-    assert layout.hosts is not None, layout
-    host = layout.hosts.host_of(layout.rank)
-    return Span(layout.hosts.hosts, host, layout.near, layout.size)
-
-
-@dataclass(frozen=True, slots=True)
 class Gathered:
-    """Where the leaders' blocks of `nbytes` lie in scratch memory from `base` on."""
+    """The leaders' blocks of `nbytes` each, in scratch memory from `base` on."""
 
     span: Span
     nbytes: int
@@ -67,24 +37,24 @@ class Gathered:
 
     @property
     def mine(self) -> int:
-        """Offset of my host's block, behind its header."""
+        """Offset of this host's block, behind its header."""
         return self.base + HEADER_BYTES
 
     @property
     def came(self) -> int:
-        """Offset of what comes in a round: a header, then blocks."""
+        """Offset of the message received in a round: a header, then blocks."""
         return self.mine + len(self.span.hosts) * self.nbytes
 
     def block(self, host: int, offset: int = 0) -> At:
         """Return the place of a host's block."""
         count = len(self.span.hosts)
         turn = (host - self.span.host) % count
-        if count == 2 and turn:  # one round: what came can stay where it is
+        if count == 2 and turn:  # A single round: the received block stays in its place.
             return scratch(self.came + HEADER_BYTES + offset)
         return scratch(self.mine + turn * self.nbytes + offset)
 
     def steps(self) -> list[Step]:
-        """Return a leader's steps: meet the other hosts and gather everyone's block."""
+        """Return a leader's steps: pass the barrier and gather the blocks of all hosts."""
         span, count = self.span, len(self.span.hosts)
         steps = [show(scratch(self.base))]
         have = 1
@@ -106,11 +76,11 @@ class Gathered:
 
 
 def opening(span: Span) -> list[Step]:
-    """Nobody goes on before everybody, on all hosts, has entered with the same call."""
+    """Return the steps of a barrier of all ranks, which compares their calls."""
     steps = [free(), enter(), signal(1), meet_all(), *meet_hosts(span)]
-    return [*steps, *([signal(2)] if span.mate else []), end_round(2, 2)]
+    return [*steps, *([signal(2)] if span.local_rank else []), end_round(2, 2)]
 
 
 def meet_hosts(span: Span) -> list[Step]:
-    """Of a host whose ranks have all entered: go on when those of all hosts have."""
-    return [wait(0, 2)] if span.mate else [*Gathered(span, 0).steps(), signal(2)]
+    """Return the steps of the barrier between hosts, for a host whose ranks have all entered."""
+    return [wait(0, 2)] if span.local_rank else [*Gathered(span, 0).steps(), signal(2)]

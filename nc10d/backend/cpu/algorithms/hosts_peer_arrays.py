@@ -1,20 +1,19 @@
-"""What ranks of one host do for each other in a large collective across hosts, without boards.
+"""Large collectives across hosts: the ranks of a host access their peers' arrays in place.
 
-As in direct.py, and with its two ways: they expose their arrays, and if all of a host can be read,
-each takes from its mates what it needs where it lies. A host may go one way and another one the
-other: between hosts the two do the same.
+The alternatives are those of peer_arrays.py: ranks expose their arrays as they enter. If all arrays
+of a host can be read, its ranks reduce and fetch them in place; otherwise they take the staging
+buffers. Each host chooses by itself, because the transfers between hosts are the same either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.hosts_barrier import Span, meet_hosts
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span
+from nc10d.backend.cpu.algorithms.hosts_barrier import meet_hosts
 from nc10d.backend.cpu.algorithms.hosts_steps import continued
-from nc10d.backend.cpu.algorithms.peer_arrays import access_for, all_have_read, fold_mates, ways
+from nc10d.backend.cpu.algorithms.peer_arrays import access_for, all_have_read, fold_peers, ways
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.native.offsets import READS
 from nc10d.backend.cpu.program.program import At, Step, user
 from nc10d.backend.cpu.program.steps import (
     copy,
@@ -28,154 +27,157 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 THERE = 3
-"""The tick that says that what mates want of me is there; those before it are the meeting's."""
+"""The tick that reports that this rank's share is complete. The barrier uses the ticks before."""
 
 Cut = tuple[int, int]
-"""Where a part of an array begins, and its bytes."""
+"""The offset of a part of an array, and its bytes."""
 
 
-def applies(layout: GroupShape, nbytes: int) -> bool:
-    """Say whether arrays of so many bytes may be read where they lie."""
-    return layout.near.size > 1 and nbytes >= layout.direct
+def applies(shape: GroupShape, nbytes: int) -> bool:
+    """Return whether ranks may access arrays of so many bytes in place."""
+    return shape.local.size > 1 and nbytes >= shape.direct
 
 
 def all_reduce(
-    layout: GroupShape,
+    shape: GroupShape,
     span: Span,
     nbytes: int,
     cuts: Sequence[Cut],
     reduction: Reduction,
     rail: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """Fold my part of user array 0 in place, reduce it between hosts by `rail`, fetch the others'.
+    """Reduce this rank's part of user array 0, then between hosts by `rail`; fetch the rest.
 
-    `cuts` are the parts of my host's ranks.
+    `cuts` are the parts of this host's ranks.
     """
-    near = span.near
-    low, length = cuts[near.rank]
+    local = span.local
+    low, length = cuts[local.rank]
     mine = user(0, low)
     steps = meet_hosts(span)
     if length:
-        steps += [fold_mates(near, mine, mine, low, length, reduction), *rail]
+        steps += [fold_peers(local, mine, mine, low, length, reduction), *rail]
     steps.append(signal(THERE))
-    for mate in near.others:
-        low, length = cuts[mate]
-        steps += _fetched(mate, THERE, [(user(0, low), length)])
-    access = access_for(nbytes, layout.asked)
-    return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(THERE + 1)], boards)
+    for peer in local.peers:
+        low, length = cuts[peer]
+        steps += _fetched(peer, THERE, [(user(0, low), length)])
+    access = access_for(shape, nbytes)
+    return _ways(_opening(local, [user(0)], access), [*steps, *all_have_read(THERE + 1)], staged)
 
 
 def broadcast(
-    layout: GroupShape,
+    shape: GroupShape,
     span: Span,
     nbytes: int,
     source: int,
     windows: Sequence[Cut],
     passed_on: Callable[[int, int], list[Step]],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """User array 0 := that of mate `source`, who gets it by `passed_on`, window by window.
+    """User array 0 := that of local rank `source`.
 
-    With no windows he has it, and only passes it on.
+    `source` receives it by `passed_on`, window by window, and signals each. Without windows it is
+    the root and only forwards the array.
     """
-    near = span.near
+    local = span.local
     done = THERE + len(windows)
     steps = meet_hosts(span)
-    if near.rank != source:
+    if local.rank != source:
         for tick, (low, length) in enumerate(windows, THERE):
             steps += _fetched(source, tick, [(user(0, low), length)])
         if not windows:
             steps.append(fetch(user(0), source, 0, nbytes))
-        return _ways([enter()], [*steps, signal(done), end_round(done, done)], boards)
+        return _ways([enter()], [*steps, signal(done), end_round(done, done)], staged)
     for tick, (low, length) in enumerate(windows, THERE):
         steps += [*passed_on(low, length), signal(tick)]
     if not windows:
         steps += passed_on(0, nbytes)
-    access = access_for(nbytes, layout.asked)
-    return _ways(_opening(near, [user(0)], access), [*steps, *all_have_read(done)], boards)
+    access = access_for(shape, nbytes)
+    return _ways(_opening(local, [user(0)], access), [*steps, *all_have_read(done)], staged)
 
 
 def all_gather(
-    layout: GroupShape,
+    shape: GroupShape,
     span: Span,
     sizes: Sequence[int],
     outs: Sequence[At],
     own: Sequence[Step],
     crossing: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """outs[r] := rank r's array: `own` puts mine there, `crossing` what comes to me from others.
+    """outs[r] := rank r's array; `own` copies this rank's, `crossing` receives from other hosts.
 
-    Who has them in several arrays can't expose them as one.
+    A rank whose `outs` lie in several arrays cannot expose them as a single array, and sets the
+    flag.
     """
-    near, home = span.near, span.hosts[span.host]
+    local, home = span.local, span.hosts[span.host]
     steps = [*meet_hosts(span), *own, signal(THERE), *crossing, signal(THERE + 1)]
-    for mate in near.others:
-        rank = home[mate]
-        steps += _fetched(mate, THERE, [(outs[rank], sizes[rank])])
-    for mate in near.others:
-        ranks = [r for g in span.away for r in span.hosts[g][mate :: near.size]]
-        steps += _fetched(mate, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
-    opening = _opening(near, outs, access_for(sum(sizes), layout.asked))
-    return _ways(opening, [*steps, *all_have_read(THERE + 2)], boards)
+    for peer in local.peers:
+        rank = home[peer]
+        steps += _fetched(peer, THERE, [(outs[rank], sizes[rank])])
+    for peer in local.peers:
+        ranks = [r for g in span.away for r in span.hosts[g][peer :: local.size]]
+        steps += _fetched(peer, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
+    opening = _opening(local, outs, access_for(shape, sum(sizes)))
+    return _ways(opening, [*steps, *all_have_read(THERE + 2)], staged)
 
 
 def reduce_scatter(
-    layout: GroupShape,
+    shape: GroupShape,
     span: Span,
     folds: Sequence[tuple[At, At, int]],
     inps: Sequence[At],
     nbytes: int,
     reduction: Reduction,
     crossing: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """Fold chunks of my host's ranks, `folds` (where to, mine, bytes), then reduce by `crossing`.
+    """Reduce chunks within the host, then between hosts by `crossing`.
 
-    `nbytes` are those of all chunks.
+    `folds` lists the destination, this rank's part and the bytes of each chunk. `nbytes` is the sum
+    over all chunks.
     """
-    near = span.near
+    local = span.local
     steps = meet_hosts(span)
     for to, mine, size in folds:
         if size:
-            steps.append(fold_mates(near, to, mine, mine.offset, size, reduction))
+            steps.append(fold_peers(local, to, mine, mine.offset, size, reduction))
     steps += [signal(THERE), *crossing, wait_all(THERE), end_round(THERE, THERE)]
-    access = READS if nbytes >= layout.folding else 0
-    return _ways(_opening(near, inps, access), steps, boards)
+    access = access_for(shape, nbytes)
+    return _ways(_opening(local, inps, access), steps, staged)
 
 
 def all_to_all(
-    layout: GroupShape,
+    shape: GroupShape,
     span: Span,
     nbytes: int,
     sends: Sequence[At],
     recvs: Sequence[At],
     crossing: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """recvs[r] := rank r's sends[my rank], `nbytes` each; those of other hosts by `crossing`."""
-    near, home, me = span.near, span.hosts[span.host], layout.rank
+    """recvs[r] := rank r's sends[this rank], `nbytes` each; from other hosts by `crossing`."""
+    local, home, me = span.local, span.hosts[span.host], shape.rank
     steps = [*meet_hosts(span), copy(recvs[me], sends[me], nbytes)]
-    for mate in near.others:
-        steps.append(fetch(recvs[home[mate]], mate, sends[me].offset, nbytes))
+    for peer in local.peers:
+        steps.append(fetch(recvs[home[peer]], peer, sends[me].offset, nbytes))
     steps += crossing
-    opening = _opening(near, sends, access_for(nbytes * layout.size, layout.asked))
-    return _ways(opening, [*steps, *all_have_read(THERE)], boards)
+    opening = _opening(local, sends, access_for(shape, nbytes * shape.size))
+    return _ways(opening, [*steps, *all_have_read(THERE)], staged)
 
 
-def _ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
-    # Hosts compare how many calls their ranks have entered: nobody enters twice.
-    return ways(opening, direct, continued(boards))
+def _ways(opening: Sequence[Step], direct: Sequence[Step], staged: Sequence[Step]) -> list[Step]:
+    # Hosts compare how many calls their ranks have entered, so a call enters only once.
+    return ways(opening, direct, continued(staged))
 
 
-def _opening(near: GroupShape, places: Sequence[At], access: int) -> list[Step]:
+def _opening(local: GroupShape, places: Sequence[At], access: int) -> list[Step]:
     if len({at.index for at in places}) > 1:
         return [enter(flag=True)]
-    return [enter(), expose(near.rank, user(places[0].index), access)]
+    return [enter(), expose(local.rank, user(places[0].index), access)]
 
 
-def _fetched(mate: int, tick: int, parts: Sequence[tuple[At, int]]) -> list[Step]:
-    """Fetch parts of a mate's array, to the same places in mine, once it has signalled `tick`."""
-    fetches = [fetch(at, mate, at.offset, nbytes) for at, nbytes in parts if nbytes]
-    return [wait(mate, tick), *fetches] if fetches else []
+def _fetched(peer: int, tick: int, parts: Sequence[tuple[At, int]]) -> list[Step]:
+    """Fetch parts of a peer's array to the same places here, once it has signalled `tick`."""
+    fetches = [fetch(at, peer, at.offset, nbytes) for at, nbytes in parts if nbytes]
+    return [wait(peer, tick), *fetches] if fetches else []

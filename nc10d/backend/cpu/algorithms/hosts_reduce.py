@@ -1,11 +1,19 @@
 """Reductions, broadcast and barrier of a group that spans hosts.
 
-Inside a host, local programs, or for large arrays those of hosts_peer_arrays.py; between hosts,
-streams. Small
-arrays ride along while the leaders meet. Of large ones each host folds its ranks' arrays, a chunk a
-rank; every such rank is a rail: the ranks with the same number on their hosts reduce-scatter and
-all-gather their chunk between them, everyone with everyone at once, or small pieces of many hosts
-from hand to hand; then it spreads inside each host.
+all_reduce and reduce:
+
+- Small arrays travel with the barrier between hosts (hosts_barrier.py). Each leader reduces the
+  arrays of its host and, after the barrier, the blocks of all hosts.
+- Large arrays: after a barrier each host reduces its ranks' arrays, a chunk per rank. The ranks
+  with the same local rank on all hosts form a rail. They reduce-scatter and all-gather their chunk
+  by direct exchange. Then the ranks of a host gather the chunks from each other. Inside a host
+  this takes the staging buffers, or access in place (hosts_peer_arrays.py).
+
+Both reduce in rank order inside a host and then in the order of hosts, so the bits do not depend on
+the algorithm.
+
+broadcast: down a binomial tree of hosts, or down a chain in segments for large arrays; then inside
+each host.
 """
 
 from __future__ import annotations
@@ -16,12 +24,21 @@ from dataclasses import replace
 from nc10d.backend.cpu.algorithms import broadcast as local
 from nc10d.backend.cpu.algorithms import gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.all_reduce import Part
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, Span, opening, span_of
-from nc10d.backend.cpu.algorithms.hosts_fold import HostChunk, fold, reduce_across, within
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
+from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, opening
 from nc10d.backend.cpu.algorithms.hosts_peer_arrays import Cut
-from nc10d.backend.cpu.algorithms.hosts_relay import pays, relayed
-from nc10d.backend.cpu.algorithms.hosts_steps import continued, flow, give, loop, scratch, take
+from nc10d.backend.cpu.algorithms.hosts_steps import (
+    HostChunk,
+    continued,
+    flow,
+    fold,
+    give,
+    loop,
+    reduce_across,
+    scratch,
+    take,
+    within,
+)
 from nc10d.backend.cpu.algorithms.peer_arrays import windows_of
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_up
@@ -38,63 +55,69 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 SMALL_BYTES = 256 * 1024
-"""What a leader gathers of all hosts together in one shot, at most,"""
+"""The most bytes of all hosts together that travel with the barrier."""
 LEAST = 2048
-"""and of each host at least: of so many hosts, passing on is slower still, by the cost model."""
+"""The bytes of a host that travel with the barrier however many hosts there are.
+
+With many hosts the rails are even slower, by the cost model.
+"""
 SEGMENT = 256 * 1024
+"""Bytes of a broadcast that a host forwards at a time."""
 MOST_WINDOWS = 16
-"""So many windows of a broadcast at most are told to mates as they come."""
+"""The most windows of a broadcast that are announced to local peers as they arrive."""
 CHAINED = 128 * 1024
-"""Bytes, times the number of hosts, from which a broadcast goes down a chain of hosts: by the cost
-model, with the constants of `benchmarks/model/machine.py`."""
+"""Bytes per host from which a broadcast goes down a chain of hosts.
+
+By the cost model, with the constants of `benchmarks/model/machine.py`.
+"""
 
 
-def one_shot_limit(layout: GroupShape) -> int:
-    """Return the largest array, in bytes, that rides along while hosts meet."""
-    assert layout.hosts is not None, layout
-    return min(layout.small, layout.half, max(LEAST, SMALL_BYTES // len(layout.hosts.hosts)))
+def one_shot_limit(shape: GroupShape) -> int:
+    """Return the largest array in bytes that travels with the barrier between hosts."""
+    assert shape.hosts is not None, shape
+    return min(shape.one_shot, shape.staging, max(LEAST, SMALL_BYTES // len(shape.hosts.hosts)))
 
 
-def barrier(layout: GroupShape) -> list[Step]:
-    """Nobody leaves before everybody has come."""
-    return opening(span_of(layout))
+def barrier(shape: GroupShape) -> list[Step]:
+    """Return the steps of a barrier: no rank leaves before all have entered."""
+    return opening(span_of(shape))
 
 
-def all_reduce(layout: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
-    """Fold user array 0 of all ranks, in place; with a root, only there."""
-    if nbytes <= one_shot_limit(layout):
-        return fused(layout, [Part(0, nbytes, reduction)], root)
-    span = span_of(layout)
+def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
+    """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
+    if nbytes <= one_shot_limit(shape):
+        return fused(shape, [Part(0, nbytes, reduction)], root)
+    span = span_of(shape)
     place, base, copied = user(0), 0, []
-    if root not in (-1, layout.rank):  # the array must stay as it is
+    if root not in (-1, shape.rank):  # The array of a rank that is not the root stays unchanged.
         place, base = scratch(0), line_up(nbytes)
         copied = [copy(place, user(0), nbytes)]
     cuts = _cuts(span, nbytes)
-    low, length = cuts[span.mate]
+    low, length = cuts[span.local_rank]
     rail = _rail(span, moved(place, low), length, reduction, base) if length else []
-    boards = [*opening(span), *copied, *_over_boards(span, place, cuts, reduction, rail)]
-    if root >= 0 or reduction.scaled or not hosts_peer_arrays.applies(layout, nbytes):
-        return boards
-    return hosts_peer_arrays.all_reduce(layout, span, nbytes, cuts, within(reduction), rail, boards)
+    staged = [*opening(span), *copied, *_over_staging(span, place, cuts, reduction, rail)]
+    if root >= 0 or reduction.scaled or not hosts_peer_arrays.applies(shape, nbytes):
+        return staged
+    return hosts_peer_arrays.all_reduce(shape, span, nbytes, cuts, within(reduction), rail, staged)
 
 
-def fused(layout: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step]:
-    """Reduce several small arrays with one handshake."""
-    span = span_of(layout)
+def fused(shape: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step]:
+    """Return the steps that reduce several small arrays, which share a barrier."""
+    span = span_of(shape)
     parts = [part for part in parts if part.nbytes]
     if not parts:
         return opening(span)
     offsets = [sum(line_up(p.nbytes) for p in parts[:i]) for i in range(len(parts))]
     gathered = Gathered(span, offsets[-1] + line_up(parts[-1].nbytes))
-    wanted = root in (-1, layout.rank)
-    if span.near.size == 1:
+    wanted = root in (-1, shape.rank)
+    if span.local.size == 1:
         return _fused_alone(gathered, parts, offsets, wanted)
-    if span.mate == 0:
+    if span.local_rank == 0:
         return _fused_leader(gathered, parts, offsets, wanted)
     puts, gets = [], []
     for part, offset in zip(parts, offsets, strict=True):
         at = user(part.index)
-        puts.append(part.reduction.show(board(span.mate, offset), at, part.nbytes))
+        puts.append(part.reduction.show(board(span.local_rank, offset), at, part.nbytes))
         if wanted:
             gets.append(copy(at, board(0, offset), part.nbytes))
     steps = [free(), enter(), *puts, signal(1), meet_all(), wait(0, 2), *gets, signal(2)]
@@ -125,7 +148,7 @@ def _fused_leader(
         puts.append(part.reduction.show(mine, user(part.index), part.nbytes))
         block = scratch(gathered.mine + offset)
         folds.append(reduce_ranks(block, board(0, offset), mine, part.nbytes, how))
-        # Only this rank reads what it has shown: the result may take its place.
+        # Only this rank reads its own contribution, so the result may replace it.
         results += _fold_blocks(gathered, part, offset, mine)
         if wanted:
             results.append(copy(user(part.index), mine, part.nbytes))
@@ -140,41 +163,39 @@ def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[S
 
 
 def _cuts(span: Span, nbytes: int) -> list[Cut]:
-    """Return where the part of each rank of my host begins, and its bytes."""
+    """Return the offset and the bytes of the part of each rank of this host."""
     rails = min(map(len, span.hosts))
     chunk = line_up(-(-nbytes // rails))
-    lows = [min(nbytes, mate * chunk) for mate in range(span.near.size)]
+    lows = [min(nbytes, r * chunk) for r in range(span.local.size)]
     return [(low, min(chunk, nbytes - low)) for low in lows]
 
 
-def _over_boards(
+def _over_staging(
     span: Span,
     place: At,
     cuts: Sequence[Cut],
     reduction: Reduction,
     rail: Sequence[Step],
 ) -> list[Step]:
-    """Fold my part of `place`, reduce it between hosts by `rail`, get the others'."""
+    """Reduce this rank's part of `place`, then between hosts by `rail`; gather the other parts."""
     sizes = [length for _, length in cuts]
     places = [moved(place, low) for low, _ in cuts]
-    mine = places[span.mate]
-    if span.near.size == 1:
+    mine = places[span.local_rank]
+    if span.local.size == 1:
         shown = [reduction.show(mine, mine, sizes[0])] if reduction.scaled else []
         return [*shown, *rail]
-    steps = continued(gather.reduce_scatter(span.near, sizes, mine, places, within(reduction)))
-    return [*steps, *rail, *continued(gather.all_gather(span.near, sizes, mine, places))]
+    steps = continued(gather.reduce_scatter(span.local, sizes, mine, places, within(reduction)))
+    return [*steps, *rail, *continued(gather.all_gather(span.local, sizes, mine, places))]
 
 
 def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
-    """Reduce `nbytes` at `place` between the ranks that have my number on their hosts."""
+    """Reduce `nbytes` at `place` between the ranks with this local rank on their hosts."""
     count = len(span.hosts)
     piece = line_up(-(-nbytes // count))
-    if pays(count, piece):
-        return relayed(span, place, nbytes, piece, reduction, base)
     cuts = [(min(nbytes, g * piece), min(nbytes, (g + 1) * piece)) for g in range(count)]
     at = [moved(place, low) for low, _ in cuts]
     length = [high - low for low, high in cuts]
-    peer = {g: span.hosts[g][span.mate] for g in span.away}
+    peer = {g: span.hosts[g][span.local_rank] for g in span.away}
     outgoing = [HostChunk(peer[g], at[g], length[g]) for g in span.away]
     mine = at[span.host]
     steps = reduce_across(span, outgoing, peer, mine, mine, length[span.host], reduction, base)
@@ -182,64 +203,67 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
     return [*steps, *flow([*rows, *(take(peer[g], at[g], length[g]) for g in span.away)])]
 
 
-def broadcast(layout: GroupShape, nbytes: int, root: int) -> list[Step]:
-    """User array 0 := the root's; down a tree or a chain of hosts, then inside each.
+def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
+    """Return the steps that copy the root's user array 0 to all ranks.
 
-    Down a chain nobody sends more than once, but the last one hears late.
+    In a chain no host sends more than once, but the last host receives late.
     """
-    span = span_of(layout)
+    span = span_of(shape)
     if nbytes == 0:
         return opening(span)
-    assert layout.hosts is not None
-    home, root_mate = layout.hosts.places[root]
-    speakers = [root if g == home else span.leader(g) for g in range(len(span.hosts))]
-    source = root_mate if span.host == home else 0
+    assert shape.hosts is not None
+    home, root_local_rank = shape.hosts.places[root]
+    forwarders = [root if g == home else span.leader(g) for g in range(len(span.hosts))]
+    source = root_local_rank if span.host == home else 0
 
     def passed_on(low: int, count: int) -> list[Step]:
-        return _passed_on(span, speakers, home, nbytes, low, count)
+        return _passed_on(span, forwarders, home, nbytes, low, count)
 
     steps = opening(span)
-    if span.mate == source:
+    if span.local_rank == source:
         steps += passed_on(0, nbytes)
-    if span.near.size == 1:
+    if span.local.size == 1:
         return steps
-    steps += continued(local.broadcast(span.near, nbytes, source))
-    if not hosts_peer_arrays.applies(layout, nbytes):
+    steps += continued(local.broadcast(span.local, nbytes, source))
+    if not hosts_peer_arrays.applies(shape, nbytes):
         return steps
-    windows = [] if span.host == home else windows_of(nbytes, layout.window, MOST_WINDOWS)
-    return hosts_peer_arrays.broadcast(layout, span, nbytes, source, windows, passed_on, steps)
+    windows = [] if span.host == home else windows_of(nbytes, shape.window, MOST_WINDOWS)
+    return hosts_peer_arrays.broadcast(shape, span, nbytes, source, windows, passed_on, steps)
 
 
 def _passed_on(
-    span: Span, speakers: Sequence[int], home: int, nbytes: int, low: int, count: int
+    span: Span, forwarders: Sequence[int], home: int, nbytes: int, low: int, count: int
 ) -> list[Step]:
-    """Take `count` of `nbytes`, from `low` on, from a host's speaker, and give them to others."""
-    hosts = len(speakers)
+    """Receive `count` of `nbytes`, from `low` on, from the parent host, and forward them.
+
+    `forwarders` are the ranks that do so, by host.
+    """
+    hosts = len(forwarders)
     turn = (span.host - home) % hosts
     parent, children = (_chain if chained(hosts, nbytes) else _tree)(turn, hosts)
-    # Who has one partner has nothing to pass on: all goes at once.
+    # A host with a single partner forwards nothing, so it moves the whole array at once.
     segment = min(SEGMENT, count) if len(children) + (turn > 0) > 1 else count
     place = user(0, low, segment)
     steps: list[Step] = []
     if turn:
-        steps += flow([take(speakers[(parent + home) % hosts], place, segment)])
-    steps += flow([give(speakers[(child + home) % hosts], place, segment) for child in children])
+        steps += flow([take(forwarders[(parent + home) % hosts], place, segment)])
+    steps += flow([give(forwarders[(child + home) % hosts], place, segment) for child in children])
     steps = [replace(step, total=count) if step.nbytes else step for step in steps]
     return loop(steps, -(-count // segment))
 
 
 def chained(hosts: int, nbytes: int) -> bool:
-    """Say whether a broadcast of so many bytes goes down a chain."""
+    """Return whether a broadcast of so many bytes goes down a chain."""
     return nbytes >= CHAINED * hosts
 
 
 def _tree(turn: int, count: int) -> tuple[int, list[int]]:
-    """Return the parent and the children, by their turns, in a binomial tree."""
+    """Return the parent and the children in a binomial tree, as distances from the root's host."""
     limit = turn & -turn if turn else 1 << count.bit_length()
     hops = [1 << i for i in range(count.bit_length()) if 1 << i < limit]
     return turn & (turn - 1), [turn + hop for hop in hops if turn + hop < count]
 
 
 def _chain(turn: int, count: int) -> tuple[int, list[int]]:
-    """Return who is before me and who behind, if anyone."""
+    """Return the host before this host in the chain, and the host behind it, if any."""
     return turn - 1, [turn + 1] if turn + 1 < count else []

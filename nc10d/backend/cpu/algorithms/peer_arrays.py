@@ -1,13 +1,17 @@
-"""Large arrays read where they lie: what is not folded is copied once.
+"""Collectives of large arrays on one host: ranks access their peers' arrays in place.
 
-Each program has two ways. Ranks expose their arrays; if all of them can be read, everybody takes
-what is his from its owner, and nobody leaves before the others have taken theirs. If one can't,
-all go the way over the boards. An all_reduce, a broadcast, and two ranks' swaps write into peers'
-arrays too, as far as these are lent (see native/peer_array_steps.py).
+Every program contains two alternatives. Each rank exposes its array as it enters, and signals
+tick 1. If every array can be read, each rank copies or reduces straight from its peers' arrays, and
+leaves when all peers have finished with its own. If any array cannot be read, a flag beside that
+rank's fingerprint sends all ranks over the staging buffers.
 
-Registered arrays are folded, fetched and filled where they lie. For others the kernel is asked,
-each algorithm from the size on where that pays: see `access_for`. What it fetches to be folded goes
-where the result will be, or to a spare place if that is my own part.
+An all_reduce, a broadcast, and a swap between two ranks also write into their peers' arrays, as
+far as a peer has exposed a window for writing (native/peer_array_steps.py). Its owner withdraws the
+window at the end, when all peers have signalled that they have written.
+
+The kernel copies plain arrays, each algorithm from the size on at which that is faster: see
+`access_for`. It brings contributions to a reduction to the place of the result, or to spare staging
+memory where the result overwrites this rank's own contribution.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.algorithms.tuning import NEVER
+from nc10d.backend.cpu.algorithms.tuning import BROADCAST_SHARE, NEVER
 from nc10d.backend.cpu.native.offsets import READS, WRITES
 from nc10d.backend.cpu.program.lines import LINE, line_down, line_up
 from nc10d.backend.cpu.program.program import At, Step, board, moved, user
@@ -38,48 +42,49 @@ from nc10d.backend.cpu.program.steps import (
 )
 
 AHEAD = 2
-"""How many windows a rank folds before it fetches the first: peers need not keep step."""
+"""Windows that a rank reduces before it fetches the first: peers need not keep step."""
 SECOND = 16
-"""Where on a board a second array is shown."""
+"""Offset in a staging buffer of the record that exposes a second array."""
 MOST_CHUNKS = 256
-"""So many chunks at most, of all ranks in all windows: programs of large arrays stay short."""
+"""The most chunks of all ranks in all windows, so that programs of large arrays stay short."""
 
 
-def _either(
-    layout: GroupShape,
+def _exposed_or_staged(
+    shape: GroupShape,
     mine: At,
     direct: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
     *,
     access: int,
     lent: int = 0,
 ) -> list[Step]:
-    """Expose an array; go `direct` if all ranks' can be read, else over the boards.
+    """Expose an array; run `direct` if all ranks' arrays can be read, else `staged`.
 
-    `access` is what the kernel must give for a plain array, `lent` how many bytes peers write.
+    `access` is the access that the kernel must give to a plain array, 0 for none. Peers may write
+    the first `lent` bytes.
     """
-    # An area has words for one loan of plain memory, so one rank may write there.
-    assert layout.size == 2 or not (access and lent), (access, lent)
-    exposed = expose(layout.rank, mine, access, lent=lent)
-    return ways([enter(), exposed], direct, boards)
+    # A rank can expose a single window of plain memory for writing, to a single peer.
+    assert shape.size == 2 or not (access and lent), (access, lent)
+    exposed = expose(shape.rank, mine, access, lent=lent)
+    return ways([enter(), exposed], direct, staged)
 
 
-def ways(opening: Sequence[Step], direct: Sequence[Step], boards: Sequence[Step]) -> list[Step]:
-    """Open with what exposes; go `direct` if all that can be read, else over the boards."""
-    first = [*direct, jump(1 + len(boards))]
+def ways(opening: Sequence[Step], direct: Sequence[Step], staged: Sequence[Step]) -> list[Step]:
+    """Run `opening`; then `direct` if no rank has set the flag, else `staged`."""
+    first = [*direct, jump(1 + len(staged))]
     steps = [free(), *opening, signal(1), branch_if_flagged(len(first))]
-    return [*steps, *first, end_round(1, 2), *boards]
+    return [*steps, *first, end_round(1, 2), *staged]
 
 
-def _cut(layout: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
-    """Return where a rank's chunk begins, and its bytes."""
-    chunk = line_up(-(-nbytes // layout.size))
+def _cut(shape: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
+    """Return the offset of a rank's chunk, and its bytes."""
+    chunk = line_up(-(-nbytes // shape.size))
     low = min(nbytes, rank * chunk)
     return low, min(nbytes, low + chunk) - low
 
 
-def fold_mates(
-    layout: GroupShape,
+def fold_peers(
+    shape: GroupShape,
     dst: At,
     own: At,
     offset: int,
@@ -87,29 +92,32 @@ def fold_mates(
     reduction: Reduction,
     lent: int = 0,
 ) -> Step:
-    """Fold what is exposed; what peers read of my board is its first line, the rest is free."""
-    room, most = board(layout.rank, LINE), line_down((layout.half - LINE) // 2)
+    """Return the step that reduces the exposed arrays of a host.
+
+    Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
+    """
+    room, most = board(shape.rank, LINE), line_down((shape.staging - LINE) // 2)
     return fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, lent)
 
 
 def all_reduce(
-    layout: GroupShape, nbytes: int, reduction: Reduction, boards: Sequence[Step]
+    shape: GroupShape, nbytes: int, reduction: Reduction, staged: Sequence[Step]
 ) -> list[Step]:
-    """Each rank folds its chunk of user array 0 and puts the result into all arrays lent to it.
+    """Each rank reduces its chunk of user array 0 and writes the result into the exposed windows.
 
-    Who could not lend his fetches the others' chunks, window by window: in turns with the folds,
-    and late enough that they have left their owner's own cache.
+    A rank that could not expose its array for writing fetches the others' chunks. It does so window
+    by window, AHEAD windows late, when a chunk has left its owner's private cache.
     """
-    lent = nbytes // layout.page * layout.page
-    windows = windows_of(nbytes, layout.window, max(1, MOST_CHUNKS // layout.size))
-    ready = range(2, 2 + len(windows))  # the tick that tells that my chunk of a window is folded
-    fetches = [_fetches(layout, *window, tick) for window, tick in zip(windows, ready, strict=True)]
+    lent = nbytes // shape.page * shape.page
+    windows = windows_of(nbytes, shape.window, max(1, MOST_CHUNKS // shape.size))
+    ready = range(2, 2 + len(windows))  # ticks: this rank's chunk is reduced
+    fetches = [_fetches(shape, *window, tick) for window, tick in zip(windows, ready, strict=True)]
     steps: list[Step] = []
     for number, (base, count) in enumerate(windows):
-        low, length = _cut(layout, count, layout.rank)
+        low, length = _cut(shape, count, shape.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(fold_mates(layout, mine, mine, base + low, length, reduction, lent))
+            steps.append(fold_peers(shape, mine, mine, base + low, length, reduction, lent))
         steps.append(signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
@@ -117,109 +125,117 @@ def all_reduce(
         steps += behind
     done = ready.stop
     steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
-    # More ranks than two would ask the kernel for twice as many pieces, and more than one may not
-    # write (see nc10d_writable).
-    access = access_for(nbytes, layout.reduced, layout.lending) if layout.size == 2 else 0
-    return _either(layout, user(0), steps, boards, access=access, lent=lent)
+    # With more than two ranks several peers would write into an array, which nc10d_writable does
+    # not allow; without writing, the kernel would copy twice as many pieces.
+    access = access_for(shape, nbytes, writes=True) if shape.size == 2 else 0
+    return _exposed_or_staged(shape, user(0), steps, staged, access=access, lent=lent)
 
 
-def access_for(nbytes: int, reading: int, writing: int = NEVER) -> int:
-    """Return the least access with which the kernel is quicker than boards; 0: with none.
+def access_for(shape: GroupShape, nbytes: int, *, writes: bool = False) -> int:
+    """Return the least access by which the kernel beats the staging buffers, 0 if none does.
 
-    Reading alone is from `reading` bytes on, where peers write as well from `writing` bytes on.
+    `writes` is true if ranks of the algorithm also write into each other's arrays.
     """
-    if nbytes >= reading:
+    if nbytes >= shape.thresholds.read_from:
         return READS
-    return WRITES if nbytes >= writing else 0
+    return WRITES if writes and nbytes >= shape.thresholds.write_from else 0
+
+
+def _access_for_copies(shape: GroupShape, nbytes: int) -> int:
+    # Several ranks read one array at once. Where the kernel never writes faster than the staging
+    # buffers (write_from is NEVER), it does not read such an array faster either.
+    limits = shape.thresholds
+    return READS if nbytes >= max(limits.read_from, limits.write_from) else 0
 
 
 def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
-    """Cut an array into windows (offset, bytes) of equal size, but for the last; `most` at most."""
+    """Cut an array into up to `most` windows (offset, bytes), equal except for the last."""
     each = max(least, line_up(-(-nbytes // most)))
     return [(base, min(each, nbytes - base)) for base in range(0, nbytes, each)]
 
 
-def _fetches(layout: GroupShape, base: int, count: int, tick: int) -> list[Step]:
-    """Fetch the others' chunks of a window, each when its owner has signalled `tick`."""
+def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
+    """Return the steps that fetch the peers' chunks, each when its owner has signalled `tick`."""
     steps = []
-    for peer in layout.others:
-        low, length = _cut(layout, count, peer)
+    for peer in shape.peers:
+        low, length = _cut(shape, count, peer)
         if length:
             steps += [wait(peer, tick), fetch(user(0, base + low), peer, base + low, length)]
     return steps
 
 
 def reduce_scatter(
-    layout: GroupShape,
+    shape: GroupShape,
     nbytes: int,
     out: At,
     inps: Sequence[At],
     reduction: Reduction,
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """out := my chunk, of `nbytes`, of the fold of everyone's chunks `inps`.
+    """out := this rank's chunk of `nbytes` of the reduction of all ranks' `inps`.
 
-    Who has them in several arrays can't expose them as one.
+    A rank that has its chunks in several arrays cannot expose them as a single array: it sets the
+    flag.
     """
-    mine = inps[layout.rank]
+    mine = inps[shape.rank]
     steps = [
-        fold_mates(layout, out, mine, layout.rank * nbytes, nbytes, reduction),
+        fold_peers(shape, out, mine, shape.rank * nbytes, nbytes, reduction),
         *all_have_read(2),
     ]
     if len({at.index for at in inps}) > 1:
-        return ways([enter(flag=True)], steps, boards)
-    access = READS if nbytes * layout.size >= layout.folding else 0
-    return _either(layout, inps[0], steps, boards, access=access)
+        return ways([enter(flag=True)], steps, staged)
+    access = access_for(shape, nbytes * shape.size)
+    return _exposed_or_staged(shape, inps[0], steps, staged, access=access)
 
 
 def all_gather(
-    layout: GroupShape,
+    shape: GroupShape,
     sizes: Sequence[int],
     mine: At,
     outs: Sequence[At],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """outs[r] := rank r's array of sizes[r] bytes; mine is my own."""
-    me = layout.rank
+    """outs[r] := rank r's array `mine` of sizes[r] bytes."""
+    me = shape.rank
     steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
-    if layout.size == 2:
+    if shape.size == 2:
         theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
-        return _swap(layout, mine, much, theirs, steps, boards)
-    steps += [fetch(outs[p], p, 0, sizes[p]) for p in layout.others if sizes[p]]
-    access = access_for(sum(sizes), layout.gathered)
-    return _either(layout, mine, [*steps, *all_have_read(2)], boards, access=access)
+        return _swap(shape, mine, much, theirs, steps, staged)
+    steps += [fetch(outs[p], p, 0, sizes[p]) for p in shape.peers if sizes[p]]
+    access = _access_for_copies(shape, sum(sizes))
+    return _exposed_or_staged(shape, mine, [*steps, *all_have_read(2)], staged, access=access)
 
 
 def all_to_all(
-    layout: GroupShape, nbytes: int, inp: At, recvs: Sequence[At], boards: Sequence[Step]
+    shape: GroupShape, nbytes: int, inp: At, recvs: Sequence[At], staged: Sequence[Step]
 ) -> list[Step]:
-    """recvs[r] := chunk number my rank, of `nbytes`, of rank r's `inp`."""
-    me = layout.rank
-    chunks = [moved(inp, rank * nbytes) for rank in range(layout.size)]
+    """recvs[r] := this rank's chunk of `nbytes` of rank r's `inp`."""
+    me = shape.rank
+    chunks = [moved(inp, rank * nbytes) for rank in range(shape.size)]
     steps = [copy(recvs[me], chunks[me], nbytes)]
-    if layout.size == 2:
-        return _swap(layout, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, boards)
-    steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in layout.others]
-    access = access_for(nbytes * layout.size, layout.asked)
-    return _either(layout, inp, [*steps, *all_have_read(2)], boards, access=access)
+    if shape.size == 2:
+        return _swap(shape, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, staged)
+    steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in shape.peers]
+    access = access_for(shape, nbytes * shape.size)
+    return _exposed_or_staged(shape, inp, [*steps, *all_have_read(2)], staged, access=access)
 
 
 def _swap(
-    layout: GroupShape,
+    shape: GroupShape,
     mine: At,
     sizes: tuple[int, int],
     theirs: At,
     own: Sequence[Step],
-    boards: Sequence[Step],
+    staged: Sequence[Step],
 ) -> list[Step]:
-    """Of two ranks, each puts `mine` to where the other lends it `theirs`; `own` is done besides.
+    """Each of two ranks writes `mine` into the window that its peer exposes as `theirs`.
 
-    `sizes` are the bytes of the two. What is not lent is fetched.
+    `sizes` are the bytes of `mine` and `theirs`. A rank fetches the rest. `own` runs in between.
     """
-    me, peer = layout.rank, 1 - layout.rank
-    given, lent = (size // layout.page * layout.page for size in sizes)
-    access = access_for(sum(sizes), layout.exchanged, layout.swapped)
-    # Of what is in no cache, reading is as quick as writing or quicker.
+    me, peer = shape.rank, 1 - shape.rank
+    given, lent = (size // shape.page * shape.page for size in sizes)
+    access = access_for(shape, sum(sizes), writes=True)
+    # From READS on the arrays are in no cache, and reading is at least as fast as writing.
     lending = access if access == WRITES else 0
     opening = [
         enter(),
@@ -228,25 +244,28 @@ def _swap(
     ]
     steps = [fill_lent(mine, given, SECOND), *own, fetch(theirs, peer, 0, sizes[1])]
     steps += [signal(2), wait(peer, 2), recall(), end_round(2, 2)]
-    return ways(opening, steps, boards)
+    return ways(opening, steps, staged)
 
 
-def broadcast(layout: GroupShape, nbytes: int, root: int, boards: Sequence[Step]) -> list[Step]:
+def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Sequence[Step]) -> list[Step]:
     """User array 0 := the root's.
 
-    The copying is shared: each rank lends the root one part in `size`, which the root fills in
-    all arrays, and fetches the others.
+    The ranks share the copying: each exposes the first part of `size` for writing. The root writes
+    that part into all arrays, and each rank fetches the rest.
     """
-    lent = nbytes // layout.size // layout.page * layout.page
-    if layout.rank == root:
+    lent = nbytes // shape.size // shape.page * shape.page
+    if shape.rank == root:
         steps = [fill_lent(user(0), lent), *all_have_read(2)]
-        access = access_for(nbytes, layout.spread, layout.shared if layout.size == 2 else NEVER)
-        return _either(layout, user(0), steps, boards, access=access)
-    lend = expose(layout.rank, user(0), WRITES, flag=False, lent=lent)
+        access = _access_for_copies(shape, nbytes)
+        writing = shape.thresholds.write_from // BROADCAST_SHARE if shape.size == 2 else NEVER
+        if not access and nbytes >= writing:
+            access = WRITES
+        return _exposed_or_staged(shape, user(0), steps, staged, access=access)
+    lend = expose(shape.rank, user(0), WRITES, flag=False, lent=lent)
     steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]
-    return ways([enter(), lend], steps, boards)
+    return ways([enter(), lend], steps, staged)
 
 
 def all_have_read(tick: int) -> list[Step]:
-    """Say by `tick` that I have all I wanted, and leave when everybody has."""
+    """Return the steps that signal `tick`, and leave when all peers have signalled it, too."""
     return [signal(tick), wait_all(tick), end_round(tick, tick)]

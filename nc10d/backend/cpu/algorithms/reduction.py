@@ -1,7 +1,7 @@
-"""How a rank shows its contribution to a reduction, and how the contributions are folded.
+"""How a rank publishes its contribution to a reduction, and how contributions are combined.
 
-PREMUL_SUM scales what a rank shows, so its own part must be read from its board as well; AVG
-divides what has been folded. Everything else is a copy and a fold.
+PREMUL_SUM scales each contribution when it is published. AVG divides the sum at the end. All other
+operations publish a copy and combine pairwise, in rank order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Reduction:
 
     @property
     def scaled(self) -> bool:
-        """Say whether contributions differ from the user's array."""
+        """Whether a published contribution differs from the user's array."""
         return self.op.kind is RedOp.PREMUL_SUM
 
     @property
     def how(self) -> Combine:
-        """The fold: a pairwise kernel in rank order, and the division of an average."""
+        """The pairwise kernel, and the division of an average after the last pair."""
         kind = self.op.kind
         pairs = self.size == 2 and kind in (RedOp.SUM, RedOp.AVG) and self.dtype in _FLOATS
         both = Kernel(f"BOTH_{kind.name}", self.dtype) if pairs else None
@@ -42,7 +42,7 @@ class Reduction:
         return Combine(Kernel(kind.name, self.dtype), both=both)
 
     def show(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
-        """Put a contribution where peers can read it."""
+        """Return the step that publishes a contribution at `dst`."""
         if not self.scaled:
             return copy(dst, src, nbytes, total)
         assert self.op.factor is not None

@@ -1,102 +1,62 @@
-"""From how many bytes on an algorithm takes which way: all thresholds, in one table."""
+"""The sizes at which an algorithm changes how bytes travel, all in one table.
+
+Arrays that nc10d allocated (registered arrays) lie in shared memory: from DIRECT bytes on, peers
+of the host access them in place on every CPU. Plain arrays are reached through the kernel
+(process_vm_readv, process_vm_writev). Whether that is faster than the staging buffers depends on
+the CPU, so each rank publishes two thresholds and the ranks of a host agree on the smallest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import IntEnum
+from dataclasses import dataclass
 
 NEVER = 1 << 62
+"""A threshold that no array reaches."""
 
 
 DIRECT = 64 * 1024
-"""Bytes from which reading a registered array where it lies pays."""
+"""Bytes from which peers read a registered array in place."""
 
 
 PAGE = 4096
-"""Bytes of a page: what peers may write is whole pages, which can be taken back from them."""
+"""Bytes of a page. A rank exposes whole pages for writing, so that it can withdraw them."""
 
 
-ASKED = 4 << 20
-"""Bytes from which the kernel is asked to read arrays that are not registered: they fill a cache.
-
-It is slow at fetching lines that their owner has just changed and still has in a cache. Where it
-writes as well, two ranks ask sooner. Threads need no kernel, and are treated alike.
-"""
-
-
-FOLDING = 2 << 20
-"""Bytes from which a reduce_scatter asks the kernel for what it folds."""
-
-
-LENDING = 1 << 20
-"""Bytes from which an all_reduce of two ranks pays that asks the kernel to write results, too."""
-
-
-SWAPPED = 512 * 1024
-"""Bytes of both together from which two ranks that swap arrays have the kernel write them."""
-
-
-QUICK_ASKED = 16 << 20
-"""Bytes from which two ranks' all_reduce and an all_to_all of more than two ask the kernel where
-boards are quick."""
-
-
-QUICK_EXCHANGED = 32 << 20
-"""The same for a reduce_scatter, and for what two ranks swap."""
-
-
-QUICKEST_ASKED = 8 << 20
-"""Bytes from which it is asked to read where boards are quickest."""
-
-
-QUICKEST_EXCHANGED = 32 << 20
-"""The same for what two ranks swap: from boards it goes past the cache, unlike by the kernel."""
+BROADCAST_SHARE = 16
+"""A two-rank broadcast writes from this fraction of `write_from` on: it computes no result."""
 
 
 WINDOW = 2 << 20
-"""Bytes of an array that are folded and fetched at a time: a chunk has left its owner's own cache
-when it is fetched."""
+"""Bytes of an array that are reduced and fetched at a time.
+
+A chunk of this size has left its owner's private cache when peers fetch it.
+"""
 
 
-class Boards(IntEnum):
-    """How quick boards are beside the kernel's copies: the larger may arrays be that take them."""
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From how many bytes on the kernel moves plain arrays between two ranks of a host.
 
-    NORMAL = 0
-    QUICK = 1
-    QUICKEST = 2
+    The kernel is slow at cache lines that another core has just written, so the staging buffers
+    win for arrays that fit in a cache. From `read_from` bytes on, ranks read their peers' arrays.
+    From `write_from` bytes on, two ranks write into each other's arrays as well.
+    """
 
-
-_ASKING: Mapping[Boards, Mapping[str, int]] = {
-    Boards.NORMAL: {},
-    Boards.QUICK: {
-        **dict.fromkeys(("asked", "reduced", "lending"), QUICK_ASKED),
-        **dict.fromkeys(("folding", "exchanged", "swapped"), QUICK_EXCHANGED),
-        **dict.fromkeys(("gathered", "spread", "shared"), NEVER),
-    },
-    Boards.QUICKEST: {
-        **dict.fromkeys(("reduced", "lending", "swapped", "shared", "gathered"), NEVER),
-        **dict.fromkeys(("asked", "folding", "spread"), QUICKEST_ASKED),
-        "exchanged": QUICKEST_EXCHANGED,
-    },
-}
+    read_from: int = 4 << 20
+    write_from: int = 1 << 20
 
 
-def one_shot_bytes(ranks: int, *, roomy: bool) -> int:
-    """Return up to how many bytes each rank folds everyone's at once; `roomy`: each has a core.
+DEFAULTS = Thresholds()
+"""The thresholds of CPUs that cpu_policy.py does not list, and of groups across hosts."""
 
-    Two ranks do no more work so than otherwise. Of more each does the work of all, which pays
-    where waiting is dear: with shared cores for long (as measured), else not (by the cost model).
+
+def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
+    """Return the largest array in bytes that every rank reduces completely by itself.
+
+    For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
+    work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
+    cores (measured), else up to 4 KiB of all ranks together (by the cost model).
     """
     if ranks <= 2:
         return 64 * 1024
-    return 4 * 1024 // ranks if roomy else 16 * 1024
-
-
-def asking(boards: Boards) -> dict[str, int]:
-    """Return from how many bytes on the kernel helps with plain arrays, as a Layout's fields.
-
-    cpu_policy.py says how quick boards are on which CPUs. Where they are quick or quickest, that
-    the
-    kernel writes as well is no reason to ask it sooner.
-    """
-    return dict(_ASKING[boards])
+    return 16 * 1024 if oversubscribed else 4 * 1024 // ranks

@@ -26,7 +26,7 @@ from nc10d.backend.cpu.bootstrap.rank_info import (
     patience,
     version,
 )
-from nc10d.backend.cpu.engine.cpu_policy import own_boards, quota
+from nc10d.backend.cpu.engine.cpu_policy import own_thresholds, quota
 from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.base.deadline import Deadline
@@ -63,6 +63,7 @@ def gather(
         name = f"\0nc10d-{secrets.token_hex(16)}"
         listener.bind(name)
         listener.listen(_BACKLOG)
+        thresholds = own_thresholds()
         mine = RankInfo(
             rank,
             host or host_id(),
@@ -74,7 +75,8 @@ def gather(
             process(),
             sorted(os.sched_getaffinity(0)),
             quota(),
-            own_boards(),
+            thresholds.read_from,
+            thresholds.write_from,
         )
         cards = exchange_cards(store, "mates", mine, size, deadline)
         _fitting(cards, mine)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class RankInfo:
     """What a rank tells the others about itself.
 
-    `cores` are those it may run on, `boards` how quick boards are on its CPU (see cpu_policy.py).
+    `cores` are those it may run on. `read_from` and `write_from` are its CPU's thresholds in bytes
+    (`tuning.Thresholds`).
     """
 
     rank: int
@@ -35,7 +36,8 @@ class RankInfo:
     process: str
     cores: list[int]
     quota: float
-    boards: int
+    read_from: int
+    write_from: int
 
 
 ALIKE = ("bootstrap/rank_info.py", "program/*.py", "algorithms/*.py", "native/*.py")

@@ -1,4 +1,4 @@
-"""The cores that are really there, by affinity and quota; how to wait, and whether boards pay."""
+"""Choices that depend on the CPU: the cores of a host's ranks, how they wait, how arrays travel."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nc10d.backend.cpu.algorithms.tuning import Boards
+from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
 from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
 
-BY_CPU = {"znver3": Boards.QUICKEST, "znver4": Boards.QUICKEST, "znver5": Boards.QUICK}
-"""How quick boards are, by LLVM's names of CPUs."""
+FAST_STAGING = Thresholds(32 << 20, NEVER)
+"""Thresholds of CPUs whose staging buffers win up to larger arrays."""
+
+BY_CPU = {"znver3": FAST_STAGING, "znver4": FAST_STAGING, "znver5": FAST_STAGING}
+"""Thresholds by LLVM's name of the CPU, where the defaults do not fit.
+
+From AMD's Zen 3 on, cache lines pass quickly between cores that share an L3 cache.
+"""
+
+THRESHOLDS = "NC10D_KERNEL_COPY_FROM"
+"""The variable that replaces the thresholds of the CPU: READ or READ,WRITE in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long to spin and to yield before sleeping; alike on all ranks of the host."""
+    """How often a waiting rank spins, and then yields, before it sleeps; alike on a host."""
 
     spin: int
     yields: int
@@ -37,41 +46,43 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
     return float("inf") if limit == "max" else max(1.0, int(limit) / int(period))
 
 
-def roomy(cores: Sequence[Sequence[int]], quotas: Sequence[float]) -> bool:
-    """Return whether the ranks of a host have a core each.
+def oversubscribed(cores: Sequence[Sequence[int]], quotas: Sequence[float]) -> bool:
+    """Return whether the ranks of a host have fewer cores together than there are ranks.
 
     `cores` and `quotas` have an entry for each rank: the cores that it may use, and the cores' time
-    that its cgroup may use. Every rank passes the same values, so all of them agree.
+    that its cgroup may use. Every rank passes the same values, so all of them agree. A launcher may
+    have bound each rank to a core of its own, so the union of their cores counts.
     """
-    together = {core for mine in cores for core in mine}
-    return len(cores) <= min(float(len(together)), *quotas)
+    together = {core for own in cores for core in own}
+    return len(cores) > min(float(len(together)), *quotas)
 
 
-def own_boards() -> Boards:
-    """Say how quick boards are on this CPU; RendezvousError if NC10D_QUICK_BOARDS is wrong.
+def own_thresholds() -> Thresholds:
+    """Return this CPU's thresholds, or those of NC10D_KERNEL_COPY_FROM.
 
-    Lines go quickly from one core's cache to another on AMD's from Zen 3 on, where those of an L3
-    are together. On Zen 3 and 4 the kernel's copies between processes are slow, too; on Zen 5 they
-    are not, and better than boards for a large all_reduce of two ranks that share no L3.
+    RendezvousError if the variable is neither one nor two whole numbers.
     """
-    asked = os.environ.get("NC10D_QUICK_BOARDS", "")
-    if not asked:
-        return BY_CPU.get(cpu_name(), Boards.NORMAL)
-    known = {str(int(grade)): grade for grade in Boards}
-    if asked not in known:
-        raise RendezvousError(f"NC10D_QUICK_BOARDS={asked!r} is not one of {', '.join(known)}")
-    return known[asked]
+    text = os.environ.get(THRESHOLDS, "")
+    if not text:
+        return BY_CPU.get(cpu_name(), DEFAULTS)
+    numbers = [part.strip() for part in text.split(",")]
+    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        raise RendezvousError(f"{THRESHOLDS}={text!r} is not READ or READ,WRITE in bytes")
+    return Thresholds(int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else NEVER)
 
 
-def boards(grades: Sequence[int]) -> Boards:
-    """Return how quick staging buffers are on a host, given each rank's grade."""
-    return Boards(min(grades))
+def agreed_thresholds(published: Sequence[Thresholds]) -> Thresholds:
+    """Return the thresholds of a host: the smallest of those that its ranks have published."""
+    return Thresholds(
+        min(limits.read_from for limits in published),
+        min(limits.write_from for limits in published),
+    )
 
 
-def waiting_policy(has_room: bool) -> WaitPolicy:
-    """Spin where every rank has a core of its own; else yield at once. Both sleep in the end.
+def waiting_policy(*, oversubscribed: bool) -> WaitPolicy:
+    """Return how ranks of a host wait: they spin only if each has a core of its own.
 
-    The spin is short (some 6 µs): when another program takes a core, two ranks share the other,
-    and then each spins in vain until the next yield lets its partner run.
+    The spin is short (some 6 µs). When another program takes a core, two ranks share the other,
+    and each spins in vain until its next yield lets the other rank run.
     """
-    return WaitPolicy(spin=200 if has_room else 0, yields=400)
+    return WaitPolicy(spin=0 if oversubscribed else 200, yields=400)

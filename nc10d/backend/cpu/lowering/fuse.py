@@ -130,14 +130,14 @@ def _runs(requests: Sequence[LoweredOp], layout: GroupShape) -> list[list[Lowere
     runs: list[list[LoweredOp]] = []
     room = -1  # bytes left for another all_reduce in the last run
     for r in requests:
-        need = line_up(r.part[0]) if r.part else layout.half + 1
+        need = line_up(r.part[0]) if r.part else layout.staging + 1
         small = r.part is not None and r.part[0] <= all_reduce.one_shot_limit(layout)
         if small and need <= room:
             runs[-1].append(r)
             room -= need
         else:
             runs.append([r])
-            room = layout.half - need if small else -1
+            room = layout.staging - need if small else -1
     return runs
 
 

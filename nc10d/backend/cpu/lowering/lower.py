@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.hosts_exchange import nearest
+from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.program import At, CallInfo, Program, Step, user
@@ -250,7 +250,7 @@ def _announced(name: str, layout: GroupShape, sends: Pieces, recvs: Pieces, root
     recv_bytes = [nbytes for _, _, nbytes in recvs.cuts]
     # To one root, a rank's whole board is its; otherwise a board is cut into a slot a rank.
     shared = name != "gather"
-    slot = line_down(layout.half // layout.size) if shared else layout.half
+    slot = line_down(layout.staging // layout.size) if shared else layout.staging
     pitch = slot if shared else 0
     first = 2 + len(sends.buffers)
 
@@ -269,7 +269,7 @@ def _announced(name: str, layout: GroupShape, sends: Pieces, recvs: Pieces, root
         return _program(call, steps, first + len(recvs.buffers))
 
     key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
-    order = nearest(layout)
+    order = local_first(layout)
     sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
     outs = tuple(range(first, first + len(recvs.buffers)))
     return LoweredOp(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)

@@ -34,7 +34,7 @@ class ProgramCache:
                 self._linked.clear()
             program = lowered.build()
             found = link(
-                program, self._shape.near.size, at.C_TABLES, _kernel_address, self._scratch.room
+                program, self._shape.local.size, at.C_TABLES, _kernel_address, self._scratch.room
             )
             self._linked[lowered.key] = found
         return found

@@ -206,6 +206,6 @@ def reach(spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange) -> Remo
     remote = context.remote_hosts
     assert remote is not None, "there are several hosts"
     place = MeetingPoint(board, remote.address, spec.name, memory.number)
-    away = hosts.away(memory.number)
+    away = hosts.remote_ranks(memory.number)
     wires = connect(place, away, PURPOSES, spec.deadline, spec.check)
     return RemoteGroup(remote.net, wires, hosts)

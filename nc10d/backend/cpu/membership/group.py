@@ -99,7 +99,7 @@ class Group:
         for channel in self.channels():
             self.context.channels.retire(channel)
         remote = self.remote
-        self.control.leave(() if remote is None else remote.hosts.away(self.rank))
+        self.control.leave(() if remote is None else remote.hosts.remote_ranks(self.rank))
         if remote is not None:
             remote.close()
         withdraw(self.context, self.memory, self.links.memory())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nc10d.backend.cpu.algorithms.topology import Topology
+from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
@@ -110,7 +110,7 @@ class RemoteHosts:
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
         """Connect the control connections to all ranks of other hosts; blocks until all stand."""
-        away = self._topology.away(self._number)
+        away = self._topology.remote_ranks(self._number)
         place = MeetingPoint(store, self.address, _CONTROL, self._number)
         wires = connect(place, away, 1, deadline, lambda: None)
         return {number: pair[0] for number, pair in wires.items()}
