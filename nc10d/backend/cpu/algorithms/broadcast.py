@@ -1,12 +1,14 @@
 """broadcast and barrier on one host.
 
-broadcast: the root copies its array to its staging buffer, half a buffer per round (up to
-INLINE_BYTES into the cache line of its counter), and every rank copies it out. The two halves alternate, so the root may be a round ahead. No rank leaves before
-all ranks have entered. So each rank can compare the others' calls with its own, and an error is
-raised in the very call that differs, for example in its root. In a broadcast of several rounds
-tick 2 reports that a rank has left a round, and the root signals it only after it has compared all
-fingerprints. After a broadcast of a single round the next call reports it: a rank that enters the
-next call has left this round.
+broadcast: the root copies its array to its staging buffer, half a buffer per round, and every rank
+copies it out. Up to INLINE_BYTES travel in the cache line of the root's counter instead. The two
+halves alternate, so the root may be a round ahead. No rank leaves before all ranks have entered and
+compared their fingerprints: so a disagreement, for example on the root, is an error of that very
+call on every rank.
+
+In a broadcast of several rounds tick 2 reports that a rank has left a round. The root signals it
+only after it has compared all fingerprints. After a broadcast of a single round the next call
+reports it: a rank that enters the next call has left this round.
 
 barrier: every rank signals tick 1 and waits for all others, over shared counters.
 """
