@@ -1,8 +1,11 @@
-"""Faults that the simulation must find: each one puts a small mistake into the product.
+"""Seeded bugs: small mistakes in the product that the simulation must find.
 
-A Bug replaces one function or constant and puts it back; `hunt` plays schedules of the scenarios
-where it could show, and says which seed has found it. A fault that nobody finds is a hole in the
-laws, not a fault that does no harm.
+A Bug replaces one function or constant of the product and puts it back. `hunt` plays schedules of
+the scenarios in which the bug can show, and returns the first Failure. A bug without a Failure is a
+hole in the laws, not a harmless bug.
+
+A law must find the bug. A bug that no longer fits the product is an error: BugTargetMissing where
+its target does not exist, BrokenBug where it raises an AttributeError or the like in the product.
 """
 
 from __future__ import annotations
@@ -19,24 +22,44 @@ from simulation.clock import virtual
 from simulation.mistakes import Change
 from simulation.schedules import SCENARIOS, Failure, play, scenario_of
 
+_MISFITS = (AttributeError, ImportError, NameError, TypeError)
+
+
+class BugTargetMissing(LookupError):
+    """The product does not have the function or constant that a Bug replaces."""
+
+
+class BrokenBug(RuntimeError):
+    """A run ended with an error of the seeded bug itself, not with a broken law."""
+
 
 @dataclass(frozen=True)
 class Bug:
-    """`change` makes of what `where` names ("module:object.attribute") something wrong."""
+    """A replacement of the target "module:object.attribute", relative to nc10d, by a wrong one.
 
-    where: str
+    `change` takes the real attribute and returns the wrong one. `scenarios` can find the bug.
+    """
+
+    target: str
     change: Change
     scenarios: tuple[str, ...]
 
+    def resolve(self) -> tuple[Any, str, Any]:
+        """Return owner, attribute name and present value; BugTargetMissing if any is missing."""
+        module, _, path = self.target.partition(":")
+        *owners, name = path.split(".")
+        try:
+            owner: Any = importlib.import_module(f"nc10d.{module}")
+            for attribute in owners:
+                owner = getattr(owner, attribute)
+            return owner, name, getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            raise BugTargetMissing(f"a seeded bug replaces {self.target!r}: {error}") from error
+
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
-        """Have the bug for a while."""
-        module, _, path = self.where.partition(":")
-        *owners, name = path.split(".")
-        owner: Any = importlib.import_module(f"nc10d.{module}")
-        for each in owners:
-            owner = getattr(owner, each)
-        real = getattr(owner, name)
+        """Have the bug in the product for a while; BugTargetMissing if it does not fit."""
+        owner, name, real = self.resolve()
         setattr(owner, name, self.change(real))
         try:
             yield
@@ -45,15 +68,26 @@ class Bug:
 
 
 def hunt(bug: Bug, count: int, begin: int = 0) -> Failure | None:
-    """Play schedules of the bug's scenarios among the first `count` seeds; what finds it first."""
+    """Play the bug's scenarios among `count` seeds; return the first Failure, or None.
+
+    BrokenBug if the run failed because the bug does not fit the product any more.
+    """
     with bug.present(), virtual():
         for seed in range(begin, begin + count):
             if scenario_of(seed) in bug.scenarios:
                 try:
                     play(seed)
                 except Failure as failure:
+                    _require_broken_law(bug, failure)
                     return failure
     return None
+
+
+def _require_broken_law(bug: Bug, failure: Failure) -> None:
+    for error in failure.errors:
+        if isinstance(error, _MISFITS):
+            message = f"the seeded bug in {bug.target!r} raises {type(error).__name__}: {error}"
+            raise BrokenBug(message) from failure
 
 
 _STORE = ("storing",)
@@ -88,7 +122,7 @@ BUGS: dict[str, Bug] = {
         "store.prefix:PrefixStore.compare_set", wrong.instead(wrong.two_steps), _MEETS
     ),
     "parser waits for a byte too many": Bug(
-        "store.messages:Incomplete.__init__", wrong.one_more, _STORE
+        "store.wire:Incomplete.__init__", wrong.one_more, _STORE
     ),
     "partial read not continued": Bug(
         "store.connection:StoreConnection._rest", wrong.first_piece, _STORE

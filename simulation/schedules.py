@@ -1,6 +1,8 @@
-"""From an integer to a run: which scenario a seed plays, and what is said when it fails."""
+"""From a seed to a run: the scenario that it plays, and the Failure of a run that broke a law."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from simulation import buckets, meeting, one_cause, programs, shrinking, store_calls, verify
 from simulation.clock import Simulation, virtual
@@ -27,14 +29,24 @@ _LONGER = {"shrinking": 60.0, "storing": 30.0, "dying": 180.0, "meddled": 180.0}
 
 
 class Failure(AssertionError):
-    """A run that broke a law: its seed, and what happened in it."""
+    """A run that broke a law: its seed, its trace, and all errors that were raised in it."""
 
-    def __init__(self, seed: int, name: str, trace: list[str], error: BaseException) -> None:
+    def __init__(self, seed: int, sim: Simulation, error: BaseException) -> None:
+        name = scenario_of(seed)
         super().__init__(
             f"seed {seed} ({name}): {type(error).__name__}: {error}\n"
             f"again: python -m simulation {seed}"
         )
-        self.seed, self.name, self.trace = seed, name, trace
+        self.seed, self.name, self.trace = seed, name, sim.trace
+        raised = [error, *(actor.error for actor in sim.actors)]
+        self.errors = [link for error in raised for link in _chain(error)]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, the latest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def scenario_of(seed: int) -> str:
@@ -49,7 +61,7 @@ def play(seed: int, *, verbose: bool = False) -> Simulation:
     try:
         SCENARIOS[name](sim)
     except Exception as error:
-        raise Failure(seed, name, sim.trace, error) from error
+        raise Failure(seed, sim, error) from error
     return sim
 
 
