@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulation import buckets, meeting, one_cause, programs, shrinking, store_calls, verify
+from simulation import buckets, formation, one_cause, programs, shrinking, store_calls, verify
 from simulation.clock import Simulation, virtual
 from simulation.laws import Scenario
 
 _BOUND = 20.0
 
 SCENARIOS: dict[str, Scenario] = {
-    "storing": store_calls.storing,
-    "dying": store_calls.dying,
-    "deserting": store_calls.deserting,
-    "sealed": store_calls.sealed,
-    "meddled": store_calls.meddled,
-    "strange": store_calls.strange,
-    "gathering": meeting.gathering,
-    "founding": meeting.founding,
-    "shrinking": shrinking.shrinking,
-    "judging": one_cause.judging,
+    "store calls": store_calls.store_calls,
+    "server death": store_calls.server_death,
+    "client death": store_calls.client_death,
+    "authenticated": store_calls.authenticated,
+    "tampering": store_calls.tampering,
+    "unknown client": store_calls.unknown_client,
+    "rendezvous": formation.rendezvous,
+    "group formation": formation.group_formation,
+    "shrink": shrinking.shrink_survivors,
+    "one cause": one_cause.one_cause,
     "buckets": buckets.buckets,
-    "alike": verify.alike,
+    "same parameters": verify.verify_parameters,
     "programs": programs.programs,
 }
-_LONGER = {"shrinking": 60.0, "storing": 30.0, "dying": 180.0, "meddled": 180.0}
+_LONGER = {"shrink": 60.0, "store calls": 30.0, "server death": 180.0, "tampering": 180.0}
 
 
 class Failure(AssertionError):
@@ -66,6 +66,6 @@ def play(seed: int, *, verbose: bool = False) -> Simulation:
 
 
 def run(seed: int, *, verbose: bool = False) -> Simulation:
-    """Play one schedule; Failure if a law is broken. `verbose` traces each call to a store."""
+    """Play a schedule; Failure if a law is broken. `verbose` traces each call to a store."""
     with virtual():
         return play(seed, verbose=verbose)

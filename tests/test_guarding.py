@@ -14,7 +14,7 @@ import pytest
 import nc10d as dist
 from nc10d import DebugLevel
 from nc10d.group import race_check
-from nc10d.group.race_check import guarded, settle
+from nc10d.group.race_check import race_checked, wait_for_conflicts
 from nc10d.ops import AllReduce, Broadcast, Op, Recv, Send
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing.ranks import Ranks, run_ranks
@@ -264,7 +264,7 @@ def fly(*ops: Op, land: Callable[[Any], object] = lambda _: None) -> tuple[Any, 
         flights.append(Flight(copies, land))
         return flights[0]
 
-    return guarded(ops, launch), flights[0]
+    return race_checked(ops, launch), flights[0]
 
 
 def never(_: object) -> None:
@@ -305,7 +305,7 @@ def test_a_later_use_waits_whatever_the_user_sees_as_the_results() -> None:
     x = np.zeros(2)
     work, _ = fly(AllReduce(x), land=lambda ops: ops[0].x.fill(5))
     work.ops = (AllReduce(object()),)
-    settle([Send(x, 1)])
+    wait_for_conflicts([Send(x, 1)])
     assert x.tolist() == [5, 5]
 
 
@@ -320,7 +320,7 @@ def test_a_later_use_waits_for_a_block_whose_arrays_overlap() -> None:
 def test_columns_of_one_array_do_not_wait_for_each_other() -> None:
     x = np.zeros((4, 4))
     received, flight = fly(Recv(x[:, 0], 1), land=never)
-    settle([Send(x[:, 3], 1)])
+    wait_for_conflicts([Send(x[:, 3], 1)])
     both, _ = fly(Recv(x[:, 1], 1), Send(x[:, 2], 1), land=lambda ops: ops[0].x.fill(2))
     both.wait()
     flight.ops[0].x.fill(1)
@@ -357,7 +357,7 @@ def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
             assert go.wait(30)
 
     flight = Slow()
-    work = guarded([Send(np.ones(2), 1)], lambda _: flight)
+    work = race_checked([Send(np.ones(2), 1)], lambda _: flight)
     assert work is not None
     waiter = threading.Thread(target=work.wait)
     met = []
@@ -379,7 +379,7 @@ def test_whoever_launches_runs_nobodys_callbacks() -> None:
     x, threads = np.zeros(2), []
     work, flight = fly(AllReduce(x))
     work.add_done_callback(lambda _: threads.append(threading.get_ident()))
-    settle([Send(x, 1)])
+    wait_for_conflicts([Send(x, 1)])
     assert work._state
     assert not threads
     maker = threading.Thread(target=flight._finish)
@@ -404,7 +404,7 @@ def test_a_forked_child_has_its_arrays_back() -> None:
     locked.wait(30)
     pid = os.fork()
     if pid == 0:
-        settle([AllReduce(base)])
+        wait_for_conflicts([AllReduce(base)])
         os._exit(0 if base.flags.writeable and view.flags.writeable else 1)
     release.set()
     holder.join()

@@ -183,10 +183,10 @@ class FlightRecorder:
         return path
 
 
-_attended: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+_recorded_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
-def attend(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
+def dump_automatically(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
     """Have a group write dumps, if the environment says where; see the module."""
     folder = environment.get(FOLDER)
     if environment.get(SIGNAL) and not folder:
@@ -199,9 +199,9 @@ def attend(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> 
         return
     recorder = FlightRecorder(group)
     health.on_failure = lambda error: _write(recorder, Path(folder), error=error)
-    _attended.add(group)
+    _recorded_groups.add(group)
     if environment.get(SIGNAL):
-        _listen(environment[SIGNAL], Path(folder))
+        _dump_on_signal(environment[SIGNAL], Path(folder))
 
 
 def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
@@ -211,7 +211,7 @@ def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
         _log.warning("cannot write a dump to %s: %s", folder, error)
 
 
-def _listen(name: str, folder: Path) -> None:
+def _dump_on_signal(name: str, folder: Path) -> None:
     """Write dumps on a signal, beside what it does already. Only the main thread can arrange it."""
     number = signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
     before = signal.getsignal(number)
@@ -222,7 +222,7 @@ def _listen(name: str, folder: Path) -> None:
         return
 
     def write_all(received: int, frame: FrameType | None) -> None:
-        for group in [*_attended]:
+        for group in [*_recorded_groups]:
             with contextlib.suppress(DistError):  # it is over, or the parent's
                 _write(FlightRecorder(group), folder, why=f"signal {number.name}")
         if callable(before):

@@ -55,7 +55,7 @@ class ArrayUse:
     def hold(self) -> None:
         """Make the array read-only, and note what it looks like."""
         self.checksum = _checksum(self.array)
-        _hold(self.array)
+        _make_read_only(self.array)
 
     def touched(self) -> bool:
         """Say whether somebody has written to the array."""
@@ -95,13 +95,13 @@ class RaceCheckedWork(Work):
         self._poll()
 
     def _watch(self) -> None:
-        """Do nothing: `guarded` sees to it that a thread comes to the end."""
+        """Do nothing: `race_checked` sees to it that a thread comes to the end."""
 
     def _end(self) -> None:
         with _lock:  # whoever waits, polls and hears may come at once
             if not self._over:
                 self._over = True
-                _flying.discard(self)
+                _in_flight.discard(self)
                 self._failure = self._give_back() if self.watched else None
         # Not under the lock: a callback may wait for a thread that has just come here. It is
         # left to the thread that nobody waits in, which comes whether it is the first or not.
@@ -110,7 +110,7 @@ class RaceCheckedWork(Work):
     def _give_back(self) -> ValueError | None:
         """Give the arrays back with their results; return what the program has done to them."""
         for one in self.used:
-            _release(one.array)
+            _unlock(one.array)
         if self._inner._exception is not None:
             return None
         for one in self.used:
@@ -131,16 +131,16 @@ class RaceCheckedWork(Work):
         )
 
 
-def guarded(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
+def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
     """Launch operations on copies of their NumPy arrays, and watch these; returns the work.
 
     Blocks until operations in flight have ended whose results these need, or write over.
     """
-    settle(ops)
-    used = _used(ops)
+    wait_for_conflicts(ops)
+    used = _arrays_used(ops)
     if not used:
         return launch(ops)
-    watched = _apart([one.memory for one in used.values()])
+    watched = _disjoint([one.memory for one in used.values()])
     work = launch(_on_copies(ops, used) if watched else ops)
     if work is None or work._state == FAILED:
         return work
@@ -149,24 +149,24 @@ def guarded(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) ->
         for one in found.used:
             one.hold()
     with _lock:
-        _flying.add(found)
+        _in_flight.add(found)
     # Also if nobody waits for it, it ends, and gives the arrays back.
     work._attach(lambda _: found._end())
     return found
 
 
-def settle(ops: Sequence[Op]) -> None:
+def wait_for_conflicts(ops: Sequence[Op]) -> None:
     """Wait for operations in flight that share memory with these, where either writes there."""
     with _lock:
-        flying = list(_flying)
-    mine = [*_used(ops).values()] if flying else []
+        flying = list(_in_flight)
+    mine = [*_arrays_used(ops).values()] if flying else []
     for work in flying:
         if any(one.clashes(other) for one in work.used for other in mine):
             with NoCallbacks():  # its callbacks are not for the thread that launches
                 work._block(NEVER)
 
 
-def _used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
+def _arrays_used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
     """Return the NumPy arrays of operations by their ids."""
     found: dict[int, ArrayUse] = {}
     try:
@@ -186,7 +186,7 @@ def _on_copies(ops: Iterable[Op], used: dict[int, ArrayUse]) -> list[Op]:
     return [map_arrays(op, lambda x: used[id(x)].copy if id(x) in used else x) for op in ops]
 
 
-def _apart(memory: Sequence[Buffer]) -> bool:
+def _disjoint(memory: Sequence[Buffer]) -> bool:
     """Say whether no two arrays share a byte; spans, which are quickly told apart, come first."""
     if intervals.disjoint(one.span for one in memory):
         return True
@@ -197,24 +197,24 @@ def _checksum(x: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) if x.size else 0
 
 
-_flying: set[RaceCheckedWork] = set()
+_in_flight: set[RaceCheckedWork] = set()
 # Arrays that are read-only by us: how many operations hold each.
-_held: dict[int, tuple[int, Any]] = {}
+_read_only: dict[int, tuple[int, Any]] = {}
 # Views that no operation holds any more, but read-only as long as one holds the array below.
-_late: list[Any] = []
+_waiting_views: list[Any] = []
 # For all of these and for all ends: re-entrant, because a finalizer may run inside.
 _lock = threading.RLock()
 
 
-def _hold(x: Any) -> None:
+def _make_read_only(x: Any) -> None:
     with _lock:
-        count, _ = _held.get(id(x), (0, x))
-        if count or (x.flags.writeable and _can_come_back(x)):
-            _held[id(x)] = (count + 1, x)
+        count, _ = _read_only.get(id(x), (0, x))
+        if count or (x.flags.writeable and _can_be_restored(x)):
+            _read_only[id(x)] = (count + 1, x)
             x.flags.writeable = False
 
 
-def _can_come_back(x: Any) -> bool:
+def _can_be_restored(x: Any) -> bool:
     """Say whether NumPy can make a read-only `x` writable: its memory is so without it."""
     base = x.base
     while isinstance(base, np.ndarray):
@@ -229,7 +229,7 @@ def _can_come_back(x: Any) -> bool:
         return False
 
 
-def _made_writable(x: Any) -> bool:
+def _set_writable(x: Any) -> bool:
     try:
         x.flags.writeable = True
     except ValueError:
@@ -237,32 +237,32 @@ def _made_writable(x: Any) -> bool:
     return True
 
 
-def _release(x: Any) -> None:
+def _unlock(x: Any) -> None:
     with _lock:
-        count, _ = _held.pop(id(x), (0, x))
+        count, _ = _read_only.pop(id(x), (0, x))
         if count > 1:
-            _held[id(x)] = (count - 1, x)
+            _read_only[id(x)] = (count - 1, x)
         elif count:
-            _return([x])
+            _make_writable([x])
 
 
-def _return(arrays: Sequence[Any]) -> None:
+def _make_writable(arrays: Sequence[Any]) -> None:
     """Make arrays writable that nobody holds; a view has to wait for the array below it."""
-    _late.extend(arrays)
-    _late.sort(key=lambda x: x.base is not None)
-    _late[:] = [x for x in _late if not _made_writable(x)]
-    if not _held:  # whose read-only base is not by us
-        _late.clear()
+    _waiting_views.extend(arrays)
+    _waiting_views.sort(key=lambda x: x.base is not None)
+    _waiting_views[:] = [x for x in _waiting_views if not _set_writable(x)]
+    if not _read_only:  # whose read-only base is not by us
+        _waiting_views.clear()
 
 
 def _renew_after_fork() -> None:
     """Give the child its arrays and a lock of its own: what is in flight is the parent's."""
     global _lock
     _lock = threading.RLock()
-    held = [x for _, x in _held.values()]
-    _flying.clear()
-    _held.clear()
-    _return(held)
+    held = [x for _, x in _read_only.values()]
+    _in_flight.clear()
+    _read_only.clear()
+    _make_writable(held)
 
 
 os.register_at_fork(after_in_child=_renew_after_fork)

@@ -27,7 +27,7 @@ PATIENCE = 5.0
 So long, at least, they also wait for the members on their list to make the group: that takes time
 even where nobody is waited for.
 """
-_SLICE, _MOMENT = 0.02, 2.0
+_POLL_SECONDS, _GRACE_SECONDS = 0.02, 2.0
 
 
 class SurvivorControl(Protocol):
@@ -78,9 +78,9 @@ def shrink_group(
     if not isinstance(old, ProcessGroup):
         raise ValueError("shrink_group: this rank is not in the group")
     old.refuse_in_batch("shrink_group")
-    backend = _lookout(old)
+    backend = _failure_detector(old)
     excluded = _excluded(old, ranks_to_exclude)
-    new = _made(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
+    new = _shrink(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
     default = old is world.default
     world.keep(new)
@@ -90,7 +90,7 @@ def shrink_group(
     return new
 
 
-def _lookout(group: ProcessGroup) -> Any:
+def _failure_detector(group: ProcessGroup) -> Any:
     """Return the backend that learns of deaths, and on whose lines survivors agree."""
     place = group.config.lookout
     backend = group.backend(place) if place in group.config.places else None
@@ -109,7 +109,7 @@ def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:
     return excluded
 
 
-def _made(
+def _shrink(
     old: ProcessGroup, council: SurvivorControl, gone: Callable[[], set[int]], patience: float
 ) -> ProcessGroup:
     """Try until a group is made; each further attempt has lost one more rank."""
@@ -147,7 +147,7 @@ class ShrinkAttempt:
         """
         topic = f"members/{self.number}"
         self._council.set(self._here(self._council.rank), "")
-        while not self._council.until(lambda: self._settled(topic), until.slice(_SLICE)):
+        while not self._council.until(lambda: self._settled(topic), until.slice(_POLL_SECONDS)):
             if until.expired():
                 break
         members = [r for r in self._ranks if self._has_come(r) and r not in self._gone()]
@@ -168,7 +168,7 @@ class ShrinkAttempt:
         self._council.set(self._vote(self._council.rank), json.dumps(mine))
         while made and not self._council.until(
             lambda: self._council.check(votes) or self._council.decided(topic) is not None,
-            until.slice(_SLICE),
+            until.slice(_POLL_SECONDS),
         ):
             if until.expired() or self._gone().intersection(members):
                 break
@@ -189,7 +189,9 @@ class ShrinkAttempt:
         """Return the members that have gone, as anybody says, and who has not asked in time."""
         late = until.expired()
         if late:  # so it is for the others, a little earlier or later
-            self._council.until(lambda: self._council.check([*map(self._vote, members)]), _MOMENT)
+            self._council.until(
+                lambda: self._council.check([*map(self._vote, members)]), _GRACE_SECONDS
+            )
         silent = {r for r in members if late and not self._council.check([self._vote(r)])}
         gone = self._gone().intersection(members)
         return sorted(

@@ -74,9 +74,9 @@ class World:
         """Register a group that is complete."""
         self.groups[group.name] = group
         if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
-            from nc10d.group.flight_recorder import attend
+            from nc10d.group.flight_recorder import dump_automatically
 
-            attend(group)
+            dump_automatically(group)
         return group
 
     def forget(self, group: ProcessGroup) -> None:

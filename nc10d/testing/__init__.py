@@ -31,9 +31,9 @@ from nc10d.base import moved
 if TYPE_CHECKING:
     from nc10d.testing import conformance, layouts, networks, reference, strategies
     from nc10d.testing.conformance import check_backend
-    from nc10d.testing.covering import pairwise
-    from nc10d.testing.launched import Launcher
+    from nc10d.testing.external_ranks import Launcher
     from nc10d.testing.local_backend import run_local
+    from nc10d.testing.pair_cover import pairwise
     from nc10d.testing.race_simulator import simulator
     from nc10d.testing.ranks import Ranks, run_ranks
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
-from nc10d.testing.covering import pairwise
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES
+from nc10d.testing.pair_cover import pairwise
 from nc10d.testing.strategies import CollectiveCall, mixed_values
 
 Array = np.ndarray[Any, np.dtype[Any]]

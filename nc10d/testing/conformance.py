@@ -5,7 +5,7 @@
 
 It runs (a) a pairwise cover of call x dtype x reduction x world size x shape and layout x mode,
 (b) every reduction of every dtype, which must be right or refused with the TypeError of
-`nc10d.arrays.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.demands`: messages,
+`nc10d.arrays.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.requirements`: messages,
 barriers,
 groups, abort. Ranks are threads, or processes; they are kept from case to case. Results, untouched
 inputs and the bytes beside and between the elements are compared.
@@ -30,11 +30,11 @@ from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, CollectiveCase, LaidCall, allowed, cover, reduction
-from nc10d.testing.demands import DEMANDS
-from nc10d.testing.launched import Launcher
+from nc10d.testing.external_ranks import Launcher
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks
+from nc10d.testing.requirements import REQUIREMENTS
 from nc10d.testing.strategies import CollectiveCall, mixed_values, outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -204,7 +204,7 @@ def _checks(
         yield title, functools.partial(reduction_complaints, dtype=dtype)
     for case in cases:
         yield str(case), functools.partial(complaints, case=case)
-    for demand in DEMANDS:
+    for demand in REQUIREMENTS:
         title = f"{demand.__name__.replace('_', ' ')}, {size} ranks"
         yield title, functools.partial(_demanded, demand=demand)
 

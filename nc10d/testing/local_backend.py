@@ -68,10 +68,10 @@ class LocalRoom:
         self.size = size
         self.lock = threading.RLock()
         self.failure: BaseException | None = None
-        self._meetings: dict[int, dict[int, _Posted]] = {}
-        self._mail: list[_Posted] = []
+        self._meetings: dict[int, dict[int, _PostedOp]] = {}
+        self._mail: list[_PostedOp] = []
 
-    def post(self, posted: _Posted, seq: int | None) -> None:
+    def post(self, posted: _PostedOp, seq: int | None) -> None:
         """Leave an operation; run it if it was the last that was missing."""
         if seq is None:
             self._match(posted)
@@ -82,7 +82,7 @@ class LocalRoom:
             del self._meetings[seq]
             self._meet([meeting[rank] for rank in range(self.size)])
 
-    def _meet(self, posted: list[_Posted]) -> None:
+    def _meet(self, posted: list[_PostedOp]) -> None:
         ops = [one.op for one in posted]
         if len({type(op) for op in ops}) > 1:
             names = [O.OP_NAMES[type(op)] for op in ops]
@@ -94,7 +94,7 @@ class LocalRoom:
         for one in posted:
             one.work.one_done(one.place)
 
-    def _match(self, mine: _Posted) -> None:
+    def _match(self, mine: _PostedOp) -> None:
         for other in self._mail:
             send, recv = (mine, other) if isinstance(mine.op, O.Send) else (other, mine)
             if _fits(send, recv):
@@ -117,7 +117,7 @@ class LocalRoom:
             one.work._finish(self.failure)
 
 
-class _Posted:
+class _PostedOp:
     """One rank's operation, and its place in the launch that it belongs to."""
 
     def __init__(self, rank: int, op: Any, work: LocalWork, place: int) -> None:
@@ -127,7 +127,7 @@ class _Posted:
         self.place = place
 
 
-def _fits(send: _Posted, recv: _Posted) -> bool:
+def _fits(send: _PostedOp, recv: _PostedOp) -> bool:
     if not (isinstance(send.op, O.Send) and isinstance(recv.op, O.Recv)):
         return False
     named = recv.op.peer in (None, send.rank) and send.op.peer == recv.rank
@@ -174,7 +174,7 @@ class LocalBackend:
                 raise copy_to_raise(failure)
             self.launched.append(ops)
             for place, op in enumerate(ops):
-                self._room.post(_Posted(self.rank, op, work, place), self._ticket(op))
+                self._room.post(_PostedOp(self.rank, op, work, place), self._ticket(op))
         if async_op:
             return work
         work.wait()

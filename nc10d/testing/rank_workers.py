@@ -30,11 +30,11 @@ from nc10d.group.world import (
 
 Outcome = tuple[bool, Any]
 STOP = None
-POLITE = 5.0
+EXIT_SECONDS = 5.0
 """Seconds that a process has to leave its group before it is killed."""
 
 
-class Member(Protocol):
+class RankWorker(Protocol):
     """One rank as its owner sees it."""
 
     def give(self, task: Any) -> None:
@@ -50,7 +50,7 @@ class Member(Protocol):
         """Give the rank up, whatever it is doing."""
 
 
-class ThreadMember:
+class ThreadWorker:
     """A rank as a thread with a world of its own."""
 
     def __init__(self, join: Callable[[], None]) -> None:
@@ -77,14 +77,14 @@ class ThreadMember:
     def end(self) -> None:
         """Ask the thread to end, and wait until it has."""
         self.drop()
-        self._thread.join(2 * POLITE)
+        self._thread.join(2 * EXIT_SECONDS)
 
     def drop(self) -> None:
         """Let the thread end when it comes back; nobody can make it."""
         self._tasks.put(STOP)
 
 
-class ProcessMember:
+class ProcessWorker:
     """A rank as a process of its own, started afresh (not forked), out of reach of Ctrl-C."""
 
     def __init__(self, host: str, port: int, rank: int, size: int, options: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class ProcessMember:
         """Ask the process to end, and wait until it has; kill it if it does not."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send(STOP)
-        self.process.join(POLITE)
+        self.process.join(EXIT_SECONDS)
         self.drop()
 
     def drop(self) -> None:
@@ -187,13 +187,13 @@ def serve(
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
-            _tell_the_others(error)
+            _abort_groups(error)
             report((False, portable(error)))
     if current_world().default is not None:
         destroy_process_group()
 
 
-def _tell_the_others(error: BaseException) -> None:
+def _abort_groups(error: BaseException) -> None:
     """Fail the groups, so that nobody waits for a rank that has raised something of its own."""
     if not isinstance(error, DistError):
         for group in [*current_world().groups.values()]:
@@ -209,12 +209,12 @@ def portable(error: BaseException) -> BaseException:
     with _noting:
         if not any(note.startswith(_HEAD) for note in getattr(error, "__notes__", ())):
             story = traceback.TracebackException.from_exception(error)
-            _forget_notes(story)
+            _drop_remote_notes(story)
             error.add_note(_HEAD + "".join(story.format()))
     return error
 
 
-def _forget_notes(story: traceback.TracebackException | None) -> None:
+def _drop_remote_notes(story: traceback.TracebackException | None) -> None:
     """Leave out what causes carry from other ranks: each round would tell it all again."""
     while story is not None:
         notes = getattr(story, "__notes__", None) or ()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nc10d.errors import DistError
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import Member, ProcessMember, ThreadMember
+from nc10d.testing.rank_workers import ProcessWorker, RankWorker, ThreadWorker
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -49,7 +49,7 @@ class Ranks:
         self.kind = kind
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
         self._limit = timeout + ANSWER
-        self._members: list[Member] = []
+        self._members: list[RankWorker] = []
         self._store: Store | None = None
 
     def __enter__(self) -> Ranks:
@@ -88,7 +88,7 @@ class Ranks:
 
     def processes(self) -> list[multiprocessing.process.BaseProcess]:
         """Return the processes of the ranks (kind="processes", after the first run)."""
-        return [m.process for m in self._members if isinstance(m, ProcessMember)]
+        return [m.process for m in self._members if isinstance(m, ProcessWorker)]
 
     def _drop(self) -> None:
         """Give all ranks up, whatever they are doing."""
@@ -107,7 +107,7 @@ class Ranks:
         self._members = self._processes() if self.kind == "processes" else self._threads()
         self._collect()
 
-    def _threads(self) -> list[Member]:
+    def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
         shared = HashStore()
@@ -118,16 +118,16 @@ class Ranks:
                 store=shared, rank=rank, world_size=size, **self._options
             )
 
-        return [ThreadMember(joiner(rank)) for rank in range(self.world_size)]
+        return [ThreadWorker(joiner(rank)) for rank in range(self.world_size)]
 
-    def _processes(self) -> list[Member]:
+    def _processes(self) -> list[RankWorker]:
         from nc10d.store import TCPStore
 
         size = self.world_size
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
         self._store = store
         return [
-            ProcessMember("127.0.0.1", store.port, rank, size, self._options)
+            ProcessWorker("127.0.0.1", store.port, rank, size, self._options)
             for rank in range(size)
         ]
 

@@ -27,12 +27,12 @@ from typing import Any
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import STOP, Member, Outcome, serve
+from nc10d.testing.rank_workers import STOP, Outcome, RankWorker, serve
 from nc10d.testing.ranks import Ranks
 
 SLICE = 0.1
 """Seconds between looks whether a launcher whose ranks have not come is still there."""
-POLITE = 10.0
+EXIT_SECONDS = 10.0
 """Seconds that a launcher has to end by itself once its ranks have been asked to."""
 
 
@@ -76,11 +76,11 @@ class LaunchedRanks(Ranks):
         finally:
             shutil.rmtree(folder)
 
-    def _meet(self, job: LauncherProcess, listener: socket.socket) -> list[Member]:
+    def _meet(self, job: LauncherProcess, listener: socket.socket) -> list[RankWorker]:
         """Let all ranks come and form their group; return them by rank."""
         deadline = Deadline.after(self._limit)
         try:
-            found = [LaunchedMember(job, job.accept(listener, deadline)) for _ in self._numbers()]
+            found = [LaunchedWorker(job, job.accept(listener, deadline)) for _ in self._numbers()]
             for member in found:
                 member.give(self._options)
             for member in found:
@@ -126,7 +126,7 @@ class LauncherProcess:
         self._output.seek(0)
         return f"{state} and wrote:\n{self._output.read().decode(errors='replace')[-4000:]}"
 
-    def end(self, patience: float = POLITE) -> None:
+    def end(self, patience: float = EXIT_SECONDS) -> None:
         """Wait until the launcher has ended; kill it and its session after `patience` seconds."""
         try:
             self._process.wait(patience)
@@ -140,7 +140,7 @@ class LauncherProcess:
         self._output.close()
 
 
-class LaunchedMember:
+class LaunchedWorker:
     """A rank of a job."""
 
     def __init__(self, job: LauncherProcess, pipe: Connection) -> None:

@@ -240,7 +240,7 @@ def _must_fail(what: str, call: Callable[[], object]) -> None:
         raise AssertionError(f"{what} of an aborted group returned as if nothing were")
 
 
-DEMANDS: tuple[Callable[[ProcessGroup], None], ...] = (
+REQUIREMENTS: tuple[Callable[[ProcessGroup], None], ...] = (
     tags_are_matched_in_any_order,
     one_tag_keeps_the_order,
     any_source_takes_each_message_once,
