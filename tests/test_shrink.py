@@ -65,7 +65,7 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
         Circle(len(fates)) as circle,
         ThreadPoolExecutor(len(fates)) as pool,
     ):
-        patch.setattr(shrink, "_MOMENT", 0.05)  # who is silent here is so for ever
+        patch.setattr(shrink, "_GRACE_SECONDS", 0.05)  # a silent rank stays silent here
         for rank, fate in enumerate(fates):
             if fate == "dead":
                 circle.seats[rank].die()
