@@ -1,4 +1,4 @@
-"""Errors on their way from a rank to whoever runs the test."""
+"""Errors on their way from a rank to the test's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def told(error: BaseException) -> int:
     return sum(map(len, getattr(error, "__notes__", ())))
 
 
-def test_an_error_that_ranks_share_is_told_once() -> None:
+def test_an_error_that_ranks_share_is_reported_once() -> None:
     error = ValueError("why")
     lengths = {told(portable(error)) for _ in range(5)}
     assert len(lengths) == 1
@@ -49,7 +49,7 @@ def only_rank_one_is_wrong(group: Any) -> None:
     group.barrier()
 
 
-def test_what_one_rank_raises_is_raised_at_once_and_not_the_others_wait() -> None:
+def test_an_error_of_a_rank_is_raised_at_once_without_waiting_for_the_others() -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError, match="mine"):
         run_ranks(only_rank_one_is_wrong, 2, timeout=60.0)
@@ -62,7 +62,7 @@ def added(group: Any, x: int, y: int) -> tuple[int, int, bool]:
     return group.rank, int(total[0]), group is dist.get_default_group()
 
 
-def test_run_local_and_run_ranks_have_one_shape() -> None:
+def test_run_local_and_run_ranks_have_the_same_signature() -> None:
     columns = [1, 2, 3], [10, 20, 30]
     expected = [(rank, 140, True) for rank in range(3)]
     assert run_local(added, 3, *columns) == expected
@@ -174,4 +174,4 @@ def test_ranks_end_with_their_owner_however_that_ended(tmp_path: Path) -> None:
         while seen.count("hangs") < 2:  # two processes write: lines may be mixed
             seen += owner.stdout.readline()
         owner.kill()
-        owner.communicate(timeout=60)  # the pipe ends when nobody holds it any more
+        owner.communicate(timeout=60)  # the pipe ends when no process holds it any more
