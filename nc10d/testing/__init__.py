@@ -51,10 +51,10 @@ __all__ = [
     "strategies",
 ]
 _HOME = {
-    "Launcher": "launched",
+    "Launcher": "external_ranks",
     "Ranks": "ranks",
     "check_backend": "conformance",
-    "pairwise": "covering",
+    "pairwise": "pair_cover",
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }

@@ -1,4 +1,4 @@
-"""Errors on their way from a rank to the test's process."""
+"""The public names of the kit, and errors on their way from a rank to the test's process."""
 
 from __future__ import annotations
 
@@ -15,33 +15,39 @@ from at_terminal import AtTerminal
 from clocks import soon
 
 import nc10d as dist
+from nc10d import testing
 from nc10d.base.promise import copy_to_raise
 from nc10d.testing.local_backend import run_local
 from nc10d.testing.rank_workers import portable
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
-def told(error: BaseException) -> int:
+def test_every_public_name_of_the_kit_can_be_imported() -> None:
+    for name in testing.__all__:
+        assert getattr(testing, name) is not None
+
+
+def notes_length(error: BaseException) -> int:
     return sum(map(len, getattr(error, "__notes__", ())))
 
 
 def test_an_error_that_ranks_share_is_reported_once() -> None:
     error = ValueError("why")
-    lengths = {told(portable(error)) for _ in range(5)}
+    lengths = {notes_length(portable(error)) for _ in range(5)}
     assert len(lengths) == 1
     assert "why" in error.__notes__[0]
 
 
 def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
     error: BaseException = portable(RuntimeError("root"))
-    first = told(error)
+    first = notes_length(error)
     for _ in range(12):
         outer = RuntimeError("root")
         outer.__cause__ = error
         error = portable(outer)
-    assert told(error) < 40 * first
+    assert notes_length(error) < 40 * first
     copy = copy_to_raise(error)
-    assert told(portable(copy)) < 40 * first
+    assert notes_length(portable(copy)) < 40 * first
 
 
 def only_rank_one_is_wrong(group: Any) -> None:
