@@ -171,6 +171,11 @@ class FlightRecorder:
             last=backend.progress(),
         )
 
+    def dump_on_failure(self, folder: Path) -> None:
+        """Have the group write a dump into a folder when it fails."""
+        health = self._backend.group.health
+        health.on_failure = lambda error: _write(self, folder, error=error)
+
     def write(self, folder: Path, why: str = "asked for", error: DistError | None = None) -> Path:
         """Write the dump into a folder, made if missing; return the file's path."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,11 +199,9 @@ def dump_automatically(group: ProcessGroup, environment: Mapping[str, str] = os.
     if not folder or "cpu" not in group.config.devices:
         return
     backend = group.backend("cpu")
-    health = getattr(backend, "health", None)
-    if health is None:  # the backend does not detect failures
+    if not hasattr(backend, "logged"):  # the backend keeps no records
         return
-    recorder = FlightRecorder(group)
-    health.on_failure = lambda error: _write(recorder, Path(folder), error=error)
+    FlightRecorder(group).dump_on_failure(Path(folder))
     _recorded_groups.add(group)
     if environment.get(SIGNAL):
         _dump_on_signal(environment[SIGNAL], Path(folder))
