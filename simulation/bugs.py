@@ -130,7 +130,7 @@ BUGS: dict[str, Bug] = {
         "store.connection:StoreConnection._rest", wrong.first_piece, _STORE
     ),
     "partial write not continued": Bug("store.server:Server._watch", wrong.nothing, _STORE),
-    "wait not withdrawn": Bug("store.session:StoreSession._take_back", wrong.nothing, _STORE),
+    "wait not withdrawn": Bug("store.session:StoreSession._cancel_or_drop", wrong.nothing, _STORE),
     "skipped HMAC of frames": Bug(
         "auth.handshake:compare_digest",
         wrong.instead(lambda shown, right: True),
