@@ -1,9 +1,9 @@
-"""The protocols of a job, run in virtual time on a virtual network, each run from one integer.
+"""The protocols of a job in virtual time on a virtual network; a seed determines each run.
 
-`run(seed)` plays one schedule: a scenario, sizes, weather and faults are drawn from the seed. It
-returns when the scenario's laws held, and raises a Failure with the seed and a trace otherwise.
-`python -m simulation SEED` plays it again. The product's code is the real one; only
-sockets, clocks, threads and processes are not. `bugs` are faults that it must find.
+`run(seed)` plays one schedule: it draws a scenario, sizes, weather and faults from the seed. It
+returns if the scenario's laws held, and raises a Failure with the seed and a trace otherwise.
+`python -m simulation SEED` plays the same schedule again. The product's code is real; sockets,
+clocks, threads and processes are simulated. `bugs` holds seeded bugs that the laws must find.
 """
 
 from __future__ import annotations

@@ -6,18 +6,18 @@ import argparse
 import sys
 import time
 
-from simulation.bugs import BUGS, hunt
+from simulation.bugs import BUGS, BrokenBug, BugTargetMissing, hunt
 from simulation.clock import virtual
 from simulation.schedules import Failure, play, run, scenario_of
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the arguments ask; return the exit code, 1 if a law was broken."""
+    """Run the command line; return the exit code, 1 if a law was broken or a bug not found."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=0, help="the schedule, or the first")
     parser.add_argument("--count", type=int, help="play so many schedules, quietly")
     parser.add_argument("--bug", choices=sorted(BUGS), help="with this bug in the product")
-    parser.add_argument("--bugs", action="store_true", help="hunt all bugs; say what found them")
+    parser.add_argument("--bugs", action="store_true", help="hunt all bugs; print their failures")
     asked = parser.parse_args(arguments)
     if asked.bugs:
         return _hunt_all(asked.count or 100_000)
@@ -57,9 +57,13 @@ def _hunt_all(count: int) -> int:
     missed = 0
     for name, bug in BUGS.items():
         begin = time.process_time()
-        failure = hunt(bug, count)
-        missed += failure is None
-        found = "NOT FOUND" if failure is None else str(failure).partition("\n")[0]
+        try:
+            failure = hunt(bug, count)
+            found = "NOT FOUND" if failure is None else str(failure).partition("\n")[0]
+            missed += failure is None
+        except (BugTargetMissing, BrokenBug) as error:
+            found = f"BROKEN: {error}"
+            missed += 1
         print(f"{name:34} {time.process_time() - begin:6.2f} s  {found}", flush=True)
     return missed > 0
 

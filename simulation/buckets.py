@@ -1,7 +1,7 @@
-"""A Reducer's buckets: gradients come in any order, buckets leave alike on all ranks.
+"""A Reducer's buckets: gradients come in any order, buckets leave in the same order on all ranks.
 
-Law: in every pass each rank sends every bucket once, in the plan's order, none before all of its
-gradients are there, and the pass is complete when the last gradient has come.
+Laws: in every pass each rank launches every bucket once, in the plan's order, and only after all
+gradients of the bucket have come. The pass is complete when the last gradient has come.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from nc10d.reducer.schedule import Schedule
 from simulation.clock import Simulation
-from simulation.laws import demand
+from simulation.laws import require
 
 
 def buckets(sim: Simulation) -> None:
-    """Passes of several ranks over one plan."""
+    """Run passes of several ranks over the same plan."""
     random = sim.random
     count, size = random.randint(1, 8), random.randint(2, 4)
     params = random.sample(range(count), count)
@@ -24,8 +24,8 @@ def buckets(sim: Simulation) -> None:
     for _ in range(random.randint(1, 3)):
         marks = [random.choice((1, 1, 1, 2, 0)) for _ in range(count)]
         left = [_pass(sim, schedule, plan, marks) for schedule in schedules]
-        demand(all(order == left[0] for order in left), f"ranks send buckets as {left}")
-        demand(left[0] == list(range(len(plan))), f"buckets leave as {left[0]}")
+        require(all(order == left[0] for order in left), f"ranks send buckets as {left}")
+        require(left[0] == list(range(len(plan))), f"buckets leave as {left[0]}")
 
 
 def _pass(
@@ -36,12 +36,12 @@ def _pass(
     arrivals = [param for param, times in enumerate(marks) for _ in range(times)]
     sim.random.shuffle(arrivals)
     for param in arrivals:
-        demand(not schedule.complete, "a pass is complete before its last gradient")
+        require(not schedule.complete, "a pass is complete before its last gradient")
         missing[param] -= 1
         for bucket in schedule.mark(param):
             late = [p for p in plan[bucket] if missing[p]]
-            demand(not late, f"bucket {bucket} leaves before the gradients {late}")
+            require(not late, f"bucket {bucket} leaves before the gradients {late}")
             left.append(bucket)
-    demand(schedule.complete, f"all gradients are there, and buckets {left} of {len(plan)} left")
+    require(schedule.complete, f"all gradients are there, and buckets {left} of {len(plan)} left")
     schedule.require_complete()
     return left

@@ -1,9 +1,9 @@
-"""Virtual time, and ranks that run one at a time in an order that a seed decides.
+"""Virtual time, and ranks that run in turn, in an order that a seed decides.
 
-Contract: a rank is a thread, but only one thread runs at any moment, and it runs until it waits
-for something of the simulation. Time stands still while anybody runs and jumps to what is due
-next when everybody waits. So a run depends on its seed alone. A run in which somebody waits and
-nothing is due any more, or whose bound of virtual time is over, ends in Silence.
+Contract: each rank is a thread, but only a single thread runs at any moment. It runs until it
+waits for a signal of the simulation. Time stands still while a rank runs. When all ranks wait,
+time jumps to the next due event. So a run depends on its seed alone. The run ends in NoProgress if
+a rank waits and no event is due, or if the bound of virtual time is over.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _BEGIN = 1000.0
-_MOST_LOOKS = 10_000
+_MOST_READS = 10_000
 _here = threading.local()
 
 
-class Silence(AssertionError):
-    """Somebody waits, and neither an answer nor an error has come within the bound."""
+class NoProgress(AssertionError):
+    """A rank waits, and neither an answer nor an error has come within the bound."""
 
 
 class Killed(BaseException):
-    """The rank is dead; nothing but the simulation may hold on to this."""
+    """The rank is dead; only the simulation catches this."""
 
 
 class Signal:
-    """Something that ranks wait for."""
+    """An event that ranks wait for."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Actor, Callable[[], bool]]] = []
 
     def notify(self) -> None:
-        """Wake who waits for something that is there now: to change threads costs the most."""
+        """Wake the ranks whose condition holds now."""
+        # Ranks that would only wait again stay asleep: switching threads costs the most.
         waiting, self.waiting = self.waiting, []
         for actor, ready in waiting:
             if ready():
@@ -52,7 +53,7 @@ def _always() -> bool:
 
 
 class Actor:
-    """One rank: a body that runs in a thread of its own, when it is its turn."""
+    """A rank: a function that runs in a thread of its own, when its turn comes."""
 
     def __init__(self, sim: Simulation, name: str, body: Callable[[], Any]) -> None:
         self.sim, self.name, self._body = sim, name, body
@@ -76,7 +77,7 @@ class Actor:
                 self.result = self._body()
         except Killed:
             pass
-        except BaseException as error:  # noqa: BLE001  (what a rank ends with is judged later)
+        except BaseException as error:  # noqa: BLE001  (the scenario's laws check it later)
             self.error = error
         self.done, self.ended_at = True, self.sim.now
         self.sim.unfinished -= 1
@@ -85,7 +86,7 @@ class Actor:
         self._back.release()
 
     def wake(self) -> None:
-        """Let the rank go on soon, if it still waits for what it waits for now."""
+        """Let the rank go on soon, unless its present wait has ended by then."""
         self.sim.after(self.sim.random.random() * 1e-5, self._resumption())
 
     def _resumption(self) -> Callable[[], None]:
@@ -104,7 +105,7 @@ class Actor:
         self._back.acquire()
 
     def block(self, until: float) -> None:
-        """In the rank's own thread: let others run until something wakes it, or until then."""
+        """Let other ranks run until this rank is woken, or until `until`; its own thread calls."""
         if self.dead:
             raise Killed
         if until < math.inf:
@@ -115,14 +116,14 @@ class Actor:
             raise Killed
 
     def kill(self) -> None:
-        """End the rank as kill -9 does: nothing of it runs any more."""
+        """End the rank as kill -9 does."""
         self.dead = True
         self._resume(self._ticket)
         self._thread.join()
 
 
 class Simulation:
-    """One run: virtual seconds in `now`, chance in `random`, and a trace of what happened."""
+    """A run: virtual seconds in `now`, random numbers in `random`, and a trace of its events."""
 
     def __init__(self, seed: int, bound: float = 30.0, *, verbose: bool = False) -> None:
         self.seed, self.verbose = seed, verbose
@@ -134,19 +135,19 @@ class Simulation:
         self.trace: list[str] = []
         self.actors: list[Actor] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = self._looks = 0
+        self._count = self._clock_reads = 0
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
         self.trace.append(f"{self.now - _BEGIN:9.4f} s  {text}")
 
     def after(self, delay: float, act: Callable[[], None]) -> None:
-        """Have something done in so many virtual seconds."""
+        """Call `act` in `delay` virtual seconds."""
         self._count += 1
         heapq.heappush(self._due, (self.now + delay, self._count, act))
 
     def start(self, name: str, body: Callable[[], Any], delay: float = 0.0) -> Actor:
-        """Add a rank that begins after a while."""
+        """Add a rank that begins after `delay` virtual seconds."""
         actor = Actor(self, name, body)
         self.actors.append(actor)
         self.unfinished += 1
@@ -154,9 +155,9 @@ class Simulation:
         return actor
 
     def wait(self, signal: Signal, until: float, ready: Callable[[], bool] = _always) -> None:
-        """In a rank: wait for a signal, or until then; it may also come back for nothing.
+        """Wait for a signal, or until `until`; a rank calls. It may also return without either.
 
-        A signal is not for this rank unless `ready()`, which any thread may ask.
+        The signal wakes this rank only if `ready()`; any thread may call that.
         """
         waiting = (_here.actor, ready)
         signal.waiting.append(waiting)
@@ -165,24 +166,24 @@ class Simulation:
             signal.waiting.remove(waiting)
 
     def sleep(self, seconds: float) -> None:
-        """In a rank: let virtual time go by."""
+        """Let virtual time go by; a rank calls."""
         until = self.now + seconds
         while self.now < until:
             _here.actor.block(until)
 
-    def looked(self) -> float:
-        """Return the time to who asks for it; Silence if somebody asks for ever and never waits."""
-        self._looks += 1
-        if self._looks > _MOST_LOOKS:
-            raise Silence("somebody looks at the clock again and again, and never waits")
+    def read_clock(self) -> float:
+        """Return the time; NoProgress if a rank polls the clock for ever and never waits."""
+        self._clock_reads += 1
+        if self._clock_reads > _MOST_READS:
+            raise NoProgress("a rank polls the clock again and again, and never waits")
         return self.now
 
     def running(self) -> Actor | None:
-        """Return the rank in whose thread this is called, if it is one's."""
+        """Return the rank of the calling thread, or None."""
         return getattr(_here, "actor", None)
 
     def run(self) -> None:
-        """Run until all ranks have ended; Silence if that does not happen."""
+        """Run until all ranks have ended; NoProgress if that does not happen."""
         _here.sim = self
         try:
             while self.unfinished:
@@ -197,12 +198,12 @@ class Simulation:
 
     def _next(self) -> None:
         if not self._due:
-            raise Silence(f"{self._waiting()} wait, and nothing will ever come")
+            raise NoProgress(f"{self._waiting()} wait, and nothing will ever come")
         due, _, act = heapq.heappop(self._due)
         if due > self.end:
             bound = f"{self.end - _BEGIN:g} virtual seconds"
-            raise Silence(f"{self._waiting()} still wait after {bound}")
-        self.now, self._looks = due, 0
+            raise NoProgress(f"{self._waiting()} still wait after {bound}")
+        self.now, self._clock_reads = due, 0
         act()
 
     def _waiting(self) -> list[str]:
@@ -210,15 +211,15 @@ class Simulation:
 
 
 class VirtualClock:
-    """Stands in for the module `time` in what is simulated; elsewhere it is the real one."""
+    """Replacement of the module `time` in simulated modules: real time outside a simulation."""
 
     def monotonic(self) -> float:
-        """Return the simulation's time in its threads."""
+        """Return the simulation's time in its threads, real time in others."""
         sim: Simulation | None = getattr(_here, "sim", None)
-        return time.monotonic() if sim is None else sim.looked()
+        return time.monotonic() if sim is None else sim.read_clock()
 
     def sleep(self, seconds: float) -> None:
-        """Let time go by."""
+        """Sleep in the simulation's time in its threads, in real time in others."""
         sim: Simulation | None = getattr(_here, "sim", None)
         if sim is None:
             time.sleep(seconds)
@@ -227,7 +228,7 @@ class VirtualClock:
 
 
 class Condition:
-    """A threading.Condition among ranks, of which only one runs: there is no lock to hold."""
+    """A threading.Condition among ranks; it needs no lock, because ranks run in turn."""
 
     def __init__(self) -> None:
         self._signal = Signal()
@@ -239,11 +240,11 @@ class Condition:
         pass
 
     def notify_all(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiting ranks."""
         self._signal.notify()
 
     def wait_for(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `ready()`, at most so many virtual seconds."""
+        """Wait until `ready()`, at most `timeout` virtual seconds; return whether it is."""
         sim: Simulation = _here.sim
         until = sim.now + timeout
         while not ready() and sim.now < until:
@@ -252,7 +253,7 @@ class Condition:
 
 
 class VirtualThreading:
-    """Stands in for the module `threading` in what is simulated."""
+    """Replacement of the module `threading` in simulated modules."""
 
     Condition = Condition
     Lock = threading.Lock
@@ -269,13 +270,13 @@ _TIMED = (
 )
 
 
-def _death(mate: object) -> str:
+def _death(peer: object) -> str:
     return "killed by signal 9"
 
 
 @contextlib.contextmanager
 def virtual() -> Iterator[None]:
-    """Let the product see virtual time in the threads of a simulation."""
+    """Give the product virtual time in the threads of a simulation."""
     clock = VirtualClock()
     changes: list[tuple[str, str, Any]] = [(name, "time", clock) for name in _TIMED]
     changes.append(("nc10d.store.session", "monotonic", clock.monotonic))

@@ -1,8 +1,8 @@
-"""Ranks of one or several hosts with the product's control lines and councils, in virtual time.
+"""Ranks of several hosts with the product's control connections and group control, in virtual time.
 
-What a host's control thread does (hear what has come, then look whether anybody is overdue) happens
-between the steps of the rank itself, and not while the rank is stopped. A death is known in two
-ways, each in its own time: lines end behind what was sent on them, and the kernel tells host mates.
+A host's control thread handles messages and then checks for overdue ranks. Here it runs between the
+steps of its rank, and not while the rank is stopped. A rank learns of a death in two ways, each
+with its own delay: a control connection ends, and the kernel notifies the peers of the host.
 """
 
 from __future__ import annotations
@@ -18,123 +18,127 @@ from nc10d.backend.cpu.control.group_control import GroupControl
 from simulation.clock import Simulation
 from simulation.network import End, Network, Weather
 
-_TOLD = 0.02
+_NOTICE_SECONDS = 0.02
 _SOON = 1e-6
 
 
-class Poller:
-    """Where a rank's control thread registers its lines."""
+class FakePoller:
+    """A poller without sockets: the simulation calls the control thread itself."""
 
     def modify(self, fd: int, events: int) -> None:
-        """Wait for other events."""
+        """Do nothing."""
 
     def unregister(self, fd: int) -> None:
-        """Wait no more."""
+        """Do nothing."""
 
 
-class Member:
-    """One rank: its lines and its council."""
+class ControlRank:
+    """One rank: its control connections and its group control."""
 
-    def __init__(self, company: Company, rank: int) -> None:
-        self.company, self.rank = company, rank
-        self.wires: dict[int, Any] = {}
-        self.known: set[int] = set()
+    def __init__(self, plane: ControlPlane, rank: int) -> None:
+        self.plane, self.rank = plane, rank
+        self.ends: dict[int, Any] = {}
+        self.dead: set[int] = set()
         self.closed = False
-        self._minding = math.inf
+        self._next_check = math.inf
         self.on_loss: Callable[[int], None] = lambda number: None
-        self.control: ControlConnections
-        self.council: GroupControl
+        self.connections: ControlConnections
+        self.control: GroupControl
 
     def open(self) -> None:
-        """Make the product's objects; all wires are there."""
-        self.control = ControlConnections(self.wires, self._on_message, self._on_end, self.mind)
-        members = list(range(self.company.hosts.size))
-        self.council = GroupControl("group", members, self.rank, self.control, self.gone)
-        for number, wire in self.wires.items():
-            end: End = wire
-            end.on_event = partial(self.company.sim.after, _SOON, partial(self._attend, number))
+        """Make the product's objects; all streams exist already."""
+        self.connections = ControlConnections(
+            self.ends, self._on_message, self._on_end, self.check_overdue
+        )
+        members = list(range(self.plane.hosts.size))
+        self.control = GroupControl("group", members, self.rank, self.connections, self.gone)
+        for number, stream in self.ends.items():
+            end: End = stream
+            end.on_event = partial(self.plane.sim.after, _SOON, partial(self._on_event, number))
 
     def gone(self) -> set[int]:
-        """Return who is known to have died, to have left, or not to be reached any more."""
-        mates = [self.company.members[mate] for mate in self.company.hosts.local_ranks(self.rank)]
-        left = {mate.rank for mate in mates if mate.closed} | self.council.left
-        return self.known | left | {n for n in self.wires if self.control.lost(n) is not None}
+        """Return the ranks known to be dead, departed or unreachable."""
+        peers = [self.plane.ranks[peer] for peer in self.plane.hosts.local_ranks(self.rank)]
+        left = {peer.rank for peer in peers if peer.closed} | self.control.left
+        return self.dead | left | {n for n in self.ends if self.connections.lost(n) is not None}
 
     def close(self) -> None:
-        """Leave the group: nothing about it is heard any more."""
-        self.council.leave(self.company.hosts.remote_ranks(self.rank))
+        """Leave the group, and ignore its later messages."""
+        self.control.leave(self.plane.hosts.remote_ranks(self.rank))
         self.closed = True
 
-    def mind(self, delay: float = _SOON) -> None:
-        """Look soon whether anybody is overdue, and again when it is time."""
-        due = self.company.sim.now + delay
-        if due < self._minding:
-            self._minding = due
-            self.company.sim.after(delay, partial(self._mind, due))
+    def check_overdue(self, delay: float = _SOON) -> None:
+        """Check for overdue ranks after `delay`, and again when the group control asks for it."""
+        due = self.plane.sim.now + delay
+        if due < self._next_check:
+            self._next_check = due
+            self.plane.sim.after(delay, partial(self._check, due))
 
-    def _mind(self, due: float) -> None:
-        if due != self._minding:  # it is looked at earlier
+    def _check(self, due: float) -> None:
+        if due != self._next_check:  # an earlier check has been scheduled
             return
-        self._minding = math.inf
-        actor = self.company.sim.actors[self.rank]
-        late = actor.paused_until - self.company.sim.now
-        if late > 0:  # what has come meanwhile is heard before
-            self.mind(late + 3 * _SOON)
+        self._next_check = math.inf
+        actor = self.plane.sim.actors[self.rank]
+        late = actor.paused_until - self.plane.sim.now
+        if late > 0:  # messages that have come meanwhile are handled first
+            self.check_overdue(late + 3 * _SOON)
         elif not actor.dead and not self.closed:
-            left = self.council.overdue()
+            left = self.control.overdue()
             if left is not None:
-                self.mind(left)
+                self.check_overdue(left)
 
-    def _attend(self, number: int) -> None:
-        actor, end = self.company.sim.actors[self.rank], self.wires[number]
-        late = actor.paused_until - self.company.sim.now
-        if actor.dead or end.fileno() < 0 or self.control.lines[number].over is not None:
+    def _on_event(self, number: int) -> None:
+        actor, end = self.plane.sim.actors[self.rank], self.ends[number]
+        late = actor.paused_until - self.plane.sim.now
+        if actor.dead or end.fileno() < 0 or self.connections.lines[number].over is not None:
             return
         if late > 0:
-            self.company.sim.after(late + _SOON, partial(self._attend, number))
+            self.plane.sim.after(late + _SOON, partial(self._on_event, number))
         else:
-            self.control.ready(end.fileno(), Poller())  # type: ignore[arg-type]
-            self.mind()
+            self.connections.ready(end.fileno(), FakePoller())  # type: ignore[arg-type]
+            self.check_overdue()
 
     def _on_message(self, number: int, message: Message) -> None:
         if not self.closed:
-            said = [str(message[k]) for k in ("topic", "step", "value") if k in message]
-            self.company.sim.note(f"rank {self.rank} hears rank {number}: {' '.join(said)[:120]}")
-            self.council.hear(number, message["kind"], message)
+            text = [str(message[k]) for k in ("topic", "step", "value") if k in message]
+            self.plane.sim.note(
+                f"rank {self.rank} handles a message of rank {number}: {' '.join(text)[:120]}"
+            )
+            self.control.hear(number, message["kind"], message)
 
     def _on_end(self, number: int, reason: str) -> None:
         del reason
-        self.council.notify()
-        if number not in self.council.left and number in self.company.hosts.remote_ranks(self.rank):
+        self.control.notify()
+        if number not in self.control.left and number in self.plane.hosts.remote_ranks(self.rank):
             self.on_loss(number)
 
-    def learn(self, number: int) -> None:
-        """Hear from the kernel that a host mate is dead."""
-        self.known.add(number)
-        self.council.notify()
+    def on_death(self, number: int) -> None:
+        """Take the kernel's notice that a peer of this host is dead."""
+        self.dead.add(number)
+        self.control.notify()
         if not self.closed:
             self.on_loss(number)
 
 
-class Company:
-    """All ranks of a job, and what happens to them."""
+class ControlPlane:
+    """All ranks of a job, their networks and their failures."""
 
     def __init__(self, sim: Simulation, net: Network, hosts: Topology) -> None:
         self.sim, self.hosts = sim, hosts
-        # Inside a host there is no weather: what is sent on a Unix socket is there.
+        # Inside a host there is no weather: data sent on a Unix socket arrives at once.
         near = Network(sim, Weather(delay=_SOON), first=10_000)
         self.nets = (near, net)
-        self.members = [Member(self, rank) for rank in range(hosts.size)]
-        for rank, member in enumerate(self.members):
+        self.ranks = [ControlRank(self, rank) for rank in range(hosts.size)]
+        for rank, member in enumerate(self.ranks):
             for other in range(rank + 1, hosts.size):
                 between = near if other in hosts.local_ranks(rank) else net
                 a, b = between.stream(f"rank {rank}", f"rank {other}")
-                member.wires[other], self.members[other].wires[rank] = a, b
-        for member in self.members:
+                member.ends[other], self.ranks[other].ends[rank] = a, b
+        for member in self.ranks:
             member.open()
 
     def kill(self, rank: int) -> None:
-        """Kill a rank: the kernel tells its host mates, its lines end."""
+        """Kill a rank: its connections end, and the kernel notifies the peers of its host."""
         actor = self.sim.actors[rank]
         if actor.dead:
             return
@@ -145,23 +149,25 @@ class Company:
             actor.kill()
         for net in self.nets:
             net.close_all_of(f"rank {rank}")
-        for mate in self.hosts.local_ranks(rank):
-            if mate != rank:
-                self.sim.after(self.sim.random.random() * _TOLD, partial(self._tell, mate, rank))
+        for peer in self.hosts.local_ranks(rank):
+            if peer != rank:
+                self.sim.after(
+                    self.sim.random.random() * _NOTICE_SECONDS, partial(self._notify, peer, rank)
+                )
 
     def pause(self, rank: int, seconds: float) -> None:
-        """Stop a rank for a while."""
+        """Stop a rank for `seconds`."""
         self.sim.note(f"rank {rank} stops for {seconds:g} s")
         self.sim.actors[rank].paused_until = self.sim.now + seconds
 
-    def awake(self, rank: int, act: Callable[[], None]) -> None:
-        """Have a rank do something as soon as it is not stopped, if it lives."""
+    def when_running(self, rank: int, act: Callable[[], None]) -> None:
+        """Call `act` as soon as a rank is not stopped, if it lives."""
         actor = self.sim.actors[rank]
         late = actor.paused_until - self.sim.now
         if late > 0:
-            self.sim.after(late, partial(self.awake, rank, act))
+            self.sim.after(late, partial(self.when_running, rank, act))
         elif not actor.dead:
             act()
 
-    def _tell(self, mate: int, victim: int) -> None:
-        self.awake(mate, partial(self.members[mate].learn, victim))
+    def _notify(self, peer: int, victim: int) -> None:
+        self.when_running(peer, partial(self.ranks[peer].on_death, victim))

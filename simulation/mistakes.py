@@ -1,7 +1,7 @@
-"""What the seeded bugs put in place of the product's functions.
+"""The wrong functions that seeded bugs put in place of the product's functions.
 
-A Change takes what is really there and returns what is there with the bug; `instead` makes one of
-a function that looks at nothing.
+A Change takes the product's function and returns the wrong one. `instead` makes a Change of a
+function that does not need the real one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Change = Callable[[Any], Any]
 
 
 def nothing(real: Any) -> Any:
-    """Do nothing at all."""
+    """Do nothing in place of the function."""
     return lambda *args, **kwargs: None
 
 
 def instead(function: Any) -> Change:
-    """Return the change that puts `function` in place of what is there."""
+    """Return the Change that puts `function` in place of the product's function."""
     return lambda real: function
 
 
 def silent_set(table: Any, request: Any, client: Any, replies: Any) -> None:
-    """Set, and wake nobody."""
+    """Set a key without waking its waiters."""
     table.values.put(request[1], request[2])
 
 
@@ -51,7 +51,7 @@ def _waiting(missing: set[bytes]) -> Any:
 
 
 def early_barrier(real: Any) -> Any:
-    """Open a barrier one client too early."""
+    """Open a barrier a client too early."""
 
     def barrier(table: Any, request: Any, client: Any, replies: Any) -> None:
         real(table, (request[0], request[1], request[2] - 1), client, replies)
@@ -101,8 +101,8 @@ def two_steps(store: Any, key: str, expected: Any, desired: Any) -> Any:
     return desired.encode() if isinstance(desired, str) else desired
 
 
-def one_more(real: Any) -> Any:
-    """Wait for one byte more than a request has."""
+def one_byte_more(real: Any) -> Any:
+    """Wait for a byte more than a request has."""
 
     def need(error: Any, count: int) -> None:
         real(error, count + 1)
@@ -122,8 +122,8 @@ class _Any:
         return False
 
 
-def uncounted(real: Any) -> Any:
-    """Look at no counter of a frame."""
+def ignore_counter(real: Any) -> Any:
+    """Ignore the counters of frames."""
 
     def unpack(data: Any, where: int) -> Any:
         return real.unpack_from(data, where)[0], _Any()
@@ -131,25 +131,25 @@ def uncounted(real: Any) -> Any:
     return SimpleNamespace(size=real.size, pack=real.pack, unpack_from=unpack)
 
 
-def believed(answerer: Any, shown: bytes) -> bytes:
-    """Let the caller in, whatever it shows."""
+def accept_any_proof(answerer: Any, shown: bytes) -> bytes:
+    """Accept the caller's proof without checking it."""
     handshake = importlib.import_module("nc10d.auth.handshake")
     answerer.keys = handshake.Keys(*handshake._keys(answerer._key, answerer._said))
     return b""
 
 
 def one_rank_less(real: Any) -> Any:
-    """Look for all ranks but the last."""
+    """Name all missing ranks but the last."""
     return lambda store, size, limit: real(store, size - 1, limit)
 
 
-def unseen(real: Any) -> Any:
-    """Never see the verdict."""
+def never_seen(real: Any) -> Any:
+    """Never see the outcome of an arrival."""
     return lambda store, keys, timeout: real(store, keys, timeout) and False
 
 
-def impatient(store: Any, keys: Any, limit: float) -> bool:
-    """Take no answer in time for no."""
+def timeout_is_no(store: Any, keys: Any, limit: float) -> bool:
+    """Take a store's timeout for an absent key."""
     try:
         store.wait(keys, limit)
     except StoreTimeout:
@@ -157,23 +157,23 @@ def impatient(store: Any, keys: Any, limit: float) -> bool:
     return True
 
 
-def undecided(attempt: Any, topic: str, members: Any, what: Any) -> str:
-    """Go by one's own opinion."""
-    return json.dumps({"what": what})
+def own_list(attempt: Any, topic: str, members: Any, value: Any) -> str:
+    """Return this rank's own list without a decision."""
+    return json.dumps({"what": value})
 
 
-def unasked(attempt: Any, members: Any, made: bool, until: Any) -> bool:
-    """Ask nobody whether they have made the group."""
+def own_confirmation(attempt: Any, members: Any, made: bool, until: Any) -> bool:
+    """Return this rank's own outcome without asking the members."""
     return made
 
 
-def unnumbered(real: Any) -> Any:
+def same_keys(real: Any) -> Any:
     """Use the same keys for each attempt."""
-    return lambda attempt, council, number, gone: real(attempt, council, 1, gone)
+    return lambda attempt, control, number, gone: real(attempt, control, 1, gone)
 
 
-def blind(real: Any) -> Any:
-    """See no death while the others are awaited."""
+def ignore_deaths(real: Any) -> Any:
+    """Ignore deaths while waiting for the other ranks."""
 
     def ask(attempt: Any, *args: Any) -> Any:
         seen, attempt._gone = attempt._gone, set
@@ -185,52 +185,52 @@ def blind(real: Any) -> Any:
     return ask
 
 
-def tells(agreement: Any, number: int, value: str) -> None:
-    """Let the first round's rank decide, and tell the others."""
-    if agreement._whose() == agreement._me:
-        agreement._send(agreement._others, DECIDED, value)
-    agreement._round, agreement._shown = number, True
-    agreement._decide(value)
+def decides_alone(consensus: Any, number: int, value: str) -> None:
+    """Let the first round's coordinator decide alone and send its decision."""
+    if consensus._whose() == consensus._me:
+        consensus._send(consensus._others, DECIDED, value)
+    consensus._round, consensus._shown = number, True
+    consensus._decide(value)
 
 
-def mute(agreement: Any, number: int, value: str) -> None:
-    """Show nobody what another one has shown."""
-    if number > agreement._round or not agreement._shown:
-        agreement._round, agreement._value, agreement._shown = number, value, True
-        if agreement._whose() == agreement._me:
-            agreement._send(agreement._others, number, value)
+def no_echo(consensus: Any, number: int, value: str) -> None:
+    """Do not echo a value that another rank has sent."""
+    if number > consensus._round or not consensus._shown:
+        consensus._round, consensus._value, consensus._shown = number, value, True
+        if consensus._whose() == consensus._me:
+            consensus._send(consensus._others, number, value)
 
 
-def steps_back(real: Any) -> Any:
-    """Keep one's own value in a new round."""
+def keep_old_value(real: Any) -> Any:
+    """Keep this rank's own value in a new round."""
 
-    def adopt(agreement: Any, number: int, value: str) -> None:
-        real(agreement, number, agreement._value or value)
+    def adopt(consensus: Any, number: int, value: str) -> None:
+        real(consensus, number, consensus._value or value)
 
     return adopt
 
 
-def own_verdict(verdict: Any, error: Any, *, wait: bool) -> None:
-    """Fail one's own host, and ask nobody."""
-    importlib.import_module("nc10d.backend.cpu.failure.cause").publish(verdict._memory, error)
-    verdict._ring(0)
+def own_cause(agreed: Any, error: Any, *, wait: bool) -> None:
+    """Publish this host's own cause without consensus."""
+    importlib.import_module("nc10d.backend.cpu.failure.cause").publish(agreed._memory, error)
+    agreed._ring(0)
 
 
-def tells_itself(areas: Any, error: Any) -> None:
-    """Tell a cause to nobody else on the host."""
+def cause_for_itself(areas: Any, error: Any) -> None:
+    """Publish a cause to no other rank of the host."""
     areas.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
     entry_points.compare_and_swap(areas.address(areas.rank) + at.AREA_ABORT, 0, areas.rank + 1)
 
 
-def last_counts(areas: Any, error: Any) -> None:
-    """Let the last cause win."""
+def last_cause_wins(areas: Any, error: Any) -> None:
+    """Let the last cause overwrite earlier causes."""
     areas.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
     for rank in range(areas.size):
         areas._word(rank, at.AREA_ABORT)[0] = areas.rank + 1
 
 
-def forgets_parts(real: Any) -> Any:
-    """Forget a message of which only a part has come."""
+def drop_partial(real: Any) -> Any:
+    """Drop the first part of a message that comes in parts."""
 
     def receive(line: Any) -> Any:
         messages = real(line)
@@ -240,8 +240,8 @@ def forgets_parts(real: Any) -> Any:
     return receive
 
 
-def again(real: Any) -> Any:
-    """Launch the last bucket again."""
+def launch_again(real: Any) -> Any:
+    """Launch the last bucket twice."""
 
     def advance(schedule: Any) -> range:
         left = real(schedule)
@@ -250,7 +250,7 @@ def again(real: Any) -> Any:
     return advance
 
 
-def when_ready(schedule: Any, param: int) -> range:
+def launch_when_full(schedule: Any, param: int) -> range:
     """Launch a bucket as soon as it is full."""
     schedule._left[param] -= 1
     if schedule._left[param]:
@@ -263,13 +263,13 @@ def when_ready(schedule: Any, param: int) -> range:
     return range(bucket, bucket + 1)
 
 
-def counts_once(real: Any) -> Any:
-    """Expect every gradient once."""
+def count_once(real: Any) -> Any:
+    """Expect every gradient only once."""
     return lambda schedule, marks: real(schedule, [min(mark, 1) for mark in marks])
 
 
-def forgets_unused(real: Any) -> Any:
-    """Never launch the buckets that nothing is expected in."""
+def skip_unused(real: Any) -> Any:
+    """Never launch buckets without expected gradients."""
 
     def begin(schedule: Any, marks: Any) -> range:
         real(schedule, marks)

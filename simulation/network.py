@@ -1,9 +1,8 @@
 """A network of streams in virtual time, with weather: delays, losses, small pieces, cuts.
 
-An End has what the product uses of a socket that does not block. What is sent arrives whole, once
-and in its order, as TCP promises, but cut anywhere and whenever it pleases; a lost packet is one
-that comes 0.2 s later, and everything behind it waits. A stream can be cut, and a meddler may
-change what travels.
+An End has the methods of a non-blocking socket that the product uses. Data arrives complete, once
+and in order, as with TCP, but in pieces of any size and after any delay. A lost packet comes 0.2 s
+later, and all data behind it waits. A stream can be cut, and an attacker may change packets.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _RESENT = 0.2
 
 @dataclass
 class Weather:
-    """How a network behaves: seconds of delay, chances of what may befall a packet."""
+    """A network's behaviour: seconds of delay, and probabilities of faults per packet."""
 
     delay: float = 0.0005
     lost: float = 0.0
     pieces: bool = False
     room: int = 1 << 20
-    meddling: float = 0.0
+    tampering: float = 0.0
 
     @classmethod
     def any(cls, random: Random) -> Weather:
-        """Return some weather; in a third of all runs it is fine."""
+        """Draw the weather; in a third of all runs it is fine."""
         if random.random() < 1 / 3:
             return cls()
         return cls(
@@ -44,7 +43,7 @@ class Weather:
 
 
 class End:
-    """One end of a stream, as a socket that never blocks; errors are a socket's."""
+    """An end of a stream, as a non-blocking socket; it raises a socket's errors."""
 
     family = socket.AF_INET
 
@@ -62,28 +61,28 @@ class End:
         self._closed = False
 
     def fileno(self) -> int:
-        """Return the number of an open end, -1 of a closed one."""
+        """Return the number of the end, or -1 if it is closed."""
         return -1 if self._closed else self._number
 
     def readable(self) -> bool:
-        """Say whether recv has something to tell."""
+        """Return whether recv would return or raise at once."""
         return bool(self._inbox) or bool(self._over)
 
     def writable(self) -> bool:
-        """Say whether send would take something, or fail."""
+        """Return whether send would take data, or fail, at once."""
         return bool(self._over) or self._space() > 0
 
     def _space(self) -> int:
         return self.net.weather.room - self._travelling - len(self.peer._inbox)
 
     def recv(self, most: int) -> bytes:
-        """Return what has come, perhaps a part of it; b"" at the end."""
+        """Return the data that has come, or a part of it; b"" at the end of the stream."""
         self._alive()
         if self._inbox:
             count = self.net.cut(min(most, len(self._inbox)))
             data = bytes(self._inbox[:count])
             del self._inbox[:count]
-            self.peer._tell()  # there is room again
+            self.peer._notify()  # there is room again
             return data
         if isinstance(self._over, OSError):
             raise self._over
@@ -92,7 +91,7 @@ class End:
         raise BlockingIOError
 
     def send(self, data: bytes | memoryview, flags: int = 0) -> int:
-        """Send what there is room for; return how much that was."""
+        """Send as many bytes as there is room for; return their number."""
         self._alive()
         if self._over:
             raise BrokenPipeError("the peer has closed the stream")
@@ -112,7 +111,7 @@ class End:
 
     def _dispatch(self, data: bytes | None) -> None:
         sim, size = self.net.sim, len(data or b"")
-        data = self.net.meddled(data)
+        data = self.net.tampered(data)
         self._travelling += size
         for piece, weight in _in_two(data, size, self.net.cut(len(data or b""))):
             self._arrival = max(self._arrival, sim.now + self.net.delay())
@@ -130,33 +129,33 @@ class End:
         else:
             self._inbox += data
             if size > len(data):
-                sender._tell()  # the piece before has left, and its room came with this one
-        self._tell()
+                sender._notify()  # a packet's room becomes free with its last piece
+        self._notify()
 
     def end(self, error: OSError) -> None:
-        """Have the stream end with an error here."""
+        """End the stream with an error at this end."""
         self._over = self._over or error
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.changed.notify()
         self.on_event()
 
     def shutdown(self, how: int) -> None:
-        """Say that nothing more will come."""
+        """Send the end of the stream."""
         if not self._closed and not self.net.sim.over:
             self._dispatch(None)
 
     def close(self) -> None:
-        """Close the end; the other one reads what has been sent, then that it is over."""
+        """Close the end; the peer still reads the data sent before, then the end of the stream."""
         self.shutdown(socket.SHUT_RDWR)
         self._closed = True
 
     def setsockopt(self, *option: object) -> None:
-        """Take an option."""
+        """Do nothing."""
 
     def settimeout(self, timeout: float | None) -> None:
-        """Take a timeout, and never block all the same."""
+        """Do nothing: the end never blocks."""
 
 
 def _in_two(data: bytes | None, size: int, at: int) -> list[tuple[bytes | None, int]]:
@@ -170,47 +169,47 @@ class Network:
     """All streams of one simulation."""
 
     def __init__(self, sim: Simulation, weather: Weather, first: int = 3) -> None:
-        """`first` is the number of the first end: those of several networks must differ."""
+        """`first` is the number of the first end; the ends of several networks must differ."""
         self.sim, self.weather = sim, weather
         self.ends: list[End] = []
         self._numbers = itertools.count(first)
 
-    def stream(self, one: str, other: str) -> tuple[End, End]:
-        """Return the ends of a new stream between two who are named."""
-        a, b = (End(self, next(self._numbers), owner) for owner in (one, other))
+    def stream(self, owner: str, peer: str) -> tuple[End, End]:
+        """Return the two ends of a new stream between two named processes."""
+        a, b = (End(self, next(self._numbers), name) for name in (owner, peer))
         a.peer, b.peer = b, a
         self.ends += a, b
         return a, b
 
     def close_all_of(self, owner: str) -> None:
-        """Close what a process held, as the kernel does when it dies."""
+        """Close all ends of a process, as the kernel does when the process dies."""
         for end in self.ends:
             if end.owner == owner:
                 end.close()
 
     def cut_off(self, end: End) -> None:
-        """Cut a stream: both ends learn it at once."""
+        """Cut a stream: both ends get a reset at once."""
         for side in (end, end.peer):
             side.end(ConnectionResetError("connection reset by peer"))
 
     def delay(self) -> float:
-        """Return how long a packet takes."""
+        """Return the seconds that a packet travels."""
         random, weather = self.sim.random, self.weather
         lost = _RESENT if random.random() < weather.lost else 0.0
         return weather.delay * (0.5 + random.random()) + lost
 
     def cut(self, count: int) -> int:
-        """Return how many of so many bytes go at once."""
+        """Return how many of `count` bytes travel together."""
         if not self.weather.pieces or count < 2 or self.sim.random.random() < 0.5:
             return count
         return self.sim.random.randint(1, count)
 
-    def meddled(self, data: bytes | None) -> bytes | None:
-        """Return what arrives in place of `data`."""
+    def tampered(self, data: bytes | None) -> bytes | None:
+        """Return the data that arrives in place of `data`: a bit flipped, doubled or cut."""
         random = self.sim.random
-        if not data or random.random() >= self.weather.meddling:
+        if not data or random.random() >= self.weather.tampering:
             return data
-        self.sim.note("the meddler changes a packet")
+        self.sim.note("the attacker changes a packet")
         at = random.randrange(len(data))
         return random.choice(
             (

@@ -1,7 +1,7 @@
 """The engine's programs in any interleaving: several collectives, back to back.
 
-Laws: every array ends as NumPy says; no two ranks touch the same bytes unordered; nobody waits for
-ever; ranks that make different calls are told.
+Laws: every array ends with NumPy's result. No two ranks touch the same bytes unordered. No rank
+waits for ever. Ranks that make different calls get an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nc10d.ops import SUM
 from nc10d.testing.race_simulator.simulator import SimulatedWorld
 from nc10d.testing.race_simulator.vector_clocks import Disagreement
 from simulation.clock import Simulation
-from simulation.laws import Wrong, demand
+from simulation.laws import LawBroken, require
 
 _HALF, _SMALL = 2048, 512
 Array = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Collective:
-    """What all ranks call, each on an array of `count` numbers."""
+    """A collective that all ranks call, each on an array of `count` numbers."""
 
     op: str
     count: int
@@ -35,21 +35,21 @@ class Collective:
     index: int
 
     def array(self, rank: int) -> Array:
-        """Return what a rank puts in."""
+        """Return a rank's input."""
         return np.arange(self.count, dtype=np.int64) * (rank + 1) + self.index
 
     def program(self, layout: GroupShape) -> Program:
-        """Return what a rank does."""
+        """Return a rank's program."""
         if self.op == "broadcast":
             steps = choose.broadcast(layout, 8 * self.count, self.root)
         else:
-            how = Reduction(SUM, "int64", layout.size)
+            reduction = Reduction(SUM, "int64", layout.size)
             root = self.root if self.op == "reduce" else -1
-            steps = choose.all_reduce(layout, 8 * self.count, how, root)
+            steps = choose.all_reduce(layout, 8 * self.count, reduction, root)
         return Program(CallInfo(self.op, count=self.count, root=self.root), tuple(steps), 1)
 
-    def right(self, size: int, rank: int) -> Array:
-        """Return what a rank must end with."""
+    def expected(self, size: int, rank: int) -> Array:
+        """Return the array that a rank must end with."""
         if self.op == "broadcast":
             return self.array(self.root)
         if self.op == "reduce" and rank != self.root:
@@ -59,7 +59,7 @@ class Collective:
 
 
 def programs(sim: Simulation) -> None:
-    """Collectives of all ranks; now and then one rank calls something else at last."""
+    """Run collectives of all ranks; in some runs the last rank's last call differs."""
     random, size = sim.random, sim.random.randint(2, 5)
     world = SimulatedWorld(size, _HALF)
     layouts = [GroupShape(size, rank, _HALF, _SMALL) for rank in range(size)]
@@ -72,24 +72,24 @@ def programs(sim: Simulation) -> None:
         )
         for index in range(random.randint(1, 5))
     ]
-    wrong = random.random() < 0.2
-    if wrong:
+    mismatch = random.random() < 0.2
+    if mismatch:
         calls[-1] = Collective("reduce", 40, 0, len(calls))
     data = [[call.array(rank) for rank in range(size)] for call in calls]
     for call, arrays in zip(calls, data, strict=True):
         for rank, array in enumerate(arrays):
-            odd = wrong and call is calls[-1] and rank == size - 1
+            odd = mismatch and call is calls[-1] and rank == size - 1
             made = Collective("reduce", 40, 1, 0) if odd else call
             world.submit(rank, made.program(layouts[rank]), [array.view(np.uint8)])
     try:
         world.run(random.randrange)
     except Disagreement:
-        if wrong:
+        if mismatch:
             return
         raise
-    if wrong:
-        raise Wrong("one rank made another call, and nobody was told")
+    if mismatch:
+        raise LawBroken("a rank made another call, and no rank raised")
     for call, arrays in zip(calls, data, strict=True):
         for rank, array in enumerate(arrays):
-            right = bool(np.array_equal(array, call.right(size, rank)))
-            demand(right, f"{call}: rank {rank} ends with something else")
+            right = bool(np.array_equal(array, call.expected(size, rank)))
+            require(right, f"{call}: rank {rank} ends with a wrong array")

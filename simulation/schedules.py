@@ -1,40 +1,52 @@
-"""From an integer to a run: which scenario a seed plays, and what is said when it fails."""
+"""From a seed to a run: the scenario that it plays, and the Failure of a run that broke a law."""
 
 from __future__ import annotations
 
-from simulation import buckets, meeting, one_cause, programs, shrinking, store_calls, verify
+from collections.abc import Iterator
+
+from simulation import buckets, formation, one_cause, programs, shrinking, store_calls, verify
 from simulation.clock import Simulation, virtual
 from simulation.laws import Scenario
 
 _BOUND = 20.0
 
 SCENARIOS: dict[str, Scenario] = {
-    "storing": store_calls.storing,
-    "dying": store_calls.dying,
-    "deserting": store_calls.deserting,
-    "sealed": store_calls.sealed,
-    "meddled": store_calls.meddled,
-    "strange": store_calls.strange,
-    "gathering": meeting.gathering,
-    "founding": meeting.founding,
-    "shrinking": shrinking.shrinking,
-    "judging": one_cause.judging,
+    "store calls": store_calls.store_calls,
+    "server death": store_calls.server_death,
+    "client death": store_calls.client_death,
+    "authenticated": store_calls.authenticated,
+    "tampering": store_calls.tampering,
+    "unknown client": store_calls.unknown_client,
+    "rendezvous": formation.rendezvous,
+    "group formation": formation.group_formation,
+    "shrink": shrinking.shrink_survivors,
+    "one cause": one_cause.one_cause,
     "buckets": buckets.buckets,
-    "alike": verify.alike,
+    "same parameters": verify.verify_parameters,
     "programs": programs.programs,
 }
-_LONGER = {"shrinking": 60.0, "storing": 30.0, "dying": 180.0, "meddled": 180.0}
+_LONGER = {"shrink": 60.0, "store calls": 30.0, "server death": 180.0, "tampering": 180.0}
 
 
 class Failure(AssertionError):
-    """A run that broke a law: its seed, and what happened in it."""
+    """A run that broke a law: its seed, its trace, and all errors that were raised in it."""
 
-    def __init__(self, seed: int, name: str, trace: list[str], error: BaseException) -> None:
+    def __init__(self, seed: int, sim: Simulation, error: BaseException) -> None:
+        name = scenario_of(seed)
         super().__init__(
             f"seed {seed} ({name}): {type(error).__name__}: {error}\n"
             f"again: python -m simulation {seed}"
         )
-        self.seed, self.name, self.trace = seed, name, trace
+        self.seed, self.name, self.trace = seed, name, sim.trace
+        raised = [error, *(actor.error for actor in sim.actors)]
+        self.errors = [link for error in raised for link in _chain(error)]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, the latest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def scenario_of(seed: int) -> str:
@@ -49,11 +61,11 @@ def play(seed: int, *, verbose: bool = False) -> Simulation:
     try:
         SCENARIOS[name](sim)
     except Exception as error:
-        raise Failure(seed, name, sim.trace, error) from error
+        raise Failure(seed, sim, error) from error
     return sim
 
 
 def run(seed: int, *, verbose: bool = False) -> Simulation:
-    """Play one schedule; Failure if a law is broken. `verbose` traces each call to a store."""
+    """Play a schedule; Failure if a law is broken. `verbose` traces each call to a store."""
     with virtual():
         return play(seed, verbose=verbose)

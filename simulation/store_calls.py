@@ -1,9 +1,10 @@
-"""The store under random calls of several clients: table, messages, client and sealed frames.
+"""The store under random calls of several clients: table, wire format, client and sealed frames.
 
-Laws: every `add` gives another number and none is lost; one compare_set wins; what was set is
-read; queues lose, double and reorder nothing; a barrier lets nobody out before all are in; a wait
-ends when its keys are there, or at its timeout. With a dead or frozen server, or a meddler who
-changes packets, a client may get a StoreError instead, in time; a wrong value it may not.
+Laws: every `add` returns another number and no addition is lost. A single compare_set wins. A read
+returns the value that was set. Queues lose, repeat and reorder nothing. No client leaves a barrier
+before all have entered. A wait ends when its keys exist, or at its timeout. With a dead or frozen
+server, or an attacker who changes packets, a client may get a StoreError in time, but never a wrong
+value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.auth_server import STORE_INTRODUCTION
 from simulation.clock import Simulation
-from simulation.laws import Wrong, demand, ending, in_time, typed
+from simulation.laws import LawBroken, ending, require, require_by, require_types
 from simulation.network import Network, Weather
 from simulation.stores import TOKEN, Site, VirtualStore
 
@@ -28,7 +29,7 @@ _SOON = 3.0
 
 
 class Client:
-    """One client's script: what it does and what it has seen."""
+    """A client's random calls, and the results that it got."""
 
     def __init__(self, sim: Simulation, site: Site, number: int, size: int, seed: int) -> None:
         self.sim, self.site, self.number, self.size = sim, site, number, size
@@ -40,7 +41,7 @@ class Client:
         self.inside = self.outside = 0.0
 
     def run(self) -> str:
-        """Make all calls, in an order of its own; then meet the others."""
+        """Make a random selection of the calls in random order; then enter the barrier."""
         self.store = VirtualStore(self.site, f"client {self.number}", _TIMEOUT)
         parts = [self.count, self.elect, self.swap, self.keep, self.push, self.give_up, self.many]
         for part in self.random.sample(parts, self.random.randint(2, len(parts))):
@@ -50,7 +51,7 @@ class Client:
         return "done"
 
     def count(self) -> None:
-        """Add one, a few times."""
+        """Add 1, a few times."""
         for _ in range(self.random.randint(1, 3)):
             self.added.append(self.store.add("count", 1))
 
@@ -59,7 +60,7 @@ class Client:
         self.winner = self.store.compare_set("leader", "", str(self.number))
 
     def swap(self) -> None:
-        """Increment by compare_set until it is mine that counted."""
+        """Increment a value by compare_set until a call succeeds."""
         for _ in range(50):
             now = self.store.get("swapped") if self.store.check(["swapped"]) else b""
             new = b"%d.%d" % (int(now.split(b".")[0] or b"0") + 1, self.number)
@@ -68,36 +69,36 @@ class Client:
                 return
 
     def keep(self) -> None:
-        """Set, append to and read a key of my own."""
+        """Set, append to and read this client's own key."""
         value = bytes([65 + self.number]) * self.random.choice((0, 1, 500, 9_000))
         self.store.set(f"own/{self.number}", value)
         self.store.append(f"own/{self.number}", "!")
-        demand(self.store.get(f"own/{self.number}") == value + b"!", "a value is not what was set")
+        require(self.store.get(f"own/{self.number}") == value + b"!", "a value is not what was set")
 
     def push(self) -> None:
-        """Give the others something to pop."""
+        """Set a key of this client."""
         self.store.set(f"item/{self.number}", f"{self.number}")
 
     def give_up(self) -> None:
-        """Wait in vain for a moment; the connection must stay in step."""
+        """Wait in vain for a moment; later answers must still match their requests."""
         limit, begin = self.random.choice((0.0, 0.01, 0.3)), self.sim.now
         try:
             self.store.wait(["never"], limit)
         except StoreTimeout:
-            demand(self.sim.now >= begin + limit, "a wait has timed out too early")
-            demand(self.sim.now <= begin + limit + _GRACE, "a wait has timed out late")
+            require(self.sim.now >= begin + limit, "a wait has timed out too early")
+            require(self.sim.now <= begin + limit + _GRACE, "a wait has timed out late")
         else:
-            raise Wrong("a wait for nothing has ended well")
+            raise LawBroken("a wait for nothing has ended well")
 
     def many(self) -> None:
         """Set and read several keys at once."""
         keys = [f"many/{self.number}/{i}" for i in range(3)]
         self.store.multi_set(keys, ["a", "b" * 300, "c"])
         got = self.store.multi_get(keys)
-        demand(got == [b"a", b"b" * 300, b"c"], f"multi_get gives {got!r:.60}")
+        require(got == [b"a", b"b" * 300, b"c"], f"multi_get gives {got!r:.60}")
 
     def gather(self) -> None:
-        """Come to the barrier, which all clients reach."""
+        """Push two items, then enter the barrier of all clients."""
         self.inside = self.sim.now
         if self.random.random() < 0.5:
             self.store.queue_push("queue", f"{self.number}:0")
@@ -110,33 +111,33 @@ class Client:
         self.outside = self.sim.now
 
     def pop(self) -> None:
-        """Take two things off the queue, and one that only comes when I wait."""
+        """Pop two items, and a third that another client pushes only now."""
         self.popped += [self.store.queue_pop("queue") for _ in range(2)]
         self.store.queue_push(f"late/{(self.number + 1) % self.size}", "late")
-        demand(
+        require(
             self.store.queue_pop(f"late/{self.number}") == b"late", "a queue gives something else"
         )
         self.store.set(f"end/{self.number}", b"")
         ends = [f"end/{number}" for number in range(self.size)]
         self.store.wait(ends)
-        demand(self.store.check(ends), "a wait has ended, and its keys are not there")
+        require(self.store.check(ends), "a wait has ended, and its keys are not there")
 
 
 def check(clients: list[Client], site: Site) -> None:
-    """Hold what all clients saw against what a store is."""
+    """Check the results of all clients against a store's contract."""
     added = sorted(number for client in clients for number in client.added)
-    demand(added == list(range(1, len(added) + 1)), f"add gives {added}")
+    require(added == list(range(1, len(added) + 1)), f"add gives {added}")
     winners = {client.winner for client in clients if client.winner}
-    demand(len(winners) <= 1, f"compare_set has several winners: {winners}")
+    require(len(winners) <= 1, f"compare_set has several winners: {winners}")
     swapped = int((site.server.held("swapped") or b"0").split(b".")[0])
-    demand(swapped == sum(client.increments for client in clients), "an increment is lost")
+    require(swapped == sum(client.increments for client in clients), "an increment is lost")
     last_in = max(client.inside for client in clients)
-    demand(all(c.outside >= last_in for c in clients), "a barrier has let somebody out too early")
+    require(all(c.outside >= last_in for c in clients), "a client left a barrier too early")
     popped = [value for client in clients for value in client.popped]
     expected = sorted(f"{n}:{turn}".encode() for n in range(len(clients)) for turn in range(2))
-    demand(sorted(popped) == expected, f"the queue gives {popped}")
+    require(sorted(popped) == expected, f"the queue gives {popped}")
     for client in clients:
-        demand(
+        require(
             all(a[:1] != b[:1] or a < b for a, b in pairwise(client.popped)),
             f"the queue gives the newest first: {client.popped}",
         )
@@ -148,7 +149,7 @@ def _play(sim: Simulation, token: bytes | None, trouble: Callable[[Site], float]
     site = Site(net, token)
     size = random.randint(2, 4)
     clients = [Client(sim, site, n, size, random.getrandbits(32)) for n in range(size)]
-    # The weather is drawn first, so that the calls meet what they have to.
+    # The trouble is drawn first, so that the server may fail during the calls.
     bound = trouble(site)
     begin, delays = sim.now, [random.choice((0.0, 0.01, 0.5)) for _ in clients]
     actors = [
@@ -158,22 +159,22 @@ def _play(sim: Simulation, token: bytes | None, trouble: Callable[[Site], float]
     sim.run()
     if not bound:
         for actor in actors:
-            demand(actor.error is None, f"{actor.name} fails with {ending(actor)}")
+            require(actor.error is None, f"{actor.name} fails with {ending(actor)}")
         check(clients, site)
         return
-    typed(actors, StoreError)
-    in_time(actors, begin + bound)
+    require_types(actors, StoreError)
+    require_by(actors, begin + bound)
     if all(actor.error is None for actor in actors):
         check(clients, site)
 
 
-def storing(sim: Simulation) -> None:
-    """Clients of a store in all kinds of weather."""
+def store_calls(sim: Simulation) -> None:
+    """Run clients of a store in all kinds of weather."""
     _play(sim, None, lambda site: 0.0)
 
 
-def dying(sim: Simulation) -> None:
-    """The server dies, or freezes: every client is told in time."""
+def server_death(sim: Simulation) -> None:
+    """Let the server die or freeze: every client gets an error in time."""
 
     def trouble(site: Site) -> float:
         dies = site.fail(sim.random.random() * 0.1)
@@ -182,8 +183,8 @@ def dying(sim: Simulation) -> None:
     _play(sim, None, trouble)
 
 
-def deserting(sim: Simulation) -> None:
-    """A client dies while it waits for a queue: what comes goes to who still lives."""
+def client_death(sim: Simulation) -> None:
+    """Kill a client that waits for a queue: the next item goes to the live client."""
     net = Network(sim, Weather.any(sim.random))
     site = Site(net)
 
@@ -205,30 +206,30 @@ def deserting(sim: Simulation) -> None:
     sim.after(0.8, die)
     sim.start("producer", produce, 1.8)
     sim.run()
-    demand(second.result == b"job", f"the consumer that lives gets nothing: {ending(second)}")
+    require(second.result == b"job", f"the consumer that lives gets nothing: {ending(second)}")
 
 
-def sealed(sim: Simulation) -> None:
-    """The same clients with a token: nothing else changes."""
+def authenticated(sim: Simulation) -> None:
+    """Run the same clients with a token."""
     _play(sim, TOKEN, lambda site: 0.0)
 
 
-def meddled(sim: Simulation) -> None:
-    """Somebody changes, doubles or cuts packets of a job with a token: none is believed."""
+def tampering(sim: Simulation) -> None:
+    """Change, double or cut packets of a job with a token: no end accepts them."""
 
     def trouble(site: Site) -> float:
-        site.net.weather.meddling = 0.05
-        return _TIMEOUT + 2 * _SOON  # what a cut packet leaves never comes
+        site.net.weather.tampering = 0.05
+        return _TIMEOUT + 2 * _SOON  # the rest of a cut packet never comes
 
     _play(sim, TOKEN, trouble)
 
 
-def strange(sim: Simulation) -> None:
-    """Who does not know the token gets nothing done, and is thrown out in time."""
+def unknown_client(sim: Simulation) -> None:
+    """Connect without the token: the server executes no request and disconnects in time."""
     net = Network(sim, Weather.any(sim.random))
     net.weather.room = 1 << 20
     site = Site(net, TOKEN)
-    wish = m.with_value(m.SET, b"/stolen", b"yes")
+    request = m.with_value(m.SET, b"/stolen", b"yes")
     hello = m.with_u32(m.VALIDATE, m.MAGIC)
     forged = HELLO.pack(MAGIC, *STORE_INTRODUCTION, bytes(32)) + bytes(32)
     way = sim.random.randrange(4)
@@ -238,7 +239,7 @@ def strange(sim: Simulation) -> None:
             VirtualStore(site, "stranger", 1.0, b"x" * 32).set("stolen", "yes")
             return "in"
         end = site.dial("stranger")
-        data = (hello + wish, forged, b"")[way - 1]
+        data = (hello + request, forged, b"")[way - 1]
         if data:
             end.send(data)
         until = sim.now + 4.0
@@ -261,9 +262,9 @@ def strange(sim: Simulation) -> None:
 
     stranger, friend = sim.start("stranger", intrude), sim.start("honest", honest, 0.1)
     sim.run()
-    demand(site.server.held("stolen") is None, "a stranger has written into the store")
-    demand(friend.result == b"value", f"an honest client: {ending(friend)}")
+    require(site.server.held("stolen") is None, "a stranger has written into the store")
+    require(friend.result == b"value", f"an honest client: {ending(friend)}")
     if way == 0:
-        demand(isinstance(stranger.error, StoreError), f"another token: {ending(stranger)}")
+        require(isinstance(stranger.error, StoreError), f"another token: {ending(stranger)}")
     else:
-        demand(stranger.result == "out", f"a stranger is {ending(stranger)}")
+        require(stranger.result == "out", f"a stranger is {ending(stranger)}")

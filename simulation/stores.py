@@ -1,7 +1,7 @@
 """The product's own store, client and server, over the virtual network.
 
-Server, table, parser, client, its deadlines and reconnecting are the real ones: here are only the
-two places where they touch sockets. A server may freeze, or die.
+Server, table, parser, client, deadlines and reconnection are the product's. This module replaces
+only the methods that touch sockets. A server may freeze, or die.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KINDS = (
 _NAMES = {getattr(m, name): name for name in _KINDS}
 
 
-class Poll:
-    """Where the server says which events it waits for: its ends remember it."""
+class FakePoll:
+    """A poller that stores in each end the events that the server waits for."""
 
     def register(self, end: End, events: int) -> None:
         """Wait for events."""
@@ -44,11 +44,11 @@ class Poll:
         end.on_event()
 
     def unregister(self, number: int) -> None:
-        """Wait for nothing any more: the end is about to be closed."""
+        """Do nothing: the caller closes the end."""
 
 
 class VirtualServer(Server):
-    """The server's hands without sockets."""
+    """The server without sockets."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class VirtualServer(Server):
         self._limits, self._table = limits, Table(limits)
         self._connections = {}
         self._pending, self._accepting = 0, True
-        self._poll = Poll()  # type: ignore[assignment]
+        self._poll = FakePoll()  # type: ignore[assignment]
         self._second = 1.0
 
-    def greet(self, end: End) -> None:
-        """Take in a client."""
+    def accept(self, end: End) -> None:
+        """Accept a client's connection."""
         connection = self._connection(end)  # type: ignore[arg-type]
         self._connections[end.fileno()] = connection
 
-    def attend(self, end: End) -> bool:
-        """Do what there is to do at an end; say whether there is more."""
+    def serve_end(self, end: End) -> bool:
+        """Serve an end; return whether it has more to do."""
         connection = self._connections.get(end.fileno())
         if connection is None:
             return False
@@ -85,20 +85,20 @@ class VirtualServer(Server):
         return (end.readable() and end.events & IN > 0) or (end.writable() and end.events & OUT > 0)
 
     def held(self, key: str) -> bytes | None:
-        """Return what lies under a key."""
+        """Return the value of a key, or None."""
         return self._table.values.data.get(b"/" + key.encode())
 
-    def look_at_guests(self) -> None:
-        """Close who has not shown the token in time."""
+    def close_late_clients(self) -> None:
+        """Close connections whose client has not proved the token in time."""
         self._poll_timeout()
 
 
-class VirtualGuardedServer(AuthServer, VirtualServer):
-    """The server for those who know the token."""
+class VirtualAuthServer(AuthServer, VirtualServer):
+    """The server that requires a token."""
 
 
 class Site:
-    """A server somewhere in the network, and how clients reach it."""
+    """A server in the network, and a way to connect to it."""
 
     def __init__(self, net: Network, token: bytes | None = None) -> None:
         self.net, self.sim, self.token = net, net.sim, token
@@ -106,7 +106,7 @@ class Site:
         if token is None:
             self.server = VirtualServer()
         else:
-            self.server = VirtualGuardedServer(None, None, m.Limits(), token)  # type: ignore[arg-type]
+            self.server = VirtualAuthServer(None, None, m.Limits(), token)  # type: ignore[arg-type]
         self.frozen_until = 0.0
         self.dead = False
 
@@ -114,8 +114,8 @@ class Site:
         """Return a client's end of a new connection."""
         if self.dead:
             raise ConnectionRefusedError("connection refused")
-        mine, theirs = self.net.stream(owner, "server")
-        self.server.greet(theirs)
+        client_end, server_end = self.net.stream(owner, "server")
+        self.server.accept(server_end)
         scheduled = False
 
         def look() -> None:
@@ -125,7 +125,7 @@ class Site:
                 return
             if self.sim.now < self.frozen_until:
                 later(self.frozen_until - self.sim.now)
-            elif self.server.attend(theirs):
+            elif self.server.serve_end(server_end):
                 later(1e-6)
 
         def later(delay: float = 1e-6) -> None:
@@ -134,10 +134,10 @@ class Site:
                 scheduled = True
                 self.sim.after(delay, look)
 
-        theirs.on_event = later
+        server_end.on_event = later
         if self.token is not None:
-            self.sim.after(2.1, self.server.look_at_guests)
-        return mine
+            self.sim.after(2.1, self.server.close_late_clients)
+        return client_end
 
     def die(self) -> None:
         """End the server as kill -9 does."""
@@ -146,18 +146,18 @@ class Site:
         self.net.close_all_of("server")
 
     def fail(self, delay: float) -> bool:
-        """Die, or freeze for good, in a while; say which."""
+        """Die or freeze for good after `delay`; return whether it dies."""
         dies = self.sim.random.random() < 0.5
         self.sim.after(delay, self.die if dies else lambda: self.freeze(1000.0))
         return dies
 
     def freeze(self, seconds: float) -> None:
-        """Have the server do nothing for a while."""
+        """Stop the server for `seconds`."""
         self.sim.note(f"the server freezes for {seconds:g} s")
         self.frozen_until = self.sim.now + seconds
 
 
-class VirtualLink(StoreConnection):
+class VirtualConnection(StoreConnection):
     """A client's connection without a socket."""
 
     __slots__ = ()
@@ -183,7 +183,7 @@ class VirtualLink(StoreConnection):
         return end
 
     def send(self, data: bytes) -> None:
-        """Hand all of `data` to the network."""
+        """Send all of `data`."""
         rest = memoryview(data)
         while rest:
             try:
@@ -192,9 +192,9 @@ class VirtualLink(StoreConnection):
                 self._ready(select.POLLOUT)
 
     def post(self, data: bytes, limit: float) -> None:
-        """Send what has no answer, within `limit` seconds."""
+        """Send a request without an answer, within `limit` seconds."""
         self.deadline, self.waits = self._end.net.sim.now + limit, False
-        VirtualLink.send(self, data)
+        VirtualConnection.send(self, data)
 
     def _ready(self, event: int) -> None:
         end, sim = self._end, self._end.net.sim
@@ -205,14 +205,14 @@ class VirtualLink(StoreConnection):
             sim.wait(end.changed, self.deadline, ready)
 
 
-class VirtualSealedLink(SealedConnection, VirtualLink):
+class VirtualSealedConnection(SealedConnection, VirtualConnection):
     """A client's connection with a token."""
 
     __slots__ = ()
 
 
-class VirtualCaller(StoreSession):
-    """A client's calls; it finds its server in the virtual network."""
+class VirtualSession(StoreSession):
+    """A client's session whose server is in the virtual network."""
 
     def __init__(self, site: Site, owner: str, limit: float, token: bytes | None) -> None:
         super().__init__("server", 1, limit, "store server:1", token)
@@ -226,12 +226,12 @@ class VirtualCaller(StoreSession):
         timeout: Timeout = None,
         waits: bool = False,
     ) -> T:
-        """Call, and leave a line in the trace."""
+        """Call, and add a line to the trace."""
         self._note(packet, keys)
         return super().call(packet, take, keys, timeout, waits)
 
     def post(self, packet: bytes, keys: Sequence[str]) -> None:
-        """Post, and leave a line in the trace."""
+        """Send a request without an answer, and add a line to the trace."""
         self._note(packet, keys)
         super().post(packet, keys)
 
@@ -245,7 +245,11 @@ class VirtualCaller(StoreSession):
             raise StoreError(f"{self.name} is closed on this rank")
         end: Any = self._site.dial(self._owner)
         token = self._token
-        made = VirtualSealedLink(end, deadline, token) if token else VirtualLink(end, deadline)
+        made = (
+            VirtualSealedConnection(end, deadline, token)
+            if token
+            else VirtualConnection(end, deadline)
+        )
         self._connection = made
         return made
 
@@ -260,6 +264,6 @@ class VirtualStore(TCPStore):
         self._token = token or site.token
         self._hosting = None
         self._host, self._port = "server", 1
-        self._session = VirtualCaller(site, owner, self._seconds, self._token)
+        self._session = VirtualSession(site, owner, self._seconds, self._token)
         self._call, self._post = self._session.call, self._session.post
         self._wait_then = self._session.wait_then

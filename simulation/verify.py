@@ -1,7 +1,7 @@
-"""What ranks make sure of before they share buckets: they have the same parameters.
+"""The check that ranks have the same parameters, before they share buckets.
 
-Laws: ranks that have the same go on; otherwise all raise the same error, which names the first
-parameter that differs. A rank that dies in it is everybody's error.
+Laws: ranks with the same parameters go on. Otherwise all ranks raise the same error, which names
+the first parameter that differs. If a rank dies during the check, all others raise.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nc10d.errors import PeerLost
 from nc10d.reducer import verify
 from nc10d.reducer.plan import Spec
 from simulation.clock import Signal, Simulation
-from simulation.laws import demand, ending, live, same, typed
+from simulation.laws import ending, live, require, require_same, require_types
 
 
-class Meeting:
-    """Where the ranks of a group make their collective calls, one after the other."""
+class CollectiveExchange:
+    """The inputs of all ranks of a group to each of their collective calls."""
 
     def __init__(self, sim: Simulation, size: int) -> None:
         self.sim, self.size = sim, size
@@ -31,28 +31,28 @@ class Meeting:
         self.changed = Signal()
 
 
-class Group:
-    """A rank's group: three collectives, as slow as it pleases."""
+class FakeGroup:
+    """A rank's group: three collectives with random delays."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self.rank, self.size = meeting, rank, meeting.size
+    def __init__(self, exchange: CollectiveExchange, rank: int) -> None:
+        self._shared, self.rank, self.size = exchange, rank, exchange.size
         self._calls = 0
 
     def _exchange(self, call: str, x: Any) -> list[Any]:
-        meeting = self._meeting
-        meeting.sim.sleep(meeting.sim.random.random() * 0.01)
+        exchange = self._shared
+        exchange.sim.sleep(exchange.sim.random.random() * 0.01)
         self._calls += 1
-        parts = meeting.parts.setdefault((self._calls, call), {})
+        parts = exchange.parts.setdefault((self._calls, call), {})
         parts[self.rank] = np.array(x)
-        meeting.changed.notify()
+        exchange.changed.notify()
         while len(parts) < self.size:
-            if meeting.lost is not None:
-                raise PeerLost(f"rank {meeting.lost} is lost", rank=meeting.lost)
-            meeting.sim.wait(meeting.changed, math.inf)
+            if exchange.lost is not None:
+                raise PeerLost(f"rank {exchange.lost} is lost", rank=exchange.lost)
+            exchange.sim.wait(exchange.changed, math.inf)
         return [parts[rank] for rank in range(self.size)]
 
     def broadcast(self, x: Any, src: int) -> None:
-        """Copy one rank's array to all."""
+        """Copy the array of `src` to all ranks."""
         x[:] = self._exchange(f"broadcast {x.shape}", x)[src]
 
     def all_reduce(self, x: Any, op: object) -> None:
@@ -65,7 +65,7 @@ class Group:
 
 
 def _differing(sim: Simulation, specs: list[Spec], names: list[str]) -> Callable[[], None]:
-    """Return what makes a rank's parameters differ from the others' in one place."""
+    """Return a function that changes a rank's parameters in a single place."""
     at = sim.random.randrange(len(specs))
 
     def shape() -> None:
@@ -83,10 +83,10 @@ def _differing(sim: Simulation, specs: list[Spec], names: list[str]) -> Callable
     return sim.random.choice((shape, dtype, name, fewer))
 
 
-def alike(sim: Simulation) -> None:
-    """Ranks compare their parameters."""
+def verify_parameters(sim: Simulation) -> None:
+    """Let ranks compare their parameters."""
     random, size = sim.random, sim.random.randint(2, 4)
-    meeting = Meeting(sim, size)
+    exchange = CollectiveExchange(sim, size)
     count = random.randint(1, 5)
     trouble = random.choice(("none", "differ", "killed"))
     victim = random.randrange(size)
@@ -96,9 +96,9 @@ def alike(sim: Simulation) -> None:
         names = [f"layer{i}" for i in range(count)]
         if trouble == "differ" and rank == victim:
             _differing(sim, specs, names)()
-        group: Any = Group(meeting, rank)
+        group: Any = FakeGroup(exchange, rank)
         verify.verify_parameters(group, specs, names)
-        return "alike"
+        return "same"
 
     for rank in range(size):
         sim.start(f"rank {rank}", partial(compare, rank))
@@ -107,15 +107,15 @@ def alike(sim: Simulation) -> None:
         def die() -> None:
             if not sim.actors[victim].done:
                 sim.actors[victim].kill()
-                meeting.lost = victim
-                meeting.changed.notify()
+                exchange.lost = victim
+                exchange.changed.notify()
 
         sim.after(random.random() * 0.03, die)
     sim.run()
-    typed(sim.actors, ValueError, PeerLost)
-    told = ending(live(sim.actors)[0])
+    require_types(sim.actors, ValueError, PeerLost)
+    first = ending(live(sim.actors)[0])
     if trouble == "killed":
         return
-    same(sim.actors)
-    right = "ValueError" if trouble == "differ" else "'alike'"
-    demand(right in told, f"parameters: {trouble}, and ranks end: {told}")
+    require_same(sim.actors)
+    right = "ValueError" if trouble == "differ" else "'same'"
+    require(right in first, f"parameters: {trouble}, and ranks end: {first}")

@@ -1,8 +1,8 @@
-"""Bounds of time that hold on a busy machine too.
+"""Bounds of time that do not fail because of other work on the machine.
 
-A busy machine slows some attempts; broken code slows all of them. So an upper bound must hold in
-one of a few attempts, and a lower bound in every attempt. A test that only requires an end has no
-bound, only a deadline of tens of seconds.
+A busy machine slows some attempts; if the law is broken, all attempts are slow. So at least one of
+a few attempts must keep an upper bound. A lower bound must hold every time. Where the law is only
+that a call ends, a deadline of tens of seconds is its only bound.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TRIES = 5
 
 
 def soon(bound: float, attempt: Callable[[], float], tries: int = TRIES) -> bool:
-    """Return whether any of `tries` attempts reports less than `bound` seconds."""
+    """Return whether an attempt of a few took less than `bound` seconds, by its own measure."""
     return any(attempt() < bound for _ in range(tries))
 
 
 def takes(call: Callable[[], object], least: float, most: float, tries: int = TRIES) -> bool:
-    """Return whether call() takes `least` seconds or more each time, and once at most `most`."""
+    """Return whether call() takes at least `least` seconds each time, and at most `most` once."""
     for _ in range(tries):
         began = time.monotonic()
         call()

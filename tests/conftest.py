@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-# A machine that others use too may be slow at anything: no law of ours is about that.
+# A shared machine may be slow at anything, so Hypothesis must not check the time.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
@@ -20,9 +20,9 @@ for folder in ("backend/cpu", "emulators"):
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
-# The kernel then copies arrays from the same sizes on wherever the tests run.
+# The kernel copies arrays from the same sizes on, whatever the machine.
 os.environ.setdefault("NC10D_KERNEL_COPY_FROM", f"{4 << 20},{1 << 20}")
 
-# A shell's background job ignores Ctrl-C, and so would what it starts; tests press it.
+# A shell's background job ignores Ctrl-C, and its children inherit that; tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

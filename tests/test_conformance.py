@@ -1,4 +1,4 @@
-"""The CPU backend does what any backend must; and the suite that says so can fail."""
+"""The CPU backend meets the contract of every backend; and the suite finds faulty backends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Hubs:
 
 
 def check(make: Callable[[BackendSetup], Any] | None = None, timeout: float = 10.0) -> int:
-    # The first to time out takes the rest with it, and a busy machine is no fault.
+    # The first timeout fails all other ranks, and a busy machine is not a fault.
     dtypes = [DType.FLOAT32, DType.INT32, DType.BOOL]
     return check_backend(make or Hubs(), (3,), dtypes=dtypes, timeout=timeout)
 
@@ -152,7 +152,7 @@ def test_a_fault_in_what_is_computed_is_named(
 
 
 class Careless(LocalBackend):
-    """Takes reductions that have no meaning."""
+    """Accepts reductions that have no meaning."""
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         for op in ops:
@@ -162,14 +162,14 @@ class Careless(LocalBackend):
 
 
 class Deaf(LocalBackend):
-    """Tells nobody of an abort."""
+    """Notifies no rank of an abort."""
 
     def abort(self, reason: BaseException) -> None:
         self._closed = GroupClosed("I keep it to myself")
 
 
 class Hasty(LocalBackend):
-    """Leaves a barrier before the others have come."""
+    """Leaves a barrier before the other ranks have come."""
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         early = len(ops) == 1 and isinstance(ops[0], O.Barrier) and not async_op
@@ -178,7 +178,7 @@ class Hasty(LocalBackend):
 
 
 class Confused(LocalBackend):
-    """Does not look at the tags of messages."""
+    """Ignores the tags of messages."""
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         for op in ops:

@@ -1,4 +1,4 @@
-"""Groups: who is in them, what carries their operations, and how they end."""
+"""Groups: their members, the backends of their operations, and their end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_unknown_backend_lists_the_known_ones() -> None:
         find_backend("mpi9")
 
 
-def test_a_backend_that_is_not_installed_says_so() -> None:
+def test_a_backend_that_is_not_installed_raises() -> None:
     register_backend("absent", "nc10d.backend.absent:make")
     try:
         with pytest.raises(UnsupportedPlatform, match="absent"):
@@ -97,7 +97,7 @@ def test_ranks_translate_both_ways_and_strangers_are_named() -> None:
 
 
 class Spy(FakeBackend):
-    """A fake that remembers how it was launched and ended."""
+    """A fake that records how it was launched and ended."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -368,7 +368,7 @@ def test_whether_a_backend_is_split_does_not_depend_on_what_was_made(
         parent.backend("cpu")
         parent.backend("cuda")
     child = ProcessGroup("c", [0], 0, HashStore(), 3.0, config, parent=parent)
-    assert type(child.backend("cpu")) is FakeBackend  # what a Spy's split returns
+    assert type(child.backend("cpu")) is FakeBackend  # the result of a Spy's split
     assert type(child.backend("cuda")) is Spy
 
 

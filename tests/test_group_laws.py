@@ -1,4 +1,4 @@
-"""Groups of some of the ranks: each computes among its members only, whatever others do."""
+"""Groups of some of the ranks: each computes only among its members."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def end(groups: list[tuple[list[int], ProcessGroup]]) -> None:
 
 
 def in_order(world: ProcessGroup, lists: Lists, count: int) -> None:
-    """Sync calls, the groups one after the other; members also differ in how often they call."""
+    """Make sync calls on one group after another; members differ in the number of their calls."""
     groups = mine(lists)
     for turn, (members, group) in enumerate(groups * 3):
         x = np.full(count, 10.0**world.rank)
@@ -74,7 +74,7 @@ def test_groups_of_any_ranks_compute_among_their_members(ranks: At, data: Any, s
 
 
 def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
-    """Async calls on overlapping groups, launched by each rank in an order of its own."""
+    """Make async calls on overlapping groups, launched by each rank in an order of its own."""
     groups = mine(lists)
     turned = groups[world.rank :] + groups[: world.rank]
     order = turned if world.rank % 2 else turned[::-1]
@@ -98,7 +98,7 @@ def test_overlapping_groups_progress_in_any_order_of_launch(ranks: At, count: in
 
 
 def grid(world: ProcessGroup) -> None:
-    """Rows, then columns, of a 2 x 2 grid: together they are everybody."""
+    """Use rows, then columns, of a 2 x 2 grid: together they contain all ranks."""
     x = np.arange(1000) + world.rank
     rows, all_rows = dist.new_subgroups(2)
     columns, all_columns = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
@@ -119,7 +119,7 @@ def test_rows_and_columns_of_a_grid_make_the_whole(ranks: At) -> None:
 
 
 def halves(world: ProcessGroup) -> None:
-    """A split of a split: at each level only my half computes, the others beside it."""
+    """Split a split: at each level this half computes beside the other half."""
     group, members = world, list(range(world.size))
     while group.size > 1:
         middle = group.size // 2
@@ -158,12 +158,12 @@ def some_do_not_belong(world: ProcessGroup) -> None:
         assert (x == 1).all()
 
 
-def test_who_is_in_no_group_goes_on(ranks: At) -> None:
+def test_a_rank_in_no_group_goes_on(ranks: At) -> None:
     ranks(3).run(some_do_not_belong)
 
 
 def blocks_on_two_groups(world: ProcessGroup) -> None:
-    """Blocks of two groups may lie in each other; a call goes to the block of its own group."""
+    """Nest the blocks of two groups; a call goes to the block of its own group."""
     pair = dist.new_group([0, 1])
     assert isinstance(pair, ProcessGroup)
     x, y, z = (np.ones(50) for _ in range(3))
@@ -184,7 +184,7 @@ def test_blocks_of_two_groups_may_lie_in_each_other(ranks: At) -> None:
 
 
 def messages_in_two_groups(world: ProcessGroup) -> None:
-    """Groups do not mix their messages, tags and ranks being the same."""
+    """Send messages with the same tags and ranks in two groups; they must not mix."""
     turned = dist.new_group([2, 1, 0], sort_ranks=False)
     assert isinstance(turned, ProcessGroup)
     if world.rank == 0:

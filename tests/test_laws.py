@@ -1,4 +1,4 @@
-"""Laws of the design on the real backend: the same bits every way, and calls as parts of calls."""
+"""Laws of the design on the real backend: the same bits in every mode; calls composed of calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ At = Callable[[int], Ranks]
 
 
 def normal(dtype: DType, count: int, seed: int) -> Array:
-    """Numbers whose sums depend on the order of adding."""
+    """Draw numbers whose sums depend on the order of addition."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)
     return (x + 1j * x[::-1] if dtype.family is ElementKind.COMPLEX else x).astype(dtype.numpy)
@@ -49,7 +49,7 @@ def normal(dtype: DType, count: int, seed: int) -> Array:
 
 
 def every_way(group: ProcessGroup, dtype: DType, count: int) -> list[Array]:
-    """Return one all_reduce's result, made in every mode, on every layout, and by a kept plan."""
+    """Return an all_reduce's results, made in every mode, on every layout, and by a kept plan."""
     mine = normal(dtype, count, group.rank)
     found = []
     for layout in LAYOUTS:
@@ -93,7 +93,7 @@ def test_processes_get_the_bits_that_threads_get() -> None:
             all_the_same(answers, reference.all_reduce(arrays)[0])
 
 
-# What calls owe each other
+# Calls composed of calls
 
 
 def reduced_by_parts(group: ProcessGroup, x: Array, op: O.ReduceOp) -> dict[str, Array]:
@@ -129,7 +129,7 @@ def test_all_reduce_is_its_parts(ranks: At, size: int, op: O.ReduceOp) -> None:
 
 
 def moved_about(group: ProcessGroup, x: Array) -> None:
-    """What moves and comes back is what it was; who shows everything shows what each would."""
+    """Gather and scatter, all_to_all twice and broadcasts restore or equal the gathered arrays."""
     size, rank = group.size, group.rank
     every = [np.zeros_like(x) for _ in range(size)]
     group.all_gather(every, x)
@@ -152,7 +152,7 @@ def moved_about(group: ProcessGroup, x: Array) -> None:
 
 @relaxed
 @given(data=st.data(), size=st.sampled_from(SIZES))
-def test_what_is_moved_there_and_back_is_unchanged(ranks: At, data: Any, size: int) -> None:
+def test_arrays_moved_there_and_back_are_unchanged(ranks: At, data: Any, size: int) -> None:
     ranks(size).run(moved_about, data.draw(same_shape_per_rank(size)))
 
 
@@ -224,7 +224,7 @@ def test_nan_of_any_rank_wins_in_min_and_max(ranks: At, dtype: DType, count: int
                     assert np.array_equal(np.isnan(x.astype(np.float32)), places)
 
 
-# Arrays that are only read, and arrays that nobody holds any more
+# Arrays that are only read, and arrays that only operations hold
 
 
 def only_reads(group: ProcessGroup) -> None:
@@ -249,13 +249,13 @@ def only_reads(group: ProcessGroup) -> None:
     assert x.tolist() == list(range(3 * size))
 
 
-def test_what_is_only_read_may_be_read_only(ranks: At) -> None:
+def test_an_input_may_be_read_only(ranks: At) -> None:
     for size in (2, 3):
         ranks(size).run(only_reads)
 
 
 def dropped(group: ProcessGroup) -> None:
-    """Nobody but the operation holds the arrays; their memory must not be given away."""
+    """Only the operations hold the arrays; their memory must not be reused meanwhile."""
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     got = [np.zeros(5000) for _ in range(20)]
     for number in range(20):
@@ -275,7 +275,7 @@ def test_an_operation_keeps_its_arrays_alive(ranks: At) -> None:
 
 
 def the_same_objects(group: ProcessGroup) -> None:
-    """What is remembered of an array is looked at again: its values, memory and size change."""
+    """Change values, memory and size of arrays between calls: each call sees the change."""
     x, y = np.ones(100), np.ones(40)
     for turn in range(6):
         x[...], y[...] = 1, 2
@@ -296,7 +296,7 @@ def test_a_batch_made_again_sees_its_arrays_as_they_are(ranks: At) -> None:
 
 
 def a_kept_batch(group: ProcessGroup) -> None:
-    """A plan is as good as the block: its arrays are looked at again, too."""
+    """Change the arrays of a kept plan between launches: each launch sees the change."""
     x, y = np.ones(100), np.ones(40)
     with dist.coalescing_manager(group) as block:
         group.all_reduce(x)
@@ -390,5 +390,5 @@ def alone(group: ProcessGroup) -> None:
         group.send(x, 0)
 
 
-def test_one_rank_is_a_group_too() -> None:
+def test_a_single_rank_is_a_group_too() -> None:
     run_ranks(alone, 1)

@@ -1,4 +1,4 @@
-"""After a death the survivors agree on who is left, and go on: whoever died, whenever."""
+"""After deaths at any time, the survivors agree on the remaining ranks and go on."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from nc10d.group.shrink import ShrinkAttempt
 from nc10d.store import HashStore
 from nc10d.testing import run_local, run_ranks
 
-# ---- who is left ---------------------------------------------------------------------------------
+# ---- the survivors -------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=30)
 @given(size=st.integers(2, 5), data=st.data())
-def test_all_who_call_get_one_list_and_nobody_dead_is_on_it(size: int, data: st.DataObject) -> None:
+def test_all_callers_get_the_same_list_without_dead_ranks(size: int, data: st.DataObject) -> None:
     ranks = st.sampled_from(range(size))
     dead = data.draw(st.sets(ranks, max_size=size - 1))
     alive = [rank for rank in range(size) if rank not in dead]
@@ -42,7 +42,7 @@ def test_all_who_call_get_one_list_and_nobody_dead_is_on_it(size: int, data: st.
         assert [answer.result(30) for answer in answers] == [alive] * len(alive)
 
 
-def test_who_does_not_call_in_time_is_left_out_and_told_so_later() -> None:
+def test_a_rank_that_calls_late_is_left_out_and_gets_the_same_list() -> None:
     with Circle(3) as circle:
         circle.seats[1].die()
         assert circle.attempt(0).agree(Deadline.after(0.1)) == [0]
@@ -65,7 +65,7 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
         Circle(len(fates)) as circle,
         ThreadPoolExecutor(len(fates)) as pool,
     ):
-        patch.setattr(shrink, "_MOMENT", 0.05)  # who is silent here is so for ever
+        patch.setattr(shrink, "_GRACE_SECONDS", 0.05)  # a silent rank stays silent here
         for rank, fate in enumerate(fates):
             if fate == "dead":
                 circle.seats[rank].die()
@@ -80,7 +80,7 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
 
 
 def work_on(group: Any) -> Any:
-    """Use a group in every way, and show what came out."""
+    """Use a group in every way, and return a result."""
     x = np.full(70_000, float(group.rank + 1))
     group.all_reduce(x)
     peer = (group.rank + 1) % group.size
@@ -132,7 +132,7 @@ def test_mistakes_are_refused_and_the_group_goes_on() -> None:
     run_ranks(refused, 2)
 
 
-def test_a_backend_that_can_not_shrink_says_so() -> None:
+def test_a_backend_that_can_not_shrink_raises() -> None:
     def ask(group: Any) -> None:
         with pytest.raises(TypeError, match="can't shrink"):
             dist.shrink_group()
@@ -243,7 +243,7 @@ def survived() -> list[Any]:
     command = [sys.executable, "-c", SURVIVES, json.dumps(LOSSES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # Sources that have changed since the cache was warmed are compiled by whoever comes first.
+    # Sources that have changed since the cache was warmed are compiled by the first process.
     assert [line for line in done.stderr.splitlines() if "compiling" not in line] == []
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -261,7 +261,7 @@ def test_survivors_go_on_after_each_kill(survived: list[Any], case: int) -> None
 
 
 def test_it_takes_less_than_a_second(survived: list[Any]) -> None:
-    """As promised; a busy machine may slow some of them."""
+    """The documented bound; a busy machine may slow some of the attempts."""
     took = [max(report["took"] for report in reports) for _, reports in survived]
     assert min(took) < 1.0
 
@@ -294,7 +294,7 @@ hear()
 
 @pytest.mark.parametrize("names", ["aaaa", "aabb", "abca"])
 def test_neither_the_store_nor_its_host_is_needed(names: str) -> None:
-    """Rank 0 is killed, and the store's server with it, as where their host is lost."""
+    """Kill rank 0 and the store's server with it, as if their host were lost."""
     command = [sys.executable, "-m", "nc10d.store", "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -348,7 +348,7 @@ hear()
 
 @pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.ShrinkAttempt.confirm"])
 def test_a_rank_that_stops_meanwhile_is_not_waited_for_longer_than_asked(moment: str) -> None:
-    """Before the group forms, and when it has: also then, nobody goes on with who is stopped."""
+    """A rank stops before the group forms or afterwards: no survivor goes on with it."""
     with Job(STOPS.replace("MOMENT", moment), 3) as ranks:
         assert [rank.line() for rank in ranks[:2]] == ["goes on with 2 2.0"] * 2
         ranks[2].kill(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The default group: an init that can't succeed ends on time, and says who was missing."""
+"""The default group: an init that cannot succeed ends on time and names the missing rank."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from nc10d.store import HashStore, PrefixStore, Store
 from nc10d.testing import run_ranks
 
 HOST = "127.0.0.1"
-LIMIT = 1.0  # seconds of an init's timeout here
-LATE = 0.6  # when a rank comes that then does nothing more
+LIMIT = 1.0  # seconds of timeout of each init
+LATE = 0.6  # seconds until a rank comes that then does nothing more
 
 
 @pytest.fixture(scope="module", autouse=True)
 def engine() -> None:
-    """Load the engine, which may have to be compiled: that is not what is timed here."""
+    """Load the engine, whose compilation must not count in the times below."""
     with own_world():
         dist.init_process_group("cpu", store=HashStore(), rank=0, world_size=1)
         dist.destroy_process_group()
@@ -47,7 +47,7 @@ def method() -> str:
 
 @pytest.fixture
 def others() -> Iterator[Callable[..., None]]:
-    """Let another rank do something, on a thread, after some seconds; wait for it at the end."""
+    """Run functions of another rank on threads, after some seconds; wait for them at the end."""
     threads: list[threading.Timer] = []
 
     def begin(delay: float, body: Callable[..., Any], *arguments: Any) -> None:
@@ -62,10 +62,10 @@ def others() -> Iterator[Callable[..., None]]:
 def ends_on_time(
     error: type[Exception], told: str, arrange: Callable[[], dict[str, Any]], rank: int, size: int
 ) -> None:
-    """Demand that an init fails with `error` at its timeout, and leaves nothing behind.
+    """Require that an init fails with `error` at its timeout, and releases everything.
 
     `arrange` begins an attempt, and returns where its ranks meet. Where a step of an init has a
-    time of its own, which began with the step, every attempt takes LATE too long.
+    timeout of its own, which began with the step, every attempt takes LATE too long.
     """
 
     def attempt() -> None:
@@ -102,7 +102,7 @@ def test_a_rank_that_is_gone_after_the_meeting_in_the_store(others: Callable[...
 
 
 def silent_card(store: Store, rank: int) -> socket.socket:
-    """Tell the others of a rank, and answer nobody."""
+    """Publish a rank's info, and answer no connection."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"nc10d-test-{secrets.token_hex(8)}"
     listener.bind("\0" + name)
@@ -160,7 +160,9 @@ def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
 def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets() -> None:
     with own_world():
         for backend, options in (("cpu", object()), (None, {"cpu": 1}), (None, object())):
-            with pytest.raises(TypeError, match="pg_options of"):  # and not that nobody is there
+            with pytest.raises(
+                TypeError, match="pg_options of"
+            ):  # and not that the other ranks are missing
                 dist.init_process_group(backend, method(), LIMIT, 2, 1, pg_options=options)
             assert not dist.is_initialized()
 
@@ -173,7 +175,7 @@ def refuse_and_go_on(group: dist.ProcessGroup) -> int:
         lambda: dist.split_group(group, [[0, 1]], pg_options=1),
         lambda: group.split_group([[0, 1]], pg_options=1),
     ):
-        if group.rank == 0:  # one rank's mistake: were it counted, names would differ afterwards
+        if group.rank == 0:  # a rank's mistake must not count, or later group names would differ
             with pytest.raises(TypeError, match="pg_options of the backend 'cpu' must be None"):
                 make()
     after = dist.new_group([0, 1])

@@ -31,7 +31,7 @@ from nc10d.base.debug_level import DebugLevel, get_debug_level
 from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
-from nc10d.group.race_check import guarded, settle
+from nc10d.group.race_check import race_checked, wait_for_conflicts
 from nc10d.ops import Array, Barrier, Op, Recv, Send
 from nc10d.work import Work
 
@@ -211,8 +211,8 @@ class Dispatcher(Collectives, PointToPoint):
         limit = self.timeout if timeout is None else seconds(timeout)
         if self._watched:
             if async_op:
-                return guarded(ops, lambda copies: backend.launch(copies, limit, async_op))
-            settle(ops)
+                return race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
+            wait_for_conflicts(ops)
         return backend.launch(ops, limit, async_op)
 
     def backend(self, device: str, deadline: Deadline | None = None) -> Backend:

@@ -1,10 +1,10 @@
-"""The flight recorder: what each rank of a group did last, and how far it is.
+"""The flight recorder: each rank's latest operations in a group, and its progress.
 
-The engine keeps a ring of each rank's latest calls and messages (2048 in all groups together),
-always. A FlightRecorder reads that ring. With NC10D_DUMP_DIR set, every group writes what its
-recorder has to `DIR/GROUP-rankR.json` when it fails; NC10D_DUMP_SIGNAL names a signal, such as
-SIGUSR2, on which all groups of the process do so, working or not. `python -m nc10d.debug DIR` reads
-the files of all ranks and says which of them is late, missing or different.
+The engine always keeps a ring of each rank's latest calls and messages (2048 in all groups
+together). A FlightRecorder reads that ring. With NC10D_DUMP_DIR set, every group writes a dump to
+`DIR/GROUP-rankR.json` when it fails. NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which
+all groups of the process write a dump, failed or not. `python -m nc10d.debug DIR` reads the dumps
+of all ranks and reports which rank is late, missing or different.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One collective call, or one message that has passed: its number in the group, or on its link.
+    """A collective call, with its number in the group, or a message, with its number on its link.
 
-    `begun` and `ended` are in ns of the system's monotonic clock, 0 if that is not known or has not
-    come; a message of up to 4 KiB inside a host that did not wait began when it ended. `site` is
-    the line of the program, as "train.py:41", "" if it is not known.
+    `begun` and `ended` are in ns of the system's monotonic clock; 0 if unknown or still to come.
+    For a message of up to 4 KiB inside a host that did not wait, `begun` equals `ended`. `site` is
+    the line of the program, as "train.py:41", or "" if unknown.
     """
 
     seq: int
@@ -59,13 +59,13 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """The call, and the line that made it if that is known."""
+        """The call, and the line of the program if it is known."""
         return f"{self.call} at {self.site}" if self.site else self.call
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A rank's end of a link: messages that have begun "to" or "from" `peer`."""
+    """A rank's end of a link: the number of messages begun "to" or "from" `peer`."""
 
     direction: str
     peer: int
@@ -75,9 +75,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank knows of one group; `last` has every rank's number as seen from here.
+    """A rank's state in a group; `last` has the latest call number of every rank, as seen here.
 
-    It was `written` at a time of day in s, when the clock of its entries stood at `clock` ns.
+    `written` is the time of day in s, and `clock` the monotonic clock in ns, of the dump.
     """
 
     group: str
@@ -96,7 +96,7 @@ class Dump:
     clock: int = 0
 
     def day(self, moment: int) -> float:
-        """Return the time of day, in ns, of a moment of this rank's entries."""
+        """Return the time of day, in ns, of a moment of the monotonic clock of the entries."""
         return self.written * 1e9 - (self.clock - moment)
 
     @property
@@ -105,18 +105,18 @@ class Dump:
         return [entry for entry in self.entries if not entry.message]
 
     def to_json(self) -> str:
-        """Return the dump as a file has it."""
+        """Return the text of the dump's file."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Dump:
-        """Return the dump that a file has; ValueError if it is none."""
+        """Return the dump of a file's text; ValueError if the text is not a dump."""
         try:
             raw = dict(json.loads(text))
             if raw.pop("format") != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
             entries = [Entry(**entry) for entry in raw.pop("entries")]
-            traffic = [Traffic(**one) for one in raw.pop("traffic")]
+            traffic = [Traffic(**end) for end in raw.pop("traffic")]
             last = {int(rank): int(seq) for rank, seq in raw.pop("last").items()}
             return cls(**raw, entries=entries, traffic=traffic, last=last)
         except (KeyError, TypeError, AttributeError) as error:
@@ -124,7 +124,7 @@ class Dump:
 
 
 class FlightRecorder:
-    """Reads what the engine has kept of a group; costs a group's operations nothing.
+    """A reader of the engine's records of a group; it adds no cost to the group's operations.
 
     TypeError for a group whose backend for cpu arrays keeps no records.
     """
@@ -140,19 +140,19 @@ class FlightRecorder:
         """Return this rank's latest calls and messages in the group, oldest first."""
         return [
             Entry(
-                seq=one.seq,
+                seq=record.seq,
                 call=call,
-                state=COMPLETED if one.ended else STARTED,
-                begun=one.begun,
-                ended=one.ended,
-                site=one.site,
+                state=COMPLETED if record.ended else STARTED,
+                begun=record.begun,
+                ended=record.ended,
+                site=record.site,
                 message=message,
             )
-            for one, call, message in self._backend.logged()
+            for record, call, message in self._backend.logged()
         ]
 
     def dump(self, why: str = "asked for", error: DistError | None = None) -> Dump:
-        """Return everything that is known here; `why` says what made you ask."""
+        """Return all records of this rank; `why` is the reason that the dump reports."""
         backend = self._backend
         return Dump(
             group=self._name,
@@ -167,52 +167,55 @@ class FlightRecorder:
             failed=None if error is None else error.rank,
             waits_for=backend.waits_for(),
             entries=self.entries(),
-            traffic=[Traffic(*one) for one in backend.traffic()],
+            traffic=[Traffic(*end) for end in backend.traffic()],
             last=backend.progress(),
         )
 
+    def dump_on_failure(self, folder: Path) -> None:
+        """Have the group write a dump into a folder when it fails."""
+        health = self._backend.group.health
+        health.on_failure = lambda error: _write(self, folder, error=error)
+
     def write(self, folder: Path, why: str = "asked for", error: DistError | None = None) -> Path:
-        """Write the dump into a folder, which is made if need be; return the file."""
+        """Write the dump into a folder, made if missing; return the file's path."""
         folder.mkdir(parents=True, exist_ok=True)
         dump = self.dump(why, error)
         path = folder / f"{dump.group.replace('/', '.')}-rank{dump.rank}.json"
-        # Whoever looks meanwhile must not find half a file.
+        # A reader must not find half a file.
         part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
         part.write_text(dump.to_json())
         part.replace(path)
         return path
 
 
-_attended: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+_recorded_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
-def attend(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
-    """Have a group write dumps, if the environment says where; see the module."""
+def dump_automatically(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
+    """Have a group write dumps, if the environment names a folder; see the module."""
     folder = environment.get(FOLDER)
     if environment.get(SIGNAL) and not folder:
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
     if not folder or "cpu" not in group.config.devices:
         return
     backend = group.backend("cpu")
-    health = getattr(backend, "health", None)
-    if health is None:
+    if not hasattr(backend, "logged"):  # the backend keeps no records
         return
-    recorder = FlightRecorder(group)
-    health.on_failure = lambda error: _write(recorder, Path(folder), error=error)
-    _attended.add(group)
+    FlightRecorder(group).dump_on_failure(Path(folder))
+    _recorded_groups.add(group)
     if environment.get(SIGNAL):
-        _listen(environment[SIGNAL], Path(folder))
+        _dump_on_signal(environment[SIGNAL], Path(folder))
 
 
 def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
     try:
         recorder.write(folder, **why)
-    except OSError as error:  # what has failed is told all the same
+    except OSError as error:  # the group's own error must still be raised
         _log.warning("cannot write a dump to %s: %s", folder, error)
 
 
-def _listen(name: str, folder: Path) -> None:
-    """Write dumps on a signal, beside what it does already. Only the main thread can arrange it."""
+def _dump_on_signal(name: str, folder: Path) -> None:
+    """Write dumps on a signal, then call the handler set before; only the main thread can."""
     number = signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
     before = signal.getsignal(number)
     if getattr(before, "writes_dumps", False):
@@ -222,8 +225,8 @@ def _listen(name: str, folder: Path) -> None:
         return
 
     def write_all(received: int, frame: FrameType | None) -> None:
-        for group in [*_attended]:
-            with contextlib.suppress(DistError):  # it is over, or the parent's
+        for group in [*_recorded_groups]:
+            with contextlib.suppress(DistError):  # the group is closed, or the parent process's
                 _write(FlightRecorder(group), folder, why=f"signal {number.name}")
         if callable(before):
             before(received, frame)

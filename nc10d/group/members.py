@@ -1,4 +1,4 @@
-"""Who is in a group: some ranks of the job, in order, and each one's number among them. Pure."""
+"""The members of a group: some ranks of the job, in order, each with a rank in the group. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MOST_NAMED = 8
 
 
 class Members:
-    """`ranks` are global, in the group's order; `rank` is mine among them, `size` how many.
+    """Global `ranks` in the group's order; `rank` is this process's rank in the group.
 
-    `numbers` has the number of each; `reducers` counts the Reducers made on it so far: the same on
-    all members.
+    `numbers` maps a global rank to its rank in the group. `reducers` counts the Reducers made on
+    the group so far, the same number on all members.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
@@ -25,8 +25,8 @@ class Members:
         self.numbers = {member: index for index, member in enumerate(self.ranks)}
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the rank in this group of a global rank; ValueError if it is no member."""
-        if type(global_rank) is not int:  # as a key of the table, 1.0 would pass for 1
+        """Return the rank in this group of a global rank; ValueError if it is not a member."""
+        if type(global_rank) is not int:  # the table would accept 1.0 as 1
             global_rank = integer("group_rank", "global_rank", global_rank)
         index = self.numbers.get(global_rank)
         if index is None:

@@ -1,8 +1,8 @@
-"""Groups of some of the ranks: `new_group` and what is built from it.
+"""Groups of some of the ranks: `new_group` and the calls built on it.
 
 Every rank of the default group makes the same calls in the same order, also for groups that it is
-not in; a call blocks the members until all of them have come. The CPU's backend of a new group is
-split off its parent's.
+not in. A call blocks the members until all of them have called. The CPU's backend of a new group
+is split off its parent's.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def new_group(
     default group's.
 
     Before anything is sent: ValueError for duplicate or unknown ranks, TypeError for ranks that
-    are no integers and for options that the backend does not know. If not all members come in
-    time, RendezvousError on those who have; if one has died or left, PeerLost at once. The group
-    then exists on no rank, and what it had taken is given back.
+    are no integers and for options that the backend does not know. If a member does not come in
+    time, RendezvousError on the others; if a member has died or left, PeerLost at once. The group
+    then exists on no rank, and its resources are released.
     """
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
@@ -82,7 +82,7 @@ def _members(
 
 
 def _ranks(call: str, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return plain ints: groups are named by their ranks, and NumPy's integers print otherwise."""
+    """Return plain ints: ranks are part of group names, and NumPy's integers print differently."""
     return tuple(integer(call, "ranks", rank) for rank in ranks)
 
 
@@ -94,11 +94,11 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
-    """Cut the ranks of `group` into runs of `group_size`; return (mine, all of them).
+    """Cut the ranks of `group` into runs of `group_size`; return (this rank's group, all groups).
 
     Every rank of the default group calls. `group_size` must divide the size of `group`
-    (ValueError); without it the ranks of each host form a group, as LOCAL_WORLD_SIZE counts
-    them. Blocks and fails as new_group does, as do the other arguments.
+    (ValueError). Without it, the LOCAL_WORLD_SIZE ranks of each host form a group. The other
+    arguments, blocking and errors are those of new_group.
     """
     whole = group_or_default(group)
     size = _ranks_per_host() if group_size is None else _size(group_size)
@@ -128,10 +128,10 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
-    """Make one group per list of global ranks; return (mine or None, all of them).
+    """Make a group per list of global ranks; return (this rank's group or None, all groups).
 
-    Every rank of the default group calls. The lists must not overlap: ValueError. Blocks and
-    fails as new_group does, as do the other arguments.
+    Every rank of the default group calls. The lists must not overlap: ValueError. The other
+    arguments, blocking and errors are those of new_group.
     """
     lists = [_ranks("new_subgroups_by_enumeration", ranks) for ranks in ranks_per_subgroup_list]
     if not lists:
@@ -142,8 +142,8 @@ def new_subgroups_by_enumeration(
     groups = [
         new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
     ]
-    mine = [group for group in groups if isinstance(group, ProcessGroup)]
-    return (mine[0] if mine else None), groups
+    joined = [group for group in groups if isinstance(group, ProcessGroup)]
+    return (joined[0] if joined else None), groups
 
 
 def split_group(
@@ -154,12 +154,12 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split `parent_pg` into groups by lists of its ranks; return mine, None if I'm in no list.
+    """Split `parent_pg` into groups by lists of its ranks; return this rank's group or None.
 
     Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty
-    (ValueError); ranks are numbered in ascending order. `timeout`, `backend` and `pg_options`
-    default to the parent's. Blocks the members until all of theirs have come, and fails as
-    new_group does.
+    (ValueError). Ranks are numbered in ascending order. A rank in no list gets None. `timeout`,
+    `backend` and `pg_options` default to the parent's. Blocks the members of each group until all
+    of them have called; raises as new_group does.
     """
     parent = group_or_default(parent_pg, "parent_pg")
     group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)

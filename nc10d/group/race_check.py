@@ -1,11 +1,12 @@
-"""Arrays in flight, watched: what DETAIL does about programs that touch them too early.
+"""The race check of the debug level DETAIL: programs must not touch arrays in flight.
 
 An asynchronous operation works on copies. Meanwhile the program's own arrays are read-only, where
-NumPy can make them writable again; what gets past that (a view that was made before, another
-library) shows in their checksums at the end, which is an error that names the operation. Then
-results are copied to where they belong. Of operations on the same memory each waits for those
-before it, unless all only read; where arrays of one launch overlap without being the same, they are
-waited for, but not watched.
+NumPy can make them writable again. A write may still get through, by a view made before or by
+another library. It shows in the array's checksum at the end and is an error that names the
+operation. Without an error, results are copied into the program's arrays.
+
+An operation waits for earlier operations on the same memory, unless all of them only read. Arrays
+of a launch that overlap without being the same array are waited for, but not checked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from nc10d.work import Work
 class ArrayUse:
     """An array of the program, and whether its operation writes it on some rank.
 
-    If it is watched, it has a stand-in in the operation, and a checksum.
+    A checked array has a copy, on which the operation works, and a checksum.
     """
 
     memory: Buffer
@@ -47,40 +48,40 @@ class ArrayUse:
         """The array itself."""
         return self.memory.owner
 
-    def stand_in(self) -> None:
+    def make_copy(self) -> None:
         """Make the copy that the operation works on."""
         self.copy = np.array(self.array, order="K", subok=True)
         self.copy.flags.writeable = self.memory.writable
 
-    def hold(self) -> None:
-        """Make the array read-only, and note what it looks like."""
+    def lock(self) -> None:
+        """Make the array read-only, and compute its checksum."""
         self.checksum = _checksum(self.array)
-        _hold(self.array)
+        _make_read_only(self.array)
 
     def touched(self) -> bool:
-        """Say whether somebody has written to the array."""
+        """Return whether the program has written to the array."""
         return _checksum(self.array) != self.checksum
 
     def deliver(self) -> None:
-        """Copy the result; an array that was read-only at the launch is none on this rank."""
+        """Copy the result into the array, unless the array was read-only at the launch."""
         if self.written and self.copy.flags.writeable:
             np.copyto(self.array, self.copy)
 
-    def clashes(self, other: ArrayUse) -> bool:
-        """Say whether one of the two writes what both use."""
+    def conflicts(self, other: ArrayUse) -> bool:
+        """Return whether the two share memory and at least one of them writes."""
         return (self.written or other.written) and overlap(self.memory, other.memory)
 
 
 class RaceCheckedWork(Work):
-    """A work on copies of arrays; when it has ended, results go to the arrays themselves."""
+    """A work on copies of arrays; its end copies the results into the program's arrays."""
 
-    __slots__ = ("_failure", "_inner", "_over", "used", "watched")
+    __slots__ = ("_failure", "_inner", "_over", "checked", "uses")
 
     def __init__(
-        self, ops: Sequence[Op], inner: Work, used: Sequence[ArrayUse], watched: bool
+        self, ops: Sequence[Op], inner: Work, uses: Sequence[ArrayUse], checked: bool
     ) -> None:
         super().__init__(ops)
-        self.used, self.watched = used, watched
+        self.uses, self.checked = uses, checked
         self._inner = inner
         self._over = False
         self._failure: ValueError | None = None
@@ -95,100 +96,100 @@ class RaceCheckedWork(Work):
         self._poll()
 
     def _watch(self) -> None:
-        """Do nothing: `guarded` sees to it that a thread comes to the end."""
+        """Do nothing: `race_checked` has a thread call `_end`."""
 
     def _end(self) -> None:
-        with _lock:  # whoever waits, polls and hears may come at once
+        with _lock:  # waiting, polling and notifying threads may come at the same time
             if not self._over:
                 self._over = True
-                _flying.discard(self)
-                self._failure = self._give_back() if self.watched else None
-        # Not under the lock: a callback may wait for a thread that has just come here. It is
-        # left to the thread that nobody waits in, which comes whether it is the first or not.
+                _in_flight.discard(self)
+                self._failure = self._give_back() if self.checked else None
+        # Not under the lock: a callback may wait for a thread that has just come here. Every
+        # thread calls this, because a waiting thread leaves callbacks to the notifying thread.
         self._finish(self._inner._exception or self._failure, self._inner._result)
 
     def _give_back(self) -> ValueError | None:
-        """Give the arrays back with their results; return what the program has done to them."""
-        for one in self.used:
-            _release(one.array)
+        """Make the arrays writable and copy the results; return the error of a race, or None."""
+        for use in self.uses:
+            _unlock(use.array)
         if self._inner._exception is not None:
             return None
-        for one in self.used:
-            if one.touched():
-                return ValueError(self._told(one))
+        for use in self.uses:
+            if use.touched():
+                return ValueError(self._race_text(use))
         try:
-            for one in self.used:
-                one.deliver()
+            for use in self.uses:
+                use.deliver()
         except ValueError as error:  # the program has made it read-only meanwhile
             return error
         return None
 
-    def _told(self, one: ArrayUse) -> str:
+    def _race_text(self, use: ArrayUse) -> str:
         names = ", ".join(OP_NAMES[type(op)] for op in self.ops)
         return (
-            f"{names}: an array of {one.array.size} {one.array.dtype} was written to while the "
+            f"{names}: an array of {use.array.size} {use.array.dtype} was written to while the "
             "operation was in flight (seen because of the debug level DETAIL)"
         )
 
 
-def guarded(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
-    """Launch operations on copies of their NumPy arrays, and watch these; returns the work.
+def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
+    """Launch operations on copies of their NumPy arrays, and check the arrays; return the work.
 
-    Blocks until operations in flight have ended whose results these need, or write over.
+    Blocks until conflicting operations in flight have ended.
     """
-    settle(ops)
-    used = _used(ops)
-    if not used:
+    wait_for_conflicts(ops)
+    uses = _arrays_used(ops)
+    if not uses:
         return launch(ops)
-    watched = _apart([one.memory for one in used.values()])
-    work = launch(_on_copies(ops, used) if watched else ops)
-    if work is None or work._state == FAILED:
-        return work
-    found = RaceCheckedWork(ops, work, [*used.values()], watched)
-    if watched:
-        for one in found.used:
-            one.hold()
+    checked = _disjoint([use.memory for use in uses.values()])
+    inner = launch(_on_copies(ops, uses) if checked else ops)
+    if inner is None or inner._state == FAILED:
+        return inner
+    work = RaceCheckedWork(ops, inner, [*uses.values()], checked)
+    if checked:
+        for use in work.uses:
+            use.lock()
     with _lock:
-        _flying.add(found)
-    # Also if nobody waits for it, it ends, and gives the arrays back.
-    work._attach(lambda _: found._end())
-    return found
+        _in_flight.add(work)
+    # The arrays become writable again even if no thread waits for the work.
+    inner._attach(lambda _: work._end())
+    return work
 
 
-def settle(ops: Sequence[Op]) -> None:
-    """Wait for operations in flight that share memory with these, where either writes there."""
+def wait_for_conflicts(ops: Sequence[Op]) -> None:
+    """Wait for operations in flight that share memory with `ops`, where either writes there."""
     with _lock:
-        flying = list(_flying)
-    mine = [*_used(ops).values()] if flying else []
-    for work in flying:
-        if any(one.clashes(other) for one in work.used for other in mine):
-            with NoCallbacks():  # its callbacks are not for the thread that launches
+        in_flight = list(_in_flight)
+    uses = [*_arrays_used(ops).values()] if in_flight else []
+    for work in in_flight:
+        if any(use.conflicts(other) for use in work.uses for other in uses):
+            with NoCallbacks():  # the launching thread must not run the work's callbacks
                 work._block(NEVER)
 
 
-def _used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
+def _arrays_used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
     """Return the NumPy arrays of operations by their ids."""
     found: dict[int, ArrayUse] = {}
     try:
         for op in ops:
             for x, written in touched(op):
                 if isinstance(x, np.ndarray):
-                    one = found.setdefault(id(x), ArrayUse(as_buffer(x)))
-                    one.written = one.written or written
-    except TypeError:  # no array that can be sent: a mistake, which the launch will name
+                    use = found.setdefault(id(x), ArrayUse(as_buffer(x)))
+                    use.written = use.written or written
+    except TypeError:  # not an array that can be sent: the launch will raise
         return {}
     return found
 
 
-def _on_copies(ops: Iterable[Op], used: dict[int, ArrayUse]) -> list[Op]:
-    for one in used.values():
-        one.stand_in()
-    return [map_arrays(op, lambda x: used[id(x)].copy if id(x) in used else x) for op in ops]
+def _on_copies(ops: Iterable[Op], uses: dict[int, ArrayUse]) -> list[Op]:
+    for use in uses.values():
+        use.make_copy()
+    return [map_arrays(op, lambda x: uses[id(x)].copy if id(x) in uses else x) for op in ops]
 
 
-def _apart(memory: Sequence[Buffer]) -> bool:
-    """Say whether no two arrays share a byte; spans, which are quickly told apart, come first."""
-    if intervals.disjoint(one.span for one in memory):
+def _disjoint(memory: Sequence[Buffer]) -> bool:
+    """Return whether no two arrays share a byte."""
+    if intervals.disjoint(buffer.span for buffer in memory):  # quicker than byte by byte
         return True
     return not any(overlap(x, y) for x, y in itertools.combinations(memory, 2))
 
@@ -197,25 +198,25 @@ def _checksum(x: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) if x.size else 0
 
 
-_flying: set[RaceCheckedWork] = set()
-# Arrays that are read-only by us: how many operations hold each.
-_held: dict[int, tuple[int, Any]] = {}
-# Views that no operation holds any more, but read-only as long as one holds the array below.
-_late: list[Any] = []
-# For all of these and for all ends: re-entrant, because a finalizer may run inside.
+_in_flight: set[RaceCheckedWork] = set()
+# By id, the arrays made read-only here, with the number of operations in flight on each.
+_read_only: dict[int, tuple[int, Any]] = {}
+# Views without operations in flight whose base array still is read-only.
+_waiting_views: list[Any] = []
+# Guards these tables and the ends of works; re-entrant, because a finalizer may run inside.
 _lock = threading.RLock()
 
 
-def _hold(x: Any) -> None:
+def _make_read_only(x: Any) -> None:
     with _lock:
-        count, _ = _held.get(id(x), (0, x))
-        if count or (x.flags.writeable and _can_come_back(x)):
-            _held[id(x)] = (count + 1, x)
+        count, _ = _read_only.get(id(x), (0, x))
+        if count or (x.flags.writeable and _can_be_restored(x)):
+            _read_only[id(x)] = (count + 1, x)
             x.flags.writeable = False
 
 
-def _can_come_back(x: Any) -> bool:
-    """Say whether NumPy can make a read-only `x` writable: its memory is so without it."""
+def _can_be_restored(x: Any) -> bool:
+    """Return whether NumPy can make `x` writable again: its memory must be writable."""
     base = x.base
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -225,11 +226,11 @@ def _can_come_back(x: Any) -> bool:
         return x.base is None
     try:
         return not memoryview(base).readonly
-    except TypeError:  # no buffer: only its first array is writable, once
+    except TypeError:  # no buffer: NumPy would not make a view of it writable again
         return False
 
 
-def _made_writable(x: Any) -> bool:
+def _set_writable(x: Any) -> bool:
     try:
         x.flags.writeable = True
     except ValueError:
@@ -237,32 +238,32 @@ def _made_writable(x: Any) -> bool:
     return True
 
 
-def _release(x: Any) -> None:
+def _unlock(x: Any) -> None:
     with _lock:
-        count, _ = _held.pop(id(x), (0, x))
+        count, _ = _read_only.pop(id(x), (0, x))
         if count > 1:
-            _held[id(x)] = (count - 1, x)
+            _read_only[id(x)] = (count - 1, x)
         elif count:
-            _return([x])
+            _make_writable([x])
 
 
-def _return(arrays: Sequence[Any]) -> None:
-    """Make arrays writable that nobody holds; a view has to wait for the array below it."""
-    _late.extend(arrays)
-    _late.sort(key=lambda x: x.base is not None)
-    _late[:] = [x for x in _late if not _made_writable(x)]
-    if not _held:  # whose read-only base is not by us
-        _late.clear()
+def _make_writable(arrays: Sequence[Any]) -> None:
+    """Make arrays without operations in flight writable; a view waits for its base array."""
+    _waiting_views.extend(arrays)
+    _waiting_views.sort(key=lambda x: x.base is not None)
+    _waiting_views[:] = [x for x in _waiting_views if not _set_writable(x)]
+    if not _read_only:  # the program itself has made the base arrays of these views read-only
+        _waiting_views.clear()
 
 
 def _renew_after_fork() -> None:
-    """Give the child its arrays and a lock of its own: what is in flight is the parent's."""
+    """Make all arrays writable in a forked child, which has no operations in flight."""
     global _lock
     _lock = threading.RLock()
-    held = [x for _, x in _held.values()]
-    _flying.clear()
-    _held.clear()
-    _return(held)
+    arrays = [x for _, x in _read_only.values()]
+    _in_flight.clear()
+    _read_only.clear()
+    _make_writable(arrays)
 
 
 os.register_at_fork(after_in_child=_renew_after_fork)

@@ -1,12 +1,15 @@
-"""Go on with the ranks that are left: they agree on who that is, and make a group of them.
+"""Shrink a group to its surviving ranks, which agree on the members of the next group.
 
-Each survivor tells the others that it is there. When all have who are not known to be dead, or the
-time is up, it proposes who goes on; one list is decided (backend/cpu/control/group_control.py). A
-rank that is
-not on it (it was stopped, and woke up) can't disturb the others: the new group has memory,
-connections and messages of its own. If a member dies or stops meanwhile, the group is made on none
-of them, and they agree anew. All of that goes over the job's control lines: nothing is asked of the
-store, whose host may be dead, too.
+1. Each survivor announces itself. It waits until all other ranks have announced themselves or are
+   known to be dead, or until the time is up.
+2. It proposes the members of the next group; consensus decides on a single list
+   (backend/cpu/control/group_control.py).
+3. The members form the group, and confirm that all have done so. If a member dies or stops
+   meanwhile, no member keeps the group, and the survivors start again.
+
+A rank that is not on the list (it was stopped and goes on later) cannot disturb the members: the
+new group has memory, connections and messages of its own. All messages go over the job's control
+connections. The store is not used, because its host may be dead, too.
 """
 
 from __future__ import annotations
@@ -22,37 +25,36 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world, group_or_default, prefix_store
 
 PATIENCE = 5.0
-"""Seconds that survivors wait for a rank that lives and does not say that it goes on.
+"""Seconds that survivors wait for a live rank that does not call.
 
-So long, at least, they also wait for the members on their list to make the group: that takes time
-even where nobody is waited for.
+It is also the least time that they give the members for forming the group.
 """
-_SLICE, _MOMENT = 0.02, 2.0
+_POLL_SECONDS, _GRACE_SECONDS = 0.02, 2.0
 
 
 class SurvivorControl(Protocol):
-    """How the ranks of the old group tell each other, and decide."""
+    """The control channel of the old group: keys that all members see, and decisions."""
 
     members: list[int]
     rank: int
 
     def set(self, key: str, value: str, /) -> None:
-        """Tell everyone."""
+        """Publish a value to all members."""
 
     def check(self, keys: Sequence[str], /) -> bool:
-        """Say whether all of these have been told."""
+        """Return whether all of these keys have been published."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
-        """Return what was told."""
+        """Return the published values of keys."""
 
     def decided(self, topic: str, /) -> str | None:
-        """Return what has been decided, if anything."""
+        """Return the decision on a topic, or None."""
 
     def decide(self, topic: str, value: str, /) -> str:
-        """Propose, and return what was decided; blocks until then."""
+        """Propose a value and return the decision; blocks until it is made."""
 
     def until(self, ready: Callable[[], bool], timeout: float, /) -> bool:
-        """Block until something is ready, at most so many seconds; say whether it is."""
+        """Block until `ready()`, at most `timeout` seconds; return whether it is."""
 
 
 def shrink_group(
@@ -60,27 +62,25 @@ def shrink_group(
     group: ProcessGroup | None = None,
     timeout: Timeout = PATIENCE,
 ) -> ProcessGroup:
-    """Make a group of the ranks of `group` that are left, and close `group`; they all call.
+    """Make a group of the surviving ranks of `group`, and close `group`; every survivor calls.
 
-    Ranks that have died or left go without saying; `ranks_to_exclude` (of `group`) are left out
-    though they live, and don't call. So are those that have not called within `timeout` (seconds
-    or timedelta) of this rank, and who calls and then stops for longer (5 s at least) while the
-    group is made. Ranks keep their order and are numbered anew from 0. The default group's
-    successor is the default group, and its ranks are the global ranks from then on; other groups
-    that were made before keep the numbers of their time.
+    Dead and departed ranks are left out. So are `ranks_to_exclude` (of `group`), which live but
+    don't call. So are ranks that do not call within `timeout` (seconds or timedelta) of this rank,
+    and ranks that stop for longer (5 s at least) while the group forms. Ranks keep their order and
+    are numbered from 0. The successor of the default group becomes the default group, and its
+    ranks are the global ranks from then on. Older groups keep their old numbers.
 
-    Blocks until all survivors have come. Aborted on a rank that the others have gone on without;
-    RendezvousError if ranks that live can't make a group; TypeError for a backend that can't do
-    this; ValueError for a rank that excludes itself or is
-    not one of `group`.
+    Blocks until all survivors have come. Aborted on a rank that the survivors have left out;
+    RendezvousError if live ranks can't make a group; TypeError for a backend that can't shrink;
+    ValueError for a rank that excludes itself or is not in `group`.
     """
     old = group_or_default(group)
     if not isinstance(old, ProcessGroup):
         raise ValueError("shrink_group: this rank is not in the group")
     old.refuse_in_batch("shrink_group")
-    backend = _lookout(old)
+    backend = _failure_detector(old)
     excluded = _excluded(old, ranks_to_exclude)
-    new = _made(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
+    new = _shrink(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
     default = old is world.default
     world.keep(new)
@@ -90,8 +90,8 @@ def shrink_group(
     return new
 
 
-def _lookout(group: ProcessGroup) -> Any:
-    """Return the backend that learns of deaths, and on whose lines survivors agree."""
+def _failure_detector(group: ProcessGroup) -> Any:
+    """Return the backend that detects failures, and over whose connections survivors agree."""
     place = group.config.lookout
     backend = group.backend(place) if place in group.config.places else None
     if not hasattr(backend, "shrink"):
@@ -109,10 +109,10 @@ def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:
     return excluded
 
 
-def _made(
-    old: ProcessGroup, council: SurvivorControl, gone: Callable[[], set[int]], patience: float
+def _shrink(
+    old: ProcessGroup, control: SurvivorControl, gone: Callable[[], set[int]], patience: float
 ) -> ProcessGroup:
-    """Try until a group is made; each further attempt has lost one more rank."""
+    """Try until a group is made; each further attempt has fewer ranks."""
     failure: DistError | None = None
     lost: set[int] = set()
 
@@ -120,105 +120,109 @@ def _made(
         return gone() | lost
 
     for number in range(1, old.size + 1):
-        attempt = ShrinkAttempt(council, number, missing)
+        attempt = ShrinkAttempt(control, number, missing)
         try:
             return _attempt(old, attempt, patience)
         except (PeerLost, RendezvousError) as error:
             failure = error
             lost |= attempt.lost
-    message = f"those who are left of group {old.name!r} could not make another: {failure}"
+    message = f"the survivors of group {old.name!r} could not make another: {failure}"
     raise RendezvousError(message, group=old.name) from failure
 
 
 class ShrinkAttempt:
-    """One attempt of the survivors, as one of them takes part in it."""
+    """A rank's part in an attempt of the survivors; `lost` has the ranks that made it fail."""
 
-    def __init__(self, council: SurvivorControl, number: int, gone: Callable[[], set[int]]) -> None:
-        """`gone` says who is known not to come, and may learn of more."""
+    def __init__(self, control: SurvivorControl, number: int, gone: Callable[[], set[int]]) -> None:
+        """`gone` returns the ranks that are known not to come; their number may grow."""
         self.number = number
         self.lost: set[int] = set()
-        self._council, self._gone = council, gone
-        self._ranks = range(len(council.members))
+        self._control, self._gone = control, gone
+        self._ranks = range(len(control.members))
 
     def agree(self, until: Deadline) -> list[int]:
-        """Return who goes on, the same list on every rank that asks; blocks until that is known.
+        """Return the members of the next group, the same list on every rank; blocks until then.
 
-        Whoever has called by `until` is waited for no longer than that.
+        Waits for silent ranks until `until` at most.
         """
         topic = f"members/{self.number}"
-        self._council.set(self._here(self._council.rank), "")
-        while not self._council.until(lambda: self._settled(topic), until.slice(_SLICE)):
+        self._control.set(self._arrival_key(self._control.rank), "")
+        while not self._control.until(lambda: self._all_called(topic), until.slice(_POLL_SECONDS)):
             if until.expired():
                 break
-        members = [r for r in self._ranks if self._has_come(r) and r not in self._gone()]
+        members = [r for r in self._ranks if self._has_called(r) and r not in self._gone()]
         listed: list[int] = json.loads(self._decide(topic, members, members))["what"]
         return listed
 
     def confirm(self, members: Sequence[int], made: bool, until: Deadline) -> bool:
-        """Say whether all members have `made` the group; the same answer on all who ask.
+        """Return whether all members have `made` the group; all members get the same answer.
 
-        Between hosts one may have all its connections when another can't get the last of its own.
-        Who went on then would never meet the others again. Blocks until all have asked, one has
-        failed, or a member has not asked by `until`. `lost` has, on all, who was to blame: another
-        attempt need not wait until everyone has heard of a death.
+        Between hosts, a rank may have all its connections while another rank can't complete its
+        own. If the first rank went on alone, it would wait for ever. Blocks until all members have
+        voted, a member has failed, or a member has not voted by `until`. On every member `lost`
+        then has the ranks at fault, so that the next attempt need not wait for them.
         """
         topic = f"outcome/{self.number}"
-        votes = [self._vote(rank) for rank in members]
-        mine = None if made else sorted(self._gone().intersection(members))
-        self._council.set(self._vote(self._council.rank), json.dumps(mine))
-        while made and not self._council.until(
-            lambda: self._council.check(votes) or self._council.decided(topic) is not None,
-            until.slice(_SLICE),
+        votes = [self._vote_key(rank) for rank in members]
+        blamed = None if made else sorted(self._gone().intersection(members))
+        self._control.set(self._vote_key(self._control.rank), json.dumps(blamed))
+        while made and not self._control.until(
+            lambda: self._control.check(votes) or self._control.decided(topic) is not None,
+            until.slice(_POLL_SECONDS),
         ):
             if until.expired() or self._gone().intersection(members):
                 break
-        whole = all(vote is None for vote in self._votes(members).values())
-        lost = None if whole else self._to_blame(members, until)
+        complete = all(vote is None for vote in self._votes(members).values())
+        lost = None if complete else self._at_fault(members, until)
         outcome = json.loads(self._decide(topic, members, lost))["what"]
         self.lost.update(outcome or ())
         return outcome is None
 
     def _votes(self, members: Sequence[int]) -> dict[int, list[int] | None]:
-        """Return whom each member blames; None if it has made the group, [] if it has not said."""
-        keys = {rank: self._vote(rank) for rank in members}
-        there = {rank: key for rank, key in keys.items() if self._council.check([key])}
-        votes = map(json.loads, self._council.multi_get([*there.values()]))
-        return {rank: [] for rank in members} | dict(zip(there, votes, strict=True))
+        """Return each member's vote: None if it has made the group, else the ranks that it blames.
 
-    def _to_blame(self, members: Sequence[int], until: Deadline) -> list[int]:
-        """Return the members that have gone, as anybody says, and who has not asked in time."""
+        A member that has not voted blames no rank.
+        """
+        keys = {rank: self._vote_key(rank) for rank in members}
+        voted = {rank: key for rank, key in keys.items() if self._control.check([key])}
+        votes = map(json.loads, self._control.multi_get([*voted.values()]))
+        return {rank: [] for rank in members} | dict(zip(voted, votes, strict=True))
+
+    def _at_fault(self, members: Sequence[int], until: Deadline) -> list[int]:
+        """Return the members that any vote or this rank blames, and those that did not vote."""
         late = until.expired()
-        if late:  # so it is for the others, a little earlier or later
-            self._council.until(lambda: self._council.check([*map(self._vote, members)]), _MOMENT)
-        silent = {r for r in members if late and not self._council.check([self._vote(r)])}
+        if late:  # the deadlines of other members end a little earlier or later
+            votes = [*map(self._vote_key, members)]
+            self._control.until(lambda: self._control.check(votes), _GRACE_SECONDS)
+        silent = {r for r in members if late and not self._control.check([self._vote_key(r)])}
         gone = self._gone().intersection(members)
         return sorted(
             gone.union(silent, *(blamed or () for blamed in self._votes(members).values()))
         )
 
-    def _decide(self, topic: str, members: Sequence[int], what: object) -> str:
-        """Have everyone decide; who is not among `members` may be silent."""
+    def _decide(self, topic: str, members: Sequence[int], value: object) -> str:
+        """Propose `value` and return the decision; ranks outside `members` may be silent."""
         without = [rank for rank in self._ranks if rank not in members]
-        return self._council.decide(topic, json.dumps({"what": what, "without": without}))
+        return self._control.decide(topic, json.dumps({"what": value, "without": without}))
 
-    def _settled(self, topic: str) -> bool:
-        """Say whether there is nobody left to wait for."""
-        if self._council.decided(topic) is not None:
+    def _all_called(self, topic: str) -> bool:
+        """Return whether no rank is left to wait for."""
+        if self._control.decided(topic) is not None:
             return True
-        return all(self._has_come(rank) for rank in self._ranks if rank not in self._gone())
+        return all(self._has_called(rank) for rank in self._ranks if rank not in self._gone())
 
-    def _here(self, rank: int) -> str:
+    def _arrival_key(self, rank: int) -> str:
         return f"here/{self.number}/{rank}"
 
-    def _vote(self, rank: int) -> str:
+    def _vote_key(self, rank: int) -> str:
         return f"made/{self.number}/{rank}"
 
-    def _has_come(self, rank: int) -> bool:
-        return self._council.check([self._here(rank)])
+    def _has_called(self, rank: int) -> bool:
+        return self._control.check([self._arrival_key(rank)])
 
 
 def _attempt(old: ProcessGroup, attempt: ShrinkAttempt, patience: float) -> ProcessGroup:
-    """Agree and form; PeerLost or RendezvousError on all members if one of them has not."""
+    """Agree on members and form the group; PeerLost or RendezvousError if a member fails."""
     name = f"{old.name}/shrunk{attempt.number}"
     members = attempt.agree(Deadline.after(patience))
     if old.rank not in members:
@@ -228,7 +232,7 @@ def _attempt(old: ProcessGroup, attempt: ShrinkAttempt, patience: float) -> Proc
             rank=old.rank,
             group=old.name,
         )
-    # Who had to be waited for has used up that deadline: forming has one of its own.
+    # Waiting for silent ranks may have used up the deadline: forming the group has its own.
     until = Deadline.after(max(patience, PATIENCE))
     try:
         new = old.successor(name, members, prefix_store(name, old.store), until)

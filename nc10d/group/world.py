@@ -1,8 +1,8 @@
-"""The default group and the groups made from it: what c10d keeps per process.
+"""The default group and the groups made from it: c10d's state per process.
 
-A World is one rank's view: its default group and all groups that it is in, by name. A process has
-one; a thread can have one of its own (ranks as threads, in tests), which other threads don't see.
-Groups are made by all ranks in the same order, and their names follow from that order.
+A World is a rank's view: its default group and all groups that it is in, by name. A process has
+one World. A thread can have a World of its own (ranks as threads, in tests), which other threads
+don't see. All ranks make groups in the same order, and the groups' names follow from that order.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 DEFAULT_TIMEOUT = 30 * 60.0
-"""Seconds that an operation may take when nobody says otherwise; c10d's value."""
+"""Seconds that an operation may take by default; c10d's value."""
 
 
 class World:
-    """One rank's groups: the default one, and all by name in the order of their making."""
+    """A rank's groups: the default group, and all groups by name in the order of creation."""
 
     def __init__(self) -> None:
         self.default: ProcessGroup | None = None
@@ -44,7 +44,7 @@ class World:
         self._local_counts: dict[tuple[int, ...], int] = {}
 
     def make_room(self) -> None:
-        """Forget what a fork has left here; ValueError if there is a default group."""
+        """Close groups inherited by a fork; ValueError if there is a default group."""
         if self.default is not None and self.default.inherited:
             self.clear()
         if self.default is not None:
@@ -57,15 +57,15 @@ class World:
         return f"{base}/{self.made}"
 
     def next_local_name(self, base: str, ranks: tuple[int, ...]) -> str:
-        """Name a group that its members alone make: by its ranks, and how often they met."""
+        """Name a group that only its members make, by its ranks and a count of such groups."""
         count = self._local_counts[ranks] = self._local_counts.get(ranks, 0) + 1
         digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         return f"{base}/local-{digest}-{count}"
 
     def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
-        """Make the backends that are made at once, and register `group`.
+        """Make the backends that are not made on first use, and register `group`.
 
-        Blocks until all members have come; after an error nothing is left of the group.
+        Blocks until all members have come; after an error the group does not exist.
         """
         group.make_backends(deadline)
         return self.keep(group)
@@ -74,9 +74,9 @@ class World:
         """Register a group that is complete."""
         self.groups[group.name] = group
         if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
-            from nc10d.group.flight_recorder import attend
+            from nc10d.group.flight_recorder import dump_automatically
 
-            attend(group)
+            dump_automatically(group)
         return group
 
     def forget(self, group: ProcessGroup) -> None:
@@ -85,7 +85,7 @@ class World:
         group.close()
 
     def clear(self) -> None:
-        """Close every group, the latest first, then the store if it is ours."""
+        """Close every group, the latest first, then the store if init_process_group made it."""
         groups = [*self.groups.values()]
         store, self.owned_store = self.owned_store, None
         self.default = None
@@ -100,41 +100,41 @@ class World:
 
 
 process_world = World()
-# By thread, for those that have one. No threading.local: every call looks, and finds this empty.
+# Worlds by thread ident. Not a threading.local: every call checks this dict, mostly empty.
 own_worlds: dict[int, World] = {}
 _inherited: list[Any] = []
 
 
 def _disown_store() -> None:
-    """Leave the parent's store alone in a forked child: closing it could end the parent's talk."""
-    mine = current_world()
-    for world in {process_world, mine}:
+    """Keep the parent's store open in a forked child: closing it could end its connection."""
+    own = current_world()
+    for world in {process_world, own}:
         _inherited.append(world.owned_store)
         world.owned_store = None
-    own_worlds.clear()  # other threads are gone, and their idents free to be used again
-    if mine is not process_world:
-        own_worlds[get_ident()] = mine
+    own_worlds.clear()  # the other threads do not exist here, and their idents may be reused
+    if own is not process_world:
+        own_worlds[get_ident()] = own
 
 
 os.register_at_fork(after_in_child=_disown_store)
 
 
 def current_world() -> World:
-    """Return this thread's World if it has one, else the process's."""
+    """Return this thread's own World, or the process's World."""
     return own_worlds.get(get_ident(), process_world)
 
 
 @contextlib.contextmanager
 def own_world() -> Iterator[World]:
-    """Give this thread a World of its own for a while: it is one rank among threads."""
-    me, outer = get_ident(), current_world()
-    own_worlds[me] = World()
+    """Give this thread a World of its own, for ranks as threads."""
+    thread, outer = get_ident(), current_world()
+    own_worlds[thread] = World()
     try:
-        yield own_worlds[me]
+        yield own_worlds[thread]
     finally:
-        own_worlds[me] = outer
+        own_worlds[thread] = outer
         if outer is process_world:
-            del own_worlds[me]
+            del own_worlds[thread]
 
 
 def get_default_group() -> ProcessGroup:
@@ -149,7 +149,7 @@ nc10d.group.process_group.default_group = lambda: current_world().default
 
 
 class NonMember(Collectives, PointToPoint):
-    """What `new_group` returns to ranks outside the group: its calls warn and do nothing."""
+    """The result of `new_group` on ranks outside the group: its calls warn and do nothing."""
 
     rank = size = -1
 
@@ -157,7 +157,7 @@ class NonMember(Collectives, PointToPoint):
         _warn(OP_NAMES[type(op)])
 
     def in_batch(self) -> bool:
-        """Say yes: as in an open block, nothing that it receives has come."""
+        """Return True: as in an open coalescing block, no received value is there yet."""
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -188,6 +188,7 @@ class GroupMember(metaclass=_MemberMeta):
 
 
 Group = ProcessGroup | NonMember | None
+"""A group argument of a public call; None stands for the default group."""
 
 
 @overload
@@ -199,15 +200,12 @@ def group_or_default(group: Group, name: str = ...) -> ProcessGroup | NonMember:
 
 
 def group_or_default(group: Group, name: str = "group") -> ProcessGroup | NonMember:
-    """Return the group given as argument `name`, for None the default one; else TypeError."""
+    """Return `group`, or the default group for None; TypeError names the argument `name`."""
     if group is None:
         return (current_world() if own_worlds else process_world).default or get_default_group()
     if not isinstance(group, Collectives):
         raise TypeError(f"{name} must be a ProcessGroup or None, got {group!r}")
     return group
-
-
-"""What the public calls take: a group, None for the default one, or the mark of a non-member."""
 
 
 def init_process_group(
@@ -223,16 +221,15 @@ def init_process_group(
 ) -> None:
     """Meet the other ranks and make the default group; blocks until all have come.
 
-    `init_method` is "env://" (the default), "tcp://host:port" or "file:///path"; a `store` goes
-    instead of it, with `rank` and `world_size`. `backend` is a name, pairs like
-    "cpu:cpu,cuda:nccl", or None for those. `timeout` (seconds or timedelta; 30 minutes) bounds
-    this call as a whole and, by default, every operation. `pg_options` are the backend's own
-    options (of several backends: a dict from name to options); `cpu` has none. `device_id` is
-    kept on the group.
+    `init_method` is "env://" (the default), "tcp://host:port" or "file:///path". A `store` with
+    `rank` and `world_size` replaces it. `backend` is a name, pairs like "cpu:cpu,cuda:nccl", or
+    None for these pairs. `timeout` (seconds or timedelta; 30 minutes) bounds this call as a whole
+    and, by default, every operation. `pg_options` are the backend's own options (of several
+    backends: a dict from name to options); `cpu` has none. `device_id` is kept on the group.
 
     Before anything is sent: ValueError for a second call and for arguments that don't fit
     together, TypeError for options that the backend does not know. RendezvousError or
-    StoreError if the ranks don't find each other, PeerLost if one dies meanwhile.
+    StoreError if the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
     world = current_world()
     world.make_room()
@@ -244,7 +241,7 @@ def init_process_group(
     if store is None:
         store, rank, world_size = _meet(config, init_method, rank, world_size, deadline)
         world.owned_store = store
-    # A store may see several inits, one after the other: each has keys of its own.
+    # A store may serve several inits in sequence: each has keys of its own.
     world.generation += 1
     name = group_name or "world"
     keys = prefix_store(f"{name}/{world.generation}", store)
@@ -272,11 +269,11 @@ def _check_meeting(store: Store | None, init_method: str | None, rank: int, size
 def _meet(
     config: BackendConfig, method: str | None, rank: int, size: int, deadline: Deadline
 ) -> tuple[Store, int, int]:
-    """Find the store in which the ranks meet, and who this rank is."""
+    """Return the store in which the ranks meet, this rank and the world size."""
     meet = config.meeting()
     if method is None and meet is not None:
         return meet(rank, size, deadline)
-    # Sockets are for those who meet others: a store that is given needs none of it.
+    # Imported late: a job with a given store needs no sockets.
     from nc10d.rendezvous.methods import rendezvous
 
     return rendezvous(method or "env://", rank, size, deadline.remaining())
@@ -295,15 +292,15 @@ def _close_at_exit() -> None:
 
 
 def _exit() -> None:
-    """Give everything back quietly: whoever wanted to hear of failures has destroyed the group."""
+    """Close all groups at exit, without errors: destroy_process_group reports them."""
     with contextlib.suppress(DistError, OSError):
         process_world.clear()
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:
-    """Close `group`; without one, or with the default group, close all of them and the store.
+    """Close `group`; for None or the default group, close all groups and the store.
 
-    Operations in flight fail with GroupClosed. ValueError if the group is not one of this rank's.
+    Operations in flight fail with GroupClosed. ValueError if this rank does not have the group.
     """
     world = current_world()
     if isinstance(group, NonMember):
@@ -320,8 +317,8 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
 def abort_process_group(
     group: ProcessGroup | None = None, reason: BaseException | str | None = None
 ) -> None:
-    """Fail all operations of `group` on all its ranks, now; without one, of every group."""
+    """Fail all operations of `group` on all its ranks, now; for None, of every group."""
     world = current_world()
     group = group_or_default(group)
-    for one in [*world.groups.values()] if group is world.default else [group]:
-        one.abort(reason)
+    for aborted in [*world.groups.values()] if group is world.default else [group]:
+        aborted.abort(reason)

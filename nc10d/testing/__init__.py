@@ -1,24 +1,23 @@
-"""A kit for testing code that communicates: ranks on demand, an oracle, strategies, simulators.
+"""A kit for testing code that communicates: ranks, reference results, strategies, simulators.
 
     from nc10d.testing import Ranks, reference, strategies
 
     with Ranks(4) as ranks:                        # threads; or kind="processes"
         ranks.run(lambda group, x: group.all_reduce(x), arrays)
 
-| name | what |
+| name | use |
 |---|---|
 | `run_ranks`, `Ranks` | a group of ranks, as threads or processes, that runs a function |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
-| `reference` | what every rank must end with, in a few lines of NumPy |
+| `reference` | the results that every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
-| `check_backend`, `conformance` | what any backend must do |
+| `check_backend`, `conformance` | checks of the contract of every backend |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
 | `networks` | hosts on one machine: network namespaces, made by root |
 | `simulator` | every rank's program in one thread, in any interleaving, with a race detector |
 
-Each is imported when first used: `reference` needs no hypothesis, and only the CPU's backend
-compiles.
+Names are imported on first use: `reference` needs no hypothesis, and only the CPU backend compiles.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from nc10d.base import moved
 if TYPE_CHECKING:
     from nc10d.testing import conformance, layouts, networks, reference, strategies
     from nc10d.testing.conformance import check_backend
-    from nc10d.testing.covering import pairwise
-    from nc10d.testing.launched import Launcher
+    from nc10d.testing.external_ranks import Launcher
     from nc10d.testing.local_backend import run_local
+    from nc10d.testing.pair_cover import pairwise
     from nc10d.testing.race_simulator import simulator
     from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -52,16 +51,16 @@ __all__ = [
     "strategies",
 ]
 _HOME = {
-    "Launcher": "launched",
+    "Launcher": "external_ranks",
     "Ranks": "ranks",
     "check_backend": "conformance",
-    "pairwise": "covering",
+    "pairwise": "pair_cover",
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }
 
 _MODULES = {"simulator": "race_simulator.simulator"}
-"""Modules of the kit that lie deeper than their name says."""
+"""Modules of the kit in a subpackage."""
 
 
 moved.install()

@@ -1,8 +1,7 @@
-"""The cases that a backend is tried with: a cover of all pairs, each case built from its seed.
+"""The cases that a backend is checked with: a cover of all pairs, each case built from its seed.
 
-A `CollectiveCase` is small and the same everywhere: `build()` makes its call, whose arrays'
-contents and
-sizes follow from the case alone, on memory with guards (see `layouts`).
+A `CollectiveCase` is small and the same on every rank. `build()` makes its call. Sizes and contents
+of the arrays follow from the case alone, and the arrays lie in guarded memory (see `layouts`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
-from nc10d.testing.covering import pairwise
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES
+from nc10d.testing.pair_cover import pairwise
 from nc10d.testing.strategies import CollectiveCall, mixed_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -46,12 +45,12 @@ _TABLE = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})  # one chunk for ea
 NO_OP = "-"
 OPS = (*(kind.name for kind in O.RedOp), NO_OP)
 SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
-LARGE_BYTES = 300 * 1024  # more than half a board of the CPU's engine, which is 256 KiB
+LARGE_BYTES = 300 * 1024  # more than half of the CPU engine's staging buffer, which is 256 KiB
 
 
 @dataclass(frozen=True)
 class CollectiveCase:
-    """One collective, in one mode, on arrays of one kind; the same everywhere for a `seed`."""
+    """A collective in a mode, on arrays of a dtype; the same on every rank for a `seed`."""
 
     call: str
     dtype: DType
@@ -63,8 +62,8 @@ class CollectiveCase:
 
     def __str__(self) -> str:
         op = "" if self.op == NO_OP else f" {self.op}"
-        what = f"{self.call}{op} of {self.dtype.label}, {self.shape}, {self.mode}"
-        return f"{what}, {self.size} ranks (seed {self.seed})"
+        call = f"{self.call}{op} of {self.dtype.label}, {self.shape}, {self.mode}"
+        return f"{call}, {self.size} ranks (seed {self.seed})"
 
     def build(self) -> LaidCall:
         """Make the call: its arrays' contents follow from the case alone."""
@@ -89,7 +88,7 @@ class CollectiveCase:
 
     def _shape_of(self, rank: int, chunk: int) -> tuple[int, ...]:
         if self.shape == "ragged":
-            # Every pair of ranks exchanges a size of its own in all_to_all.
+            # In all_to_all every pair of ranks exchanges another size.
             place = chunk + rank if CALLS[self.call][0] is O.AllToAll else chunk
             return (_SIZES[(place + self.seed) % len(_SIZES)],)
         if self.shape == "large":
@@ -104,7 +103,7 @@ _SIZES = (5, 0, 4099, 1, 70_001, 64)
 
 @dataclass(frozen=True, eq=False)
 class LaidCall(CollectiveCall):
-    """A Call whose arrays lie in rooms with guards."""
+    """A CollectiveCall whose arrays lie in guarded memory."""
 
     layout: str = "plain"
 
@@ -150,5 +149,5 @@ def _fits(one: str, a: Any, other: str, b: Any) -> bool:
 
 
 def allowed(dtype: DType, op: str) -> bool:
-    """Say whether `dtype` can be reduced in this way."""
+    """Return whether `dtype` allows this reduction."""
     return allows(dtype, reduction(op, dtype))

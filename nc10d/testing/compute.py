@@ -1,7 +1,7 @@
-"""What an operation does to the arrays of all ranks of one process: NumPy assignments.
+"""The effect of an operation on the arrays of all ranks of a process: NumPy assignments.
 
-`compute(ops)` takes one operation of one kind from each rank, in rank order, and leaves in every
-rank's outputs what `reference` says.
+`compute(ops)` takes an operation of the same kind from each rank, in rank order, and writes the
+results of `reference` into every rank's outputs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nc10d.testing import reference
 
 
 def compute(ops: Sequence[Any]) -> None:
-    """Run one operation, given as every rank's view of it."""
+    """Run an operation, given as the operations of all ranks."""
     _COMPUTE[type(ops[0])](ops)
 
 
 def assign(out: Any, value: Any) -> None:
-    """Write `value` into `out`, whatever the shapes; the counts must agree."""
+    """Write `value` into `out`; shapes may differ, element counts must agree."""
     np.copyto(out, np.asarray(value).reshape(out.shape))
 
 
 def _assign_all(outs: Any, values: Sequence[Any]) -> None:
-    """Write one value per rank into a list of arrays, or one after the other into a flat one."""
+    """Write a value per rank into a list of arrays, or in sequence into a flat array."""
     if isinstance(outs, (list, tuple)):
         for out, value in zip(outs, values, strict=True):
             assign(out, value)

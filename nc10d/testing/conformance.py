@@ -1,16 +1,15 @@
-"""`check_backend`: everything that any backend must do, checked bit for bit against the oracle.
+"""`check_backend`: the contract of every backend, checked bit for bit against the reference.
 
     check_backend("cpu")                                # by its name
     check_backend(make_mine, world_sizes=(1, 2))        # or by its factory
 
 It runs (a) a pairwise cover of call x dtype x reduction x world size x shape and layout x mode,
-(b) every reduction of every dtype, which must be right or refused with the TypeError of
-`nc10d.arrays.dtypes.check_reduce`, and (c) the demands of `nc10d.testing.demands`: messages,
-barriers,
-groups, abort. Ranks are threads, or processes; they are kept from case to case. Results, untouched
-inputs and the bytes beside and between the elements are compared.
+(b) every reduction of every dtype, which must be right or raise the TypeError of
+`nc10d.arrays.dtypes.check_reduce`, and (c) the requirements of `nc10d.testing.requirements`:
+messages, barriers, groups, abort. Ranks are threads or processes, and live from case to case.
+Results, unchanged inputs and the bytes beside and between the elements are compared.
 
-`cover` gives the cases alone and `complaints` runs one, for suites with a loop of their own.
+`cover` returns the cases and `complaints` runs a single case, for suites with a loop of their own.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, CollectiveCase, LaidCall, allowed, cover, reduction
-from nc10d.testing.demands import DEMANDS
-from nc10d.testing.launched import Launcher
+from nc10d.testing.external_ranks import Launcher
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks
+from nc10d.testing.requirements import REQUIREMENTS
 from nc10d.testing.strategies import CollectiveCall, mixed_values, outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,23 +46,23 @@ __all__ = ["CollectiveCase", "check_backend", "complaints", "cover"]
 
 
 def complaints(ranks: Ranks, case: CollectiveCase) -> list[str]:
-    """Run one case on `ranks`; return what was wrong, in words; nothing if all was right."""
+    """Run a case on `ranks`; return a text for each fault, an empty list if there is none."""
     call = case.build()
     answers = ranks.run(_run_case, [call] * case.size, [case.mode] * case.size)
     found = [f"rank {rank}: {text}" for rank, (_, texts) in enumerate(answers) for text in texts]
     for rank, wanted in enumerate(call.expected()):
         for turn, got in enumerate(answers[rank][0]):
-            for index, (mine, right) in enumerate(zip(got, wanted, strict=True)):
-                if not reference.same_bits(mine, right):
+            for index, (result, right) in enumerate(zip(got, wanted, strict=True)):
+                if not reference.same_bits(result, right):
                     where = f"rank {rank}, turn {turn}, array {index}"
-                    found.append(f"{where}: {_difference(mine, right)}")
+                    found.append(f"{where}: {_difference(result, right)}")
     return found
 
 
 def _run_case(
     group: ProcessGroup, call: CollectiveCall, mode: str
 ) -> tuple[list[list[Array]], list[str]]:
-    """Return what each turn wrote, and what was disturbed that should not have been."""
+    """Return the outputs of each turn, and texts about memory that it must not have changed."""
     ops = perform(group, lambda: call.make(group.rank), mode)
     fresh = call.make(group.rank)
     texts = []
@@ -99,7 +98,7 @@ def _difference(mine: Array, right: Array) -> str:
 
 
 def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
-    """Try every reduction of `dtype` in three calls; return what was wrong."""
+    """Try every reduction of `dtype` in three calls; return a text for each fault."""
     names = OPS[:-1]
     answers = ranks.run(_run_reductions, [dtype] * ranks.world_size)
     found = []
@@ -107,13 +106,13 @@ def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
         calls = _reductions(dtype, name, ranks.world_size)
         for which, call in enumerate(calls):
             for rank, answer in enumerate(answers):
-                text = _judge(answer[name][which], call, rank, allowed(dtype, name))
+                text = _check_reduction(answer[name][which], call, rank, allowed(dtype, name))
                 if text:
                     found.append(f"{name} by {call.kind.__name__}, rank {rank}: {text}")
     return found
 
 
-def _judge(answer: Any, call: CollectiveCall, rank: int, permitted: bool) -> str:
+def _check_reduction(answer: Any, call: CollectiveCall, rank: int, permitted: bool) -> str:
     if not permitted:
         return "" if answer == "TypeError" else "must be refused with a TypeError"
     if isinstance(answer, str):
@@ -160,7 +159,7 @@ def check_backend(
     timeout: float = 20.0,
     seed: int = 0,
 ) -> int:
-    """Raise AssertionError naming the cases that went wrong; return how many were run.
+    """Check a backend; return the number of checks. AssertionError names the failed ones.
 
     `make` is a backend's name or its factory (with kind="processes" one that pickles). A `kind` may
     be a Launcher, for ranks that mpirun or the like must start. `timeout` in seconds is that of the
@@ -172,12 +171,12 @@ def check_backend(
         cases = cover(world_sizes, dtypes, seed)
         for size in world_sizes:
             with _ranks(size, kind, name, timeout) as ranks:
-                ranks.run(_arrived)  # a group that can't be formed is no finding of a case
+                ranks.run(_report_rank)  # a group that can't form is not the fault of a case
                 for title, check in _checks(size, [c for c in cases if c.size == size], dtypes):
                     if len(failures) >= MOST_FAILURES:
                         break
                     count += 1
-                    failures += _outcome(title, lambda check=check: check(ranks))  # type: ignore[misc]
+                    failures += _complaint(title, lambda check=check: check(ranks))  # type: ignore[misc]
     if failures:
         raise AssertionError(f"{len(failures)} of {count} checks failed:\n" + "\n".join(failures))
     return count
@@ -189,7 +188,7 @@ def _ranks(size: int, kind: Kind | Launcher, name: str, timeout: float) -> Ranks
     return Ranks(size, kind, name, timeout)
 
 
-def _arrived(group: ProcessGroup) -> int:
+def _report_rank(group: ProcessGroup) -> int:
     return group.rank
 
 
@@ -204,18 +203,18 @@ def _checks(
         yield title, functools.partial(reduction_complaints, dtype=dtype)
     for case in cases:
         yield str(case), functools.partial(complaints, case=case)
-    for demand in DEMANDS:
-        title = f"{demand.__name__.replace('_', ' ')}, {size} ranks"
-        yield title, functools.partial(_demanded, demand=demand)
+    for requirement in REQUIREMENTS:
+        title = f"{requirement.__name__.replace('_', ' ')}, {size} ranks"
+        yield title, functools.partial(_requirement_complaints, requirement=requirement)
 
 
-def _demanded(ranks: Ranks, demand: Callable[[ProcessGroup], None]) -> list[str]:
-    ranks.run(demand)
+def _requirement_complaints(ranks: Ranks, requirement: Callable[[ProcessGroup], None]) -> list[str]:
+    ranks.run(requirement)
     return []
 
 
-def _outcome(title: str, check: Callable[[], Sequence[str]]) -> list[str]:
-    """Return one text about a failed check; whatever it raised is part of the finding."""
+def _complaint(title: str, check: Callable[[], Sequence[str]]) -> list[str]:
+    """Return a text about a failed check, or nothing; an error that it raised is a failure."""
     try:
         found = list(check())
     except Exception as error:  # noqa: BLE001  (a backend may fail in any way)
@@ -223,16 +222,16 @@ def _outcome(title: str, check: Callable[[], Sequence[str]]) -> list[str]:
     return ["\n  ".join([title, *found[:5]])] if found else []
 
 
-class _Portable(str):
+class _PortableName(str):
     """A backend's name that registers its factory wherever it is unpickled."""
 
     factory: Factory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (str(self), self.factory)
+        return _register_again, (str(self), self.factory)
 
 
-def _arrive(name: str, factory: Factory) -> str:
+def _register_again(name: str, factory: Factory) -> str:
     register_backend(name, factory)
     return name
 
@@ -245,7 +244,7 @@ def _registered(make: str | Factory) -> Iterator[str]:
     if isinstance(make, str):
         yield make
         return
-    name = _Portable(f"under-test-{next(_numbers)}")
+    name = _PortableName(f"under-test-{next(_numbers)}")
     name.factory = make
     register_backend(name, make)
     try:

@@ -1,7 +1,7 @@
-"""Ways an array can lie in memory, with guards all around that tell who wrote beside it.
+"""Memory layouts of an array, with guard bytes all around that show writes beside its elements.
 
-`lay(x, layout)` copies `x` into a room of its own; `intact(view)` says whether every byte of the
-room that belongs to no element still is what it was: before, behind and between the elements.
+`lay(x, layout)` copies `x` into memory of its own. `intact(view)` returns whether every byte of
+that memory that belongs to no element is unchanged: before, behind and between the elements.
 
 >>> import numpy as np
 >>> x = lay(np.arange(6.0).reshape(2, 3), "transposed")
@@ -27,20 +27,20 @@ Strides = tuple[int, ...]
 
 
 def lay(x: Array, layout: str = "plain") -> Array:
-    """Return a copy of `x`, of the same shape and dtype, that lies as `layout` says."""
+    """Return a copy of `x`, of the same shape and dtype, in the layout of this name."""
     offset, strides, length = _LAYOUTS[layout](x)
-    room = np.full(length + 2 * GUARD, FILL, np.uint8)
-    view: Array = np.ndarray(x.shape, x.dtype, room, GUARD + offset, strides)
+    memory = np.full(length + 2 * GUARD, FILL, np.uint8)
+    view: Array = np.ndarray(x.shape, x.dtype, memory, GUARD + offset, strides)
     view[...] = x
     return view
 
 
 def intact(view: Array) -> bool:
-    """Say whether nothing was written to the room of an array from `lay` but its elements."""
-    room = view.base
-    assert isinstance(room, np.ndarray), "not an array made by lay()"
-    rest = room.copy()
-    offset = view.ctypes.data - room.ctypes.data
+    """Return whether only the elements of an array from `lay` were written."""
+    memory = view.base
+    assert isinstance(memory, np.ndarray), "not an array made by lay()"
+    rest = memory.copy()
+    offset = view.ctypes.data - memory.ctypes.data
     shape, strides = (*view.shape, view.itemsize), (*view.strides, 1)
     np.ndarray(shape, np.uint8, rest, offset, strides)[...] = FILL
     return bool((rest == FILL).all())

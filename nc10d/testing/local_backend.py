@@ -1,8 +1,8 @@
-"""A backend for ranks in one process that moves NumPy arrays by assignment, for testing the rest.
+"""A backend for ranks of one process that assigns NumPy arrays, to test everything above backends.
 
-Deliberately simple: every launch leaves its operations in a room that the ranks share; whoever
-comes last computes with the oracle in `reference` for all of them and ends their Works. No thread
-of its own, no shared memory, no speed. `run_local` runs a function once per rank on it.
+It is simple on purpose. Every launch posts its operations to an exchange that the ranks share. The
+last rank of a collective computes the results of all ranks with `reference` and ends their Works.
+There is no thread, no shared memory and no speed. `run_local` runs a function on each rank.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _P2P = (O.Send, O.Recv)
 
 
 class LocalWork(Work):
-    """A launch that ends when all of its operations have; fails when its own time is over."""
+    """A launch that ends when all of its operations have; it fails at its own timeout."""
 
-    __slots__ = ("_deadline", "_left", "_room", "_senders")
+    __slots__ = ("_deadline", "_exchange", "_left", "_senders")
 
-    def __init__(self, ops: Sequence[O.Op], room: LocalRoom, timeout: float) -> None:
+    def __init__(self, ops: Sequence[O.Op], exchange: LocalExchange, timeout: float) -> None:
         super().__init__(ops)
-        self._room = room
+        self._exchange = exchange
         self._left = len(ops)
         self._senders: list[int | None] = [None] * len(ops)
         self._deadline = Deadline.after(timeout)
 
-    def one_done(self, place: int, sender: int | None = None) -> None:
-        """Take note that one operation is over; the last one ends the launch."""
-        self._senders[place] = sender
+    def op_done(self, index: int, sender: int | None = None) -> None:
+        """Record the end of an operation; the last operation ends the launch."""
+        self._senders[index] = sender
         self._left -= 1
         if not self._left:
             self._finish(None, self._senders if len(self._senders) > 1 else sender)
@@ -57,77 +57,77 @@ class LocalWork(Work):
         self._poll()
 
     def _time_out(self) -> None:
-        what = self._describe()
-        self._room.fail(CollectiveTimeout(f"{what} timed out: not all ranks came", op=what))
+        call = self._describe()
+        self._exchange.fail(CollectiveTimeout(f"{call} timed out: not all ranks came", op=call))
 
 
-class LocalRoom:
-    """Where the ranks of one group leave their operations."""
+class LocalExchange:
+    """The pending operations of all ranks of a group."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
         self.failure: BaseException | None = None
-        self._meetings: dict[int, dict[int, _Posted]] = {}
-        self._mail: list[_Posted] = []
+        self._collectives: dict[int, dict[int, _PostedOp]] = {}
+        self._messages: list[_PostedOp] = []
 
-    def post(self, posted: _Posted, seq: int | None) -> None:
-        """Leave an operation; run it if it was the last that was missing."""
+    def post(self, posted: _PostedOp, seq: int | None) -> None:
+        """Add an operation; run its collective or message if it is complete now."""
         if seq is None:
             self._match(posted)
             return
-        meeting = self._meetings.setdefault(seq, {})
-        meeting[posted.rank] = posted
-        if len(meeting) == self.size:
-            del self._meetings[seq]
-            self._meet([meeting[rank] for rank in range(self.size)])
+        collective = self._collectives.setdefault(seq, {})
+        collective[posted.rank] = posted
+        if len(collective) == self.size:
+            del self._collectives[seq]
+            self._run([collective[rank] for rank in range(self.size)])
 
-    def _meet(self, posted: list[_Posted]) -> None:
-        ops = [one.op for one in posted]
+    def _run(self, collective: list[_PostedOp]) -> None:
+        ops = [posted.op for posted in collective]
         if len({type(op) for op in ops}) > 1:
             names = [O.OP_NAMES[type(op)] for op in ops]
             self.fail(CollectiveMismatch(f"the ranks made different calls: {names}"))
-            for one in posted:
-                one.work._finish(self.failure)
+            for posted in collective:
+                posted.work._finish(self.failure)
             return
         compute(ops)
-        for one in posted:
-            one.work.one_done(one.place)
+        for posted in collective:
+            posted.work.op_done(posted.index)
 
-    def _match(self, mine: _Posted) -> None:
-        for other in self._mail:
-            send, recv = (mine, other) if isinstance(mine.op, O.Send) else (other, mine)
-            if _fits(send, recv):
-                self._mail.remove(other)
+    def _match(self, posted: _PostedOp) -> None:
+        for other in self._messages:
+            send, recv = (posted, other) if isinstance(posted.op, O.Send) else (other, posted)
+            if _matches(send, recv):
+                self._messages.remove(other)
                 assign(recv.op.x, send.op.x)
-                send.work.one_done(send.place)
-                recv.work.one_done(recv.place, send.rank)
+                send.work.op_done(send.index)
+                recv.work.op_done(recv.index, send.rank)
                 return
-        self._mail.append(mine)
+        self._messages.append(posted)
 
     def fail(self, reason: BaseException) -> None:
-        """Fail everything that is pending, and all that comes; the first reason stays."""
+        """Fail all pending and later operations; the first reason stays."""
         with self.lock:
             self.failure = self.failure or reason
-            waiting = [one for meeting in self._meetings.values() for one in meeting.values()]
-            waiting += self._mail
-            self._meetings.clear()
-            self._mail.clear()
-        for one in waiting:
-            one.work._finish(self.failure)
+            waiting = [posted for ops in self._collectives.values() for posted in ops.values()]
+            waiting += self._messages
+            self._collectives.clear()
+            self._messages.clear()
+        for posted in waiting:
+            posted.work._finish(self.failure)
 
 
-class _Posted:
-    """One rank's operation, and its place in the launch that it belongs to."""
+class _PostedOp:
+    """A rank's operation, and its index in its launch."""
 
-    def __init__(self, rank: int, op: Any, work: LocalWork, place: int) -> None:
+    def __init__(self, rank: int, op: Any, work: LocalWork, index: int) -> None:
         self.rank = rank
         self.op = op
         self.work = work
-        self.place = place
+        self.index = index
 
 
-def _fits(send: _Posted, recv: _Posted) -> bool:
+def _matches(send: _PostedOp, recv: _PostedOp) -> bool:
     if not (isinstance(send.op, O.Send) and isinstance(recv.op, O.Recv)):
         return False
     named = recv.op.peer in (None, send.rank) and send.op.peer == recv.rank
@@ -135,21 +135,21 @@ def _fits(send: _Posted, recv: _Posted) -> bool:
 
 
 class LocalHub:
-    """The rooms of one job, by group name: `pg_options` of a local group."""
+    """The exchanges of a job, by group name; the `pg_options` of a local group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rooms: dict[str, LocalRoom] = {}
+        self._exchanges: dict[str, LocalExchange] = {}
         self.launches = 0
 
-    def room(self, name: str, size: int) -> LocalRoom:
-        """Return the room of a group, made for the first who asks."""
+    def exchange(self, name: str, size: int) -> LocalExchange:
+        """Return the exchange of a group; the first call makes it."""
         with self._lock:
-            return self._rooms.setdefault(name, LocalRoom(size))
+            return self._exchanges.setdefault(name, LocalExchange(size))
 
 
 class LocalBackend:
-    """One rank's door to a room."""
+    """A rank's backend; all ranks of a group share an exchange."""
 
     name = "local"
     device_type = "cpu"
@@ -159,29 +159,29 @@ class LocalBackend:
         self.rank = rank
         self.size = size
         self.launched: list[Sequence[O.Op]] = []
-        self._room = hub.room(group_name, size)
+        self._exchange = hub.exchange(group_name, size)
         self._seq = 0
         self._closed: BaseException | None = None
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
-        """Leave `ops` in the room; without `async_op`, wait until all are done."""
+        """Post `ops` to the exchange; without `async_op`, wait until all are done."""
         for op in ops:
             validate(op, self.rank, self.size)
-        work = LocalWork(ops, self._room, timeout)
-        with self._room.lock:
-            failure = self._closed or self._room.failure
+        work = LocalWork(ops, self._exchange, timeout)
+        with self._exchange.lock:
+            failure = self._closed or self._exchange.failure
             if failure is not None:
                 raise copy_to_raise(failure)
             self.launched.append(ops)
-            for place, op in enumerate(ops):
-                self._room.post(_Posted(self.rank, op, work, place), self._ticket(op))
+            for index, op in enumerate(ops):
+                self._exchange.post(_PostedOp(self.rank, op, work, index), self._next_seq(op))
         if async_op:
             return work
         work.wait()
         return None
 
-    def _ticket(self, op: O.Op) -> int | None:
-        """Number the collectives; point-to-point operations meet by rank and tag."""
+    def _next_seq(self, op: O.Op) -> int | None:
+        """Return a collective's number; None for messages, which match by rank and tag."""
         if isinstance(op, _P2P):
             return None
         self._seq += 1
@@ -195,20 +195,20 @@ class LocalBackend:
         deadline: Deadline,
         options: Any = None,
     ) -> LocalBackend:
-        """Make the door to another room."""
+        """Make this rank's backend of a subgroup."""
         return LocalBackend(self.hub, name, ranks.index(self.rank), len(ranks))
 
     def abort(self, reason: BaseException) -> None:
-        """Fail everything in the room, for every rank."""
-        self._room.fail(reason)
+        """Fail all operations of the group on every rank."""
+        self._exchange.fail(reason)
 
     def close(self) -> None:
-        """Refuse what comes; what this rank left pending fails everywhere."""
+        """Refuse later launches of this rank."""
         self._closed = self._closed or GroupClosed("the local backend is closed")
 
 
 def make(setup: BackendSetup) -> LocalBackend:
-    """Make one rank's backend; `options` is the Hub that the ranks share."""
+    """Make a rank's backend; `options` is the LocalHub that the ranks share."""
     return LocalBackend(setup.options, setup.group_name, setup.rank, setup.size)
 
 
@@ -218,7 +218,7 @@ def run_local(
     """Call function(group, *row) on each of `world_size` threads; return the results by rank.
 
     `run_ranks` on this backend: nothing is compiled, and `group` is each rank's default group as
-    well. Each column has one entry a rank.
+    well. Each column has an entry per rank.
     """
     with Ranks(world_size, "threads", "local", timeout, LocalHub()) as ranks:
         return ranks.run(function, *columns)

@@ -1,8 +1,8 @@
-"""The ways in which one and the same call can be made; all must leave the same bits.
+"""The modes in which the same call can be made; all must leave the same bits.
 
-`perform(group, make, mode)` is run on every rank. It makes the call that `make()` describes, on
-new arrays each time, in the way that `mode` names, and returns the operations that were made.
-AssertionError if a call returned what it should not have.
+Every rank runs `perform(group, make, mode)`. It makes the call that `make()` describes, on new
+arrays each time, in the named mode, and returns the operations. AssertionError if a call returned
+a wrong value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _once(group: ProcessGroup, make: Make) -> list[Any]:
 
 
 def _sync(group: ProcessGroup, make: Make) -> list[Any]:
-    """Twice: a backend may take another way when it has seen a call before."""
+    """Make the call twice: a backend may handle a repeated call differently."""
     return [*_once(group, make), *_once(group, make)]
 
 
@@ -74,7 +74,7 @@ def _coalesced_async(group: ProcessGroup, make: Make) -> list[Any]:
 
 
 def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
-    """A message is on its way from rank to rank while the call is made."""
+    """Make the call while a message between ranks is in flight."""
     if group.size == 1:
         return _once(group, make)
     following, previous = _neighbours(group)
@@ -88,7 +88,7 @@ def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
 
 
 def _among_messages(group: ProcessGroup, make: Make) -> list[Any]:
-    """The call and messages both ways, as one submission."""
+    """Make the call and messages both ways as a single submission."""
     ops = [make(), make()]
     following, previous = _neighbours(group)
     got = np.zeros(4, np.int64)

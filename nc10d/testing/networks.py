@@ -1,11 +1,11 @@
-"""Hosts on one machine: network namespaces that a bridge in a namespace of its own connects.
+"""Hosts on one machine: network namespaces, connected by a bridge in a namespace of its own.
 
     with network(2) as net:
         subprocess.run([*net.inside(1), "ping", net.address(0)])
 
-Only root can make them; `why_not` says what is missing. What a host sends goes through its only
-device, which counts it. Their sockets send by reno: the host's own default may be BBR, whose clock
-makes the time of what is sent in bursts a matter of chance.
+Only root can make them; `why_not` returns the missing condition. A host sends through its only
+device, which counts the bytes. The sockets use the congestion control reno: the machine's default
+may be BBR, whose pacing makes the duration of bursts random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _networks = itertools.count()
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts by number, each with an address of either family on its only device."""
+    """Hosts by number, each with an IPv4 and an IPv6 address on its only device."""
 
     names: list[str]
 
@@ -37,21 +37,21 @@ class Network:
         return f"10.87.0.{host + 1}" if family == 4 else f"fd87::{host + 1}"
 
     def inside(self, host: int) -> list[str]:
-        """Return the words that make a command run on a host."""
+        """Return the words before a command that make it run on a host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     def sent(self, host: int) -> int:
-        """Return the bytes that a host has sent."""
+        """Return the number of bytes that a host has sent."""
         (found,) = json.loads(ip("-n", self.names[host], "-s", "-j", "link", "show", DEVICE))
         return int(found["stats64"]["tx"]["bytes"])
 
     def cut(self, host: int) -> None:
-        """Let a host vanish: nothing comes from it, nothing reaches it."""
+        """Disconnect a host: it can neither send nor receive any more."""
         ip("-n", self.names[host], "link", "set", DEVICE, "down")
 
 
 def ip(*words: str) -> str:
-    """Run iproute2's `ip`, return its output; UnsupportedPlatform if it is missing or refuses."""
+    """Run iproute2's `ip`; return its output. UnsupportedPlatform if it is missing or fails."""
     if shutil.which("ip") is None:
         raise UnsupportedPlatform("network namespaces need ip (iproute2)")
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
@@ -62,7 +62,7 @@ def ip(*words: str) -> str:
 
 
 def why_not() -> str | None:
-    """Say why namespaces can't be made here, or None."""
+    """Return the reason why namespaces can't be made here, or None."""
     try:
         with network(1):
             return None
@@ -72,7 +72,7 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def network(hosts: int) -> Iterator[Network]:
-    """Make hosts and connect them; UnsupportedPlatform where that can't be done."""
+    """Make hosts and connect them; UnsupportedPlatform where namespaces can't be made."""
     prefix = f"nc10d-{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
     net = Network([f"{prefix}-{host}" for host in range(hosts)])
@@ -98,5 +98,5 @@ def _connect(net: Network, switch: str, host: int, name: str) -> None:
     ip("-n", name, "addr", "add", f"{net.address(host, 6)}/64", "dev", DEVICE, "nodad")
     ip("-n", name, "link", "set", "lo", "up")
     ip("-n", name, "link", "set", DEVICE, "up")
-    with contextlib.suppress(UnsupportedPlatform):  # where /proc/sys can't be written it stays
+    with contextlib.suppress(UnsupportedPlatform):  # /proc/sys may not be writable
         ip("netns", "exec", name, "sh", "-c", f"echo reno > {CONGESTION}")

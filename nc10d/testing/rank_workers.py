@@ -1,8 +1,8 @@
-"""One rank for tests, as a thread or as a process: it joins a group, then runs what it is given.
+"""A rank for tests, as a thread or as a process: it joins a group, then runs tasks.
 
-A rank takes a task (a function and its arguments), runs it with its default group in front, and
-gives back an outcome: (True, what it returned) or (False, what it raised). A rank that raises
-something of its own fails its groups, so that nobody waits for it.
+A rank takes a task (a function and its arguments), runs it with its default group as the first
+argument, and returns an outcome: (True, result) or (False, error). A rank whose task raises an
+error other than a DistError aborts its groups, so that no other rank waits for it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from nc10d.group.world import (
 
 Outcome = tuple[bool, Any]
 STOP = None
-POLITE = 5.0
+EXIT_SECONDS = 5.0
 """Seconds that a process has to leave its group before it is killed."""
 
 
-class Member(Protocol):
-    """One rank as its owner sees it."""
+class RankWorker(Protocol):
+    """A rank as its owner sees it."""
 
-    def give(self, task: Any) -> None:
-        """Hand over a function and its arguments."""
+    def submit(self, task: Any) -> None:
+        """Send a function and its arguments."""
 
-    def take(self, timeout: float) -> Outcome | None:
-        """Wait for (succeeded, result or error); None if there is none in time."""
+    def result(self, timeout: float) -> Outcome | None:
+        """Wait for an outcome; None if there is none within `timeout` seconds."""
 
     def end(self) -> None:
         """Ask the rank to end, and wait until it has."""
 
-    def drop(self) -> None:
-        """Give the rank up, whatever it is doing."""
+    def abandon(self) -> None:
+        """Give the rank up, even if it is running a task."""
 
 
-class ThreadMember:
+class ThreadWorker:
     """A rank as a thread with a world of its own."""
 
     def __init__(self, join: Callable[[], None]) -> None:
@@ -63,12 +63,12 @@ class ThreadMember:
         with own_world():
             serve(join, self._tasks.get, self._outcomes.put)
 
-    def give(self, task: Any) -> None:
-        """Hand over a function and its arguments."""
+    def submit(self, task: Any) -> None:
+        """Send a function and its arguments."""
         self._tasks.put(task)
 
-    def take(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; None if there is none in time."""
+    def result(self, timeout: float) -> Outcome | None:
+        """Wait for an outcome; None if there is none within `timeout` seconds."""
         try:
             return self._outcomes.get(timeout=timeout)
         except queue.Empty:
@@ -76,32 +76,32 @@ class ThreadMember:
 
     def end(self) -> None:
         """Ask the thread to end, and wait until it has."""
-        self.drop()
-        self._thread.join(2 * POLITE)
+        self.abandon()
+        self._thread.join(2 * EXIT_SECONDS)
 
-    def drop(self) -> None:
-        """Let the thread end when it comes back; nobody can make it."""
+    def abandon(self) -> None:
+        """Let the thread end after its task; a thread can't be killed."""
         self._tasks.put(STOP)
 
 
-class ProcessMember:
-    """A rank as a process of its own, started afresh (not forked), out of reach of Ctrl-C."""
+class ProcessWorker:
+    """A rank as a spawned process, which Ctrl-C does not reach."""
 
     def __init__(self, host: str, port: int, rank: int, size: int, options: dict[str, Any]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        arguments = (theirs, host, port, rank, size, options)
+        self._pipe, worker_end = context.Pipe()
+        arguments = (worker_end, host, port, rank, size, options)
         self.process = context.Process(target=_process_main, args=arguments, daemon=True)
-        with _holding_interrupts():
+        with _interrupts_blocked():
             self.process.start()
-        theirs.close()
+        worker_end.close()
 
-    def give(self, task: Any) -> None:
-        """Hand over a function and its arguments; both must pickle."""
+    def submit(self, task: Any) -> None:
+        """Send a function and its arguments; both must pickle."""
         self._pipe.send(task)
 
-    def take(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; a process that has died is one."""
+    def result(self, timeout: float) -> Outcome | None:
+        """Wait for an outcome; a process that has died counts as a failed outcome."""
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
         except EOFError:
@@ -109,13 +109,13 @@ class ProcessMember:
             return False, RuntimeError(f"the process ended with code {self.process.exitcode}")
 
     def end(self) -> None:
-        """Ask the process to end, and wait until it has; kill it if it does not."""
+        """Ask the process to end and wait for its exit; kill it after EXIT_SECONDS."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send(STOP)
-        self.process.join(POLITE)
-        self.drop()
+        self.process.join(EXIT_SECONDS)
+        self.abandon()
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Kill the process if it still lives."""
         self.process.kill()
         self.process.join()
@@ -123,9 +123,9 @@ class ProcessMember:
 
 
 @contextlib.contextmanager
-def _holding_interrupts() -> Iterator[None]:
-    """Start processes in which Ctrl-C waits until they have left the terminal's foreground."""
-    resource_tracker.ensure_running()  # its own start ends with SIGINT let through
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes with SIGINT blocked, until they leave the terminal's foreground."""
+    resource_tracker.ensure_running()  # starting it here would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -134,15 +134,15 @@ def _holding_interrupts() -> Iterator[None]:
 
 
 def _leave_foreground() -> None:
-    """Leave Ctrl-C to the process that owns this one; a SIGINT meant for this one still counts."""
+    """Leave Ctrl-C to the owner's process; a SIGINT sent to this process itself still counts."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets one that has come already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # discards a pending SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _end_with_owner() -> None:
-    """End this process when the one that started it has: a task of a rank may last for ever."""
+    """Exit when the owner's process has ended, even during a task."""
     owner = multiprocessing.parent_process()
     assert owner is not None, "only a started process has ranks to end"
 
@@ -170,11 +170,11 @@ def _process_main(
 def serve(
     join: Callable[[], None], tasks: Callable[[], Any], report: Callable[[Outcome], None]
 ) -> None:
-    """Run tasks until told to stop; the group exists for as long."""
+    """Join the group, run tasks until STOP, and leave the group."""
     try:
         join()
         report((True, None))
-    except BaseException as error:  # noqa: BLE001  (whatever it is, the owner wants to know)
+    except BaseException as error:  # noqa: BLE001  (the owner handles any error)
         report((False, portable(error)))
         return
     while True:
@@ -187,37 +187,37 @@ def serve(
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
-            _tell_the_others(error)
+            _abort_groups(error)
             report((False, portable(error)))
     if current_world().default is not None:
         destroy_process_group()
 
 
-def _tell_the_others(error: BaseException) -> None:
-    """Fail the groups, so that nobody waits for a rank that has raised something of its own."""
+def _abort_groups(error: BaseException) -> None:
+    """Abort the groups after an error of the task, so that no other rank waits for this rank."""
     if not isinstance(error, DistError):
         for group in [*current_world().groups.values()]:
             group.abort(f"rank {group.rank} raised {type(error).__name__}: {error}")
 
 
-_HEAD = "on its own rank:\n"
-_noting = threading.Lock()
+_REMOTE_HEAD = "on its own rank:\n"
+_notes_lock = threading.Lock()
 
 
 def portable(error: BaseException) -> BaseException:
-    """Write the traceback, which does not pickle, into a note; once, though ranks share errors."""
-    with _noting:
-        if not any(note.startswith(_HEAD) for note in getattr(error, "__notes__", ())):
-            story = traceback.TracebackException.from_exception(error)
-            _forget_notes(story)
-            error.add_note(_HEAD + "".join(story.format()))
+    """Write the traceback, which does not pickle, into a note; idempotent."""
+    with _notes_lock:
+        if not any(note.startswith(_REMOTE_HEAD) for note in getattr(error, "__notes__", ())):
+            text = traceback.TracebackException.from_exception(error)
+            _drop_remote_notes(text)
+            error.add_note(_REMOTE_HEAD + "".join(text.format()))
     return error
 
 
-def _forget_notes(story: traceback.TracebackException | None) -> None:
-    """Leave out what causes carry from other ranks: each round would tell it all again."""
-    while story is not None:
-        notes = getattr(story, "__notes__", None) or ()
-        kept = [note for note in notes if not note.startswith(_HEAD)]
-        story.__notes__ = kept  # type: ignore[attr-defined,unused-ignore]
-        story = story.__cause__ or story.__context__
+def _drop_remote_notes(text: traceback.TracebackException | None) -> None:
+    """Remove the notes with other ranks' tracebacks: they would repeat in every report."""
+    while text is not None:
+        notes = getattr(text, "__notes__", None) or ()
+        kept = [note for note in notes if not note.startswith(_REMOTE_HEAD)]
+        text.__notes__ = kept  # type: ignore[attr-defined,unused-ignore]
+        text = text.__cause__ or text.__context__

@@ -3,10 +3,10 @@
     with Ranks(4) as ranks:
         sums = ranks.run(lambda group, x: add_up(group, x), arrays)
 
-Ranks stay alive between calls, so that a property test pays for forming the group once. When a
-rank raises, its groups are aborted, so that the others raise too; what a rank raised of its own is
-raised here, with the others' messages as notes, and the next call begins with new ranks. Ctrl-C
-is the caller's: it ends the ranks that are processes at once.
+Ranks stay alive between calls, so that a property test forms the group only once. When a rank
+raises, its groups are aborted, so that the other ranks raise too. `run` raises the first rank's own
+error, with the other errors as notes; the next call starts new ranks. Ctrl-C reaches only the
+caller, which kills ranks that are processes at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nc10d.errors import DistError
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import Member, ProcessMember, ThreadMember
+from nc10d.testing.rank_workers import ProcessWorker, RankWorker, ThreadWorker
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 T = TypeVar("T")
 Kind = Literal["threads", "processes"]
-ANSWER = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds beyond the group's own timeout after which a rank counts as lost."""
 
 
@@ -48,8 +48,8 @@ class Ranks:
         self.world_size = world_size
         self.kind = kind
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
-        self._limit = timeout + ANSWER
-        self._members: list[Member] = []
+        self._limit = timeout + ANSWER_SECONDS
+        self._workers: list[RankWorker] = []
         self._store: Store | None = None
 
     def __enter__(self) -> Ranks:
@@ -61,16 +61,16 @@ class Ranks:
     def run(self, function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
         """Call function(group, *row) on every rank; return the results by rank.
 
-        Each column has one entry a rank. With processes, function and rows must pickle. Blocks
-        until all have answered; TimeoutError names those who did not.
+        Each column has an entry per rank. With processes, function and rows must pickle. Blocks
+        until all ranks have answered; TimeoutError names the ranks that did not.
         """
         if any(len(column) != self.world_size for column in columns):
             raise ValueError(f"each column needs {self.world_size} entries, one a rank")
         try:
-            if not self._members:
+            if not self._workers:
                 self._start()
-            for rank, member in enumerate(self._members):
-                member.give((function, tuple(column[rank] for column in columns)))
+            for rank, worker in enumerate(self._workers):
+                worker.submit((function, tuple(column[rank] for column in columns)))
             return self._collect()
         except KeyboardInterrupt:
             self._drop()
@@ -78,8 +78,8 @@ class Ranks:
 
     def close(self) -> None:
         """End all ranks; the next run starts new ones."""
-        members, self._members = self._members, []
-        enders = [threading.Thread(target=member.end) for member in members]
+        workers, self._workers = self._workers, []
+        enders = [threading.Thread(target=worker.end) for worker in workers]
         for ender in enders:
             ender.start()
         for ender in enders:
@@ -88,13 +88,13 @@ class Ranks:
 
     def processes(self) -> list[multiprocessing.process.BaseProcess]:
         """Return the processes of the ranks (kind="processes", after the first run)."""
-        return [m.process for m in self._members if isinstance(m, ProcessMember)]
+        return [worker.process for worker in self._workers if isinstance(worker, ProcessWorker)]
 
     def _drop(self) -> None:
-        """Give all ranks up, whatever they are doing."""
-        members, self._members = self._members, []
-        for member in members:
-            member.drop()
+        """Give all ranks up, even during a task."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.abandon()
         self._close_store()
 
     def _close_store(self) -> None:
@@ -104,10 +104,10 @@ class Ranks:
             close_store()
 
     def _start(self) -> None:
-        self._members = self._processes() if self.kind == "processes" else self._threads()
+        self._workers = self._processes() if self.kind == "processes" else self._threads()
         self._collect()
 
-    def _threads(self) -> list[Member]:
+    def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
         shared = HashStore()
@@ -118,21 +118,21 @@ class Ranks:
                 store=shared, rank=rank, world_size=size, **self._options
             )
 
-        return [ThreadMember(joiner(rank)) for rank in range(self.world_size)]
+        return [ThreadWorker(joiner(rank)) for rank in range(self.world_size)]
 
-    def _processes(self) -> list[Member]:
+    def _processes(self) -> list[RankWorker]:
         from nc10d.store import TCPStore
 
         size = self.world_size
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
         self._store = store
         return [
-            ProcessMember("127.0.0.1", store.port, rank, size, self._options)
+            ProcessWorker("127.0.0.1", store.port, rank, size, self._options)
             for rank in range(size)
         ]
 
     def _collect(self) -> list[Any]:
-        outcomes = [member.take(self._limit) for member in self._members]
+        outcomes = [worker.result(self._limit) for worker in self._workers]
         missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
         failed = [
             (rank, outcome[1])
@@ -144,12 +144,12 @@ class Ranks:
             raise TimeoutError(f"ranks {missing} did not answer within {self._limit} s")
         if failed:
             self.close()
-            raise _joined(failed)
+            raise _combined(failed)
         return [outcome[1] for outcome in outcomes if outcome]
 
 
-def _joined(failed: Sequence[tuple[int, BaseException]]) -> BaseException:
-    # What a rank raised by itself is the cause; failures of the group come of it.
+def _combined(failed: Sequence[tuple[int, BaseException]]) -> BaseException:
+    # A rank's own error is the cause of the group's errors on other ranks.
     failed = sorted(failed, key=lambda pair: (isinstance(pair[1], DistError), pair[0]))
     rank, first = failed[0]
     first.add_note(f"raised on rank {rank}")
@@ -167,8 +167,8 @@ def run_ranks(
 ) -> list[T]:
     """Form a group of `world_size` ranks, call function(group, *row) on each, return the results.
 
-    For one call; `Ranks` keeps them for several. `group` is each rank's default group as well, so
-    that `nc10d.all_reduce(x)` works in it too. `run_local` is the same without an engine.
+    `Ranks` keeps the ranks for several calls. `group` is each rank's default group as well, so that
+    `nc10d.all_reduce(x)` works in the function. `run_local` needs no engine.
     """
     with Ranks(world_size, kind, timeout=timeout) as ranks:
         return ranks.run(function, *columns)

@@ -1,7 +1,7 @@
-"""What every rank must end with, in a few lines of NumPy: the oracle that tests compare with.
+"""The reference results of collectives, in a few lines of NumPy, for tests to compare with.
 
-Contract: `arrays[r]` is what rank r contributes; the result's item r is what rank r must hold
-afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
+Contract: `arrays[r]` is the input of rank r. Item r of the result is the array that rank r must
+hold afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
 rounding once each time. Nothing here uses nc10d's kernels; nothing is changed in place.
 
 >>> import numpy as np
@@ -37,7 +37,7 @@ def all_reduce(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
 
 
 def reduce(arrays: Sequence[Array], root: int, op: ReduceOp = SUM) -> list[Array]:
-    """The root ends with the reduction, the others with what they had."""
+    """The root ends with the reduction, the other ranks with their own arrays."""
     return [fold(arrays, op) if r == root else x.copy() for r, x in enumerate(arrays)]
 
 
@@ -91,7 +91,7 @@ def _has_nan(x: Array) -> bool:
 
 
 def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
-    """Reduce `arrays` in their order; a TypeError says why `op` is not for their dtype."""
+    """Reduce `arrays` in their order; TypeError if their dtype does not allow `op`."""
     dtype = dtype_of(arrays[0].dtype)
     check_reduce(dtype, op)
     inputs = [scaled(x, op.factor) for x in arrays] if op.factor is not None else arrays

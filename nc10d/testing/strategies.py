@@ -1,10 +1,9 @@
-"""Hypothesis strategies: what may be given to collectives, from element types to whole programs.
+"""Hypothesis strategies for the arguments of collectives, from element types to whole programs.
 
 Contract: every strategy shrinks to small worlds, few elements and plain layouts. Array contents
-come from a drawn seed: special values, ordinary ones and random bits, mixed. A `CollectiveCall` is
-one
-collective of all ranks; it makes each rank's operation with memory of its own, so that it can be
-run as often as one likes, and knows from the oracle what must come out.
+follow from a drawn seed: a mix of special values, ordinary values and random bits. A
+`CollectiveCall` is a collective of all ranks. It makes each rank's operation on new memory, so that
+a test can run it any number of times, and it knows the expected outputs from the reference.
 
     @given(worlds().flatmap(lambda size: st.tuples(st.just(size), programs(size))))
 """
@@ -35,7 +34,7 @@ def worlds(largest: int = 5) -> st.SearchStrategy[int]:
 
 
 def dtypes() -> st.SearchStrategy[DType]:
-    """Draw an element type; the common ones come first when shrinking."""
+    """Draw an element type; shrinks to the common types."""
     first = [DType.FLOAT32, DType.INT64]
     return st.sampled_from(first + [d for d in DType if d not in first])
 
@@ -72,7 +71,7 @@ def special_values(dtype: DType) -> Array:
 
 
 def mixed_values(dtype: DType, shape: Sequence[int] | int, seed: int) -> Array:
-    """Return special values, ordinary ones and random bits (so also subnormals), at random."""
+    """Return a random mix of special values, ordinary values and random bits (so subnormals)."""
     rng = np.random.default_rng(seed)
     if dtype.family is ElementKind.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
@@ -94,7 +93,7 @@ def arrays(draw: st.DrawFn, dtype: DType, shape: Sequence[int]) -> Array:
 
 @st.composite
 def same_shape_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
-    """Draw one array per rank, all of one type and shape."""
+    """Draw an array per rank, all of the same type and shape."""
     dtype = dtype or draw(dtypes())
     shape = draw(shapes())
     return [draw(arrays(dtype, shape)) for _ in range(size)]
@@ -102,7 +101,7 @@ def same_shape_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) 
 
 @st.composite
 def ragged_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
-    """Draw one flat array per rank, all of one type, of different sizes."""
+    """Draw a flat array per rank, all of the same type, of different sizes."""
     dtype = dtype or draw(dtypes())
     return [draw(arrays(dtype, (draw(counts()),))) for _ in range(size)]
 
@@ -119,10 +118,10 @@ def strided(x: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveCall:
-    """One collective of all ranks.
+    """A collective of all ranks.
 
-    `inputs[r]` is what rank r puts in: an array, or a list of arrays where it has one per rank.
-    `flat` packs such lists into one array; `spread` makes arrays strided.
+    `inputs[r]` is the input of rank r: an array, or a list of arrays with an array per rank.
+    `flat` packs such lists into a single array; `spread` makes arrays strided.
     """
 
     kind: type[Any]
@@ -137,7 +136,7 @@ class CollectiveCall:
         return _MAKE[self.kind](self, rank)
 
     def expected(self) -> list[list[Array]]:
-        """Return what each rank's `outputs` must hold afterwards."""
+        """Return the expected `outputs` of each rank."""
         ops = [self.make(rank) for rank in range(len(self.inputs))]
         compute(ops)
         return [outputs(op) for op in ops]
@@ -147,7 +146,7 @@ class CollectiveCall:
         return strided(x) if self.spread else x.copy()
 
     def pack(self, chunks: Sequence[Array]) -> Any:
-        """Return copies of the chunks, as a list or as one flat array."""
+        """Return copies of the chunks, as a list or as a flat array."""
         if self.flat:
             return self.lay(np.concatenate([np.ravel(x) for x in chunks]))
         return [self.lay(x) for x in chunks]
@@ -166,7 +165,7 @@ def outputs(op: Any) -> list[Array]:
 
 
 def issue(group: Any, op: Any, async_op: bool = False) -> Any:
-    """Make the call of `group` that `op` stands for; return what the call returns."""
+    """Make the call of `group` for an operation; return the call's result."""
     return _ISSUE[type(op)](group, op, async_op)
 
 
@@ -208,10 +207,10 @@ def _zeros(chunks: Sequence[Array]) -> list[Array]:
 
 
 def _make_all_to_all(c: CollectiveCall, r: int) -> O.AllToAll:
-    mine, coming = c.inputs[r], c.column(r)
-    op = O.AllToAll(c.pack(_zeros(coming)), c.pack(mine))
+    sent, received = c.inputs[r], c.column(r)
+    op = O.AllToAll(c.pack(_zeros(received)), c.pack(sent))
     if c.flat:
-        op.out_splits, op.in_splits = [len(x) for x in coming], [len(x) for x in mine]
+        op.out_splits, op.in_splits = [len(x) for x in received], [len(x) for x in sent]
     return op
 
 
@@ -244,7 +243,7 @@ _MATRIX = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})
 
 @st.composite
 def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> CollectiveCall:
-    """Draw one collective of `size` ranks."""
+    """Draw a collective of `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
     flat = kind in _FLAT and draw(st.booleans())
     return CollectiveCall(
@@ -259,7 +258,7 @@ def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Col
 
 @st.composite
 def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: bool) -> list[Any]:
-    """Draw what each rank puts in; where sizes must agree between ranks or chunks, they do."""
+    """Draw each rank's input; sizes agree where the collective requires it."""
     if kind is O.Barrier:
         return [None] * size
     if kind in _SAME_SHAPE:
@@ -274,10 +273,10 @@ def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: boo
 
 
 def _rotations(sizes: list[int]) -> list[list[int]]:
-    """Give each rank the same sizes in another order: every pair exchanges a size of its own."""
+    """Give each rank the same sizes in another order: every pair exchanges another size."""
     return list(accumulate(sizes[1:], lambda row, _: row[1:] + row[:1], initial=sizes))
 
 
 def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[CollectiveCall]]:
-    """Draw collectives that `size` ranks make one after the other."""
+    """Draw collectives that `size` ranks make in sequence."""
     return st.lists(calls(size), min_size=1, max_size=longest)

@@ -1,4 +1,4 @@
-"""Errors on their way from a rank to whoever runs the test."""
+"""The public names of the kit, and errors on their way from a rank to the test's process."""
 
 from __future__ import annotations
 
@@ -15,33 +15,39 @@ from at_terminal import AtTerminal
 from clocks import soon
 
 import nc10d as dist
+from nc10d import testing
 from nc10d.base.promise import copy_to_raise
 from nc10d.testing.local_backend import run_local
 from nc10d.testing.rank_workers import portable
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
-def told(error: BaseException) -> int:
+def test_every_public_name_of_the_kit_can_be_imported() -> None:
+    for name in testing.__all__:
+        assert getattr(testing, name) is not None
+
+
+def notes_length(error: BaseException) -> int:
     return sum(map(len, getattr(error, "__notes__", ())))
 
 
-def test_an_error_that_ranks_share_is_told_once() -> None:
+def test_an_error_that_ranks_share_is_reported_once() -> None:
     error = ValueError("why")
-    lengths = {told(portable(error)) for _ in range(5)}
+    lengths = {notes_length(portable(error)) for _ in range(5)}
     assert len(lengths) == 1
     assert "why" in error.__notes__[0]
 
 
 def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
     error: BaseException = portable(RuntimeError("root"))
-    first = told(error)
+    first = notes_length(error)
     for _ in range(12):
         outer = RuntimeError("root")
         outer.__cause__ = error
         error = portable(outer)
-    assert told(error) < 40 * first
+    assert notes_length(error) < 40 * first
     copy = copy_to_raise(error)
-    assert told(portable(copy)) < 40 * first
+    assert notes_length(portable(copy)) < 40 * first
 
 
 def only_rank_one_is_wrong(group: Any) -> None:
@@ -49,7 +55,7 @@ def only_rank_one_is_wrong(group: Any) -> None:
     group.barrier()
 
 
-def test_what_one_rank_raises_is_raised_at_once_and_not_the_others_wait() -> None:
+def test_an_error_of_a_rank_is_raised_at_once_without_waiting_for_the_others() -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError, match="mine"):
         run_ranks(only_rank_one_is_wrong, 2, timeout=60.0)
@@ -62,7 +68,7 @@ def added(group: Any, x: int, y: int) -> tuple[int, int, bool]:
     return group.rank, int(total[0]), group is dist.get_default_group()
 
 
-def test_run_local_and_run_ranks_have_one_shape() -> None:
+def test_run_local_and_run_ranks_have_the_same_signature() -> None:
     columns = [1, 2, 3], [10, 20, 30]
     expected = [(rank, 140, True) for rank in range(3)]
     assert run_local(added, 3, *columns) == expected
@@ -174,4 +180,4 @@ def test_ranks_end_with_their_owner_however_that_ended(tmp_path: Path) -> None:
         while seen.count("hangs") < 2:  # two processes write: lines may be mixed
             seen += owner.stdout.readline()
         owner.kill()
-        owner.communicate(timeout=60)  # the pipe ends when nobody holds it any more
+        owner.communicate(timeout=60)  # the pipe ends when no process holds it any more

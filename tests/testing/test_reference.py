@@ -1,4 +1,4 @@
-"""The oracle itself, against numbers worked out by hand or in exact arithmetic."""
+"""The reference itself, against numbers computed by hand or in exact arithmetic."""
 
 import doctest
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Protocols in virtual time: their laws hold in any weather, and the bugs put in are found."""
+"""Protocols in virtual time: their laws hold in any weather, and they find seeded bugs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import simulation
 from simulation.__main__ import main
-from simulation.bugs import BUGS, Bug, hunt
-from simulation.clock import Condition, Silence, Simulation, virtual
+from simulation.bugs import BUGS, BrokenBug, Bug, BugTargetMissing, hunt
+from simulation.clock import Condition, NoProgress, Simulation, virtual
 from simulation.network import Network, Weather
 
 MILLION = int(os.environ.get("NC10D_SCHEDULES", "1000000"))
@@ -47,7 +47,7 @@ def test_a_seed_plays_the_same_every_time(seed: int) -> None:
         "missing wake-up",
         "skipped HMAC of frames",
         "own list of survivors",
-        "one judge tells its verdict",
+        "first coordinator decides alone",
         "bucket launched twice",
     ],
 )
@@ -71,17 +71,17 @@ def test_all_seeded_bugs_are_found(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_seed_is_replayed_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["7"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("seed 7: founding")
-    assert "rank 0: COMPARE_SET" in told or "rank 0: ADD" in told
+    output = capsys.readouterr().out
+    assert output.startswith("seed 7: group formation")
+    assert "rank 0: COMPARE_SET" in output or "rank 0: ADD" in output
     assert main(["0", "--bug", "missing wake-up"]) == 1
     assert "python -m simulation 0" in capsys.readouterr().out
 
 
-def test_a_wait_that_nothing_ends_is_silence() -> None:
+def test_a_wait_that_nothing_ends_is_no_progress() -> None:
     sim = Simulation(1)
     sim.start("rank 0", lambda: Condition().wait_for(lambda: False, float("inf")))
-    with virtual(), pytest.raises(Silence, match="nothing will ever come"):
+    with virtual(), pytest.raises(NoProgress, match="nothing will ever come"):
         sim.run()
 
 
@@ -117,7 +117,29 @@ def test_a_stream_brings_everything_once_and_in_order() -> None:
     assert bytes(got) == sent
 
 
-def test_the_product_is_as_it_was_after_a_bug() -> None:
+def test_every_seeded_bug_has_a_target_in_the_product() -> None:
+    for bug in BUGS.values():
+        bug.resolve()
+
+
+@pytest.mark.parametrize(
+    "target", ["store.no_module:Table._set", "store.table:NoTable._set", "store.table:Table.none"]
+)
+def test_a_bug_without_a_target_is_an_error(target: str) -> None:
+    with (
+        pytest.raises(BugTargetMissing, match=target),
+        Bug(target, lambda real: real, ()).present(),
+    ):
+        pass
+
+
+def test_a_bug_that_raises_an_error_of_its_own_is_not_found() -> None:
+    wrong_arity = Bug("store.table:Table._set", lambda real: lambda: None, ("store calls",))
+    with pytest.raises(BrokenBug, match="raises TypeError"):
+        hunt(wrong_arity, 100)
+
+
+def test_a_bug_is_removed_from_the_product_afterwards() -> None:
     from nc10d.store.table import Table
 
     before = Table._set

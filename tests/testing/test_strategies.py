@@ -1,4 +1,4 @@
-"""The strategies make what they promise: valid calls, on fresh memory, with known results."""
+"""The strategies keep their contract: valid calls, on new memory, with known results."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -48,7 +48,7 @@ def test_a_call_makes_fresh_memory_each_time(drawn):
 
 
 @given(sized_calls)
-def test_what_is_expected_does_not_depend_on_layout(drawn):
+def test_expected_results_do_not_depend_on_layout(drawn):
     _, call = drawn
     plain = strategies.CollectiveCall(call.kind, call.inputs, call.op, call.root, call.flat)
     for mine, theirs in zip(call.expected(), plain.expected(), strict=True):

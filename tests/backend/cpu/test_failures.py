@@ -343,16 +343,16 @@ def test_a_killed_rank_is_named_by_every_survivor(victim: int) -> None:
     with Ranks(4, "processes") as ranks:
         ranks.run(nothing)
         processes = ranks.processes()
-        for member in ranks._members:
-            member.give((busy, ()))
-        outcome = ranks._members[victim].take(0.3)
+        for worker in ranks._workers:
+            worker.submit((busy, ()))
+        outcome = ranks._workers[victim].result(0.3)
         assert outcome is None, outcome
         killed = time.monotonic()
         os.kill(processes[victim].pid or 0, signal.SIGKILL)
-        for rank, member in enumerate(ranks._members):
+        for rank, worker in enumerate(ranks._workers):
             if rank == victim:
                 continue
-            outcome = member.take(10.0)
+            outcome = worker.result(10.0)
             assert outcome is not None, f"rank {rank} hangs"
             error, when = outcome[1]
             assert isinstance(error, PeerLost), error

@@ -20,8 +20,8 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import conformance
 from nc10d.testing.cases import NO_OP, OPS, cover
 from nc10d.testing.cases import reduction as reduction_of
-from nc10d.testing.demands import DEMANDS, any_source_takes_each_message_once
 from nc10d.testing.ranks import Ranks
+from nc10d.testing.requirements import REQUIREMENTS, any_source_takes_each_message_once
 
 pytestmark = needs_emulators
 FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)
@@ -63,7 +63,7 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
 def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int, list[str]]:
     """Return how many checks were made on `size` ranks, and what was wrong."""
     cases = [case for case in cover((size,), dtypes, seed) if has(case.dtype, case.op)]
-    demands = [one for one in DEMANDS if one is not any_source_takes_each_message_once]
+    demands = [one for one in REQUIREMENTS if one is not any_source_takes_each_message_once]
     found = []
     with Ranks(size, "processes", Registered("through-device"), timeout=30.0) as ranks:
         for dtype in dtypes:

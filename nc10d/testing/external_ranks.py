@@ -1,12 +1,12 @@
-"""Ranks for tests that a launcher starts: mpirun, srun, or any command that runs one a rank.
+"""Ranks for tests that a launcher starts: mpirun, srun, or another command that starts processes.
 
     launcher = Launcher(["mpirun", "-n", "{size}"])
     with launcher.ranks(3, "mpi") as ranks:
         sums = ranks.run(add_up, arrays)
 
-The launcher's processes call init_process_group without rank and size, which they must learn from
-their environment, connect to a Unix socket of their owner's (so all are on one host), and are then
-ranks like those of `nc10d.testing.ranks`. Functions and arrays must pickle.
+The launcher's processes must learn rank and size from their environment: they call
+init_process_group without them. They connect to a Unix socket of their owner, so all are on one
+host, and then work like the ranks of `nc10d.testing.ranks`. Functions and arrays must pickle.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import STOP, Member, Outcome, serve
+from nc10d.testing.rank_workers import STOP, Outcome, RankWorker, serve
 from nc10d.testing.ranks import Ranks
 
-SLICE = 0.1
-"""Seconds between looks whether a launcher whose ranks have not come is still there."""
-POLITE = 10.0
-"""Seconds that a launcher has to end by itself once its ranks have been asked to."""
+POLL_SECONDS = 0.1
+"""Seconds between checks that the launcher still runs, while its ranks have not come."""
+EXIT_SECONDS = 10.0
+"""Seconds that a launcher has to exit once its ranks have been asked to end."""
 
 
 class Launcher:
-    """A command that starts ranks: words in which "{size}" stands for how many.
+    """A command that starts ranks; "{size}" in its words stands for their number.
 
     `environment` is added to that of this process.
     """
@@ -59,7 +59,7 @@ class Launcher:
 
 
 class LaunchedRanks(Ranks):
-    """Ranks that a launcher starts anew whenever there are none."""
+    """Ranks that a launcher starts whenever there are none."""
 
     def __init__(self, launcher: Launcher, world_size: int, backend: str, timeout: float) -> None:
         super().__init__(world_size, "processes", backend, timeout)
@@ -72,22 +72,22 @@ class LaunchedRanks(Ranks):
                 listener.bind(str(folder / "owner"))
                 listener.listen(self.world_size)
                 job = self._launcher.start(self.world_size, str(folder / "owner"))
-                self._members = self._meet(job, listener)
+                self._workers = self._meet(job, listener)
         finally:
             shutil.rmtree(folder)
 
-    def _meet(self, job: LauncherProcess, listener: socket.socket) -> list[Member]:
-        """Let all ranks come and form their group; return them by rank."""
+    def _meet(self, job: LauncherProcess, listener: socket.socket) -> list[RankWorker]:
+        """Accept all ranks and let them form their group; return the workers by rank."""
         deadline = Deadline.after(self._limit)
         try:
-            found = [LaunchedMember(job, job.accept(listener, deadline)) for _ in self._numbers()]
-            for member in found:
-                member.give(self._options)
-            for member in found:
-                member.answer(deadline)
-            for member in found:
-                member.give((_rank_of, ()))
-            by_rank = {member.answer(deadline): member for member in found}
+            workers = [LaunchedWorker(job, job.accept(listener, deadline)) for _ in self._numbers()]
+            for worker in workers:
+                worker.submit(self._options)
+            for worker in workers:
+                worker.answer(deadline)
+            for worker in workers:
+                worker.submit((_rank_of, ()))
+            by_rank = {worker.answer(deadline): worker for worker in workers}
             return [by_rank[rank] for rank in self._numbers()]
         except BaseException:
             job.end(0.0)
@@ -98,7 +98,7 @@ class LaunchedRanks(Ranks):
 
 
 class LauncherProcess:
-    """A launcher at work, and what it and its ranks have written."""
+    """A running launcher, and the output of it and its ranks."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
@@ -112,26 +112,26 @@ class LauncherProcess:
         )
 
     def accept(self, listener: socket.socket, deadline: Deadline) -> Connection:
-        """Wait for one rank; RuntimeError with the job's output if it ends, or is late."""
+        """Wait for a rank; RuntimeError with the job's output if the job ends, or is late."""
         while self._process.poll() is None and not deadline.expired():
-            listener.settimeout(deadline.slice(SLICE))
+            listener.settimeout(deadline.slice(POLL_SECONDS))
             with contextlib.suppress(TimeoutError):
                 return Connection(listener.accept()[0].detach())
         raise RuntimeError(f"the ranks did not come; the launcher {self.story()}")
 
     def story(self) -> str:
-        """Say how the launcher ended, and what was written last."""
+        """Return a text about the launcher's state, with the end of its output."""
         code = self._process.poll()
         state = "is still running" if code is None else f"ended with code {code}"
         self._output.seek(0)
         return f"{state} and wrote:\n{self._output.read().decode(errors='replace')[-4000:]}"
 
-    def end(self, patience: float = POLITE) -> None:
+    def end(self, patience: float = EXIT_SECONDS) -> None:
         """Wait until the launcher has ended; kill it and its session after `patience` seconds."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            # Launchers pass SIGTERM on; SIGKILL is for those that do not.
+            # Launchers pass SIGTERM on to their ranks. SIGKILL is for a launcher that does not.
             for which in (signal.SIGTERM, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, which)
@@ -140,27 +140,27 @@ class LauncherProcess:
         self._output.close()
 
 
-class LaunchedMember:
-    """A rank of a job."""
+class LaunchedWorker:
+    """A rank that a launcher has started, as its owner sees it."""
 
     def __init__(self, job: LauncherProcess, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe
 
-    def give(self, task: Any) -> None:
-        """Hand over a function and its arguments; both must pickle."""
+    def submit(self, task: Any) -> None:
+        """Send a function and its arguments; both must pickle."""
         self._pipe.send(task)
 
-    def take(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; a rank that has gone is one."""
+    def result(self, timeout: float) -> Outcome | None:
+        """Wait for an outcome; a rank that has ended counts as a failed outcome."""
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
         except (EOFError, ConnectionResetError):
             return False, RuntimeError(f"the rank has ended; the launcher {self._job.story()}")
 
     def answer(self, deadline: Deadline) -> Any:
-        """Wait for an outcome, and return what the rank did or raise what it raised."""
-        outcome = self.take(deadline.remaining())
+        """Wait for an outcome; return the rank's result or raise its error."""
+        outcome = self.result(deadline.remaining())
         if outcome is None:
             raise TimeoutError(f"a rank did not answer; the launcher {self._job.story()}")
         if not outcome[0]:
@@ -174,8 +174,8 @@ class LaunchedMember:
         self._job.end()
         self._pipe.close()
 
-    def drop(self) -> None:
-        """End the whole job: a rank alone can't be given up."""
+    def abandon(self) -> None:
+        """End the whole job: a launcher's ranks can't be ended singly."""
         self._job.end(0.0)
         self._pipe.close()
 
@@ -185,7 +185,7 @@ def _rank_of(group: ProcessGroup) -> int:
 
 
 def main(path: str) -> None:
-    """Be a rank of the owner that listens at `path`."""
+    """Run a rank for the owner that listens at `path`."""
     with socket.socket(socket.AF_UNIX) as owner:
         owner.connect(path)
         pipe = Connection(owner.detach())

@@ -1,9 +1,9 @@
 """A few rows in which every two values of any two parameters meet: all pairs, greedily.
 
-Most bugs need two things to come together, seldom three; so a cover of all pairs finds nearly
-what all combinations would (Kuhn, Wallace and Gallo, "Software Fault Interactions and
-Implications for Software Testing", IEEE TSE 2004), in a number of rows near the product of the
-two longest parameters.
+Most bugs need two conditions together, seldom three. So a cover of all pairs finds nearly as many
+bugs as all combinations (Kuhn, Wallace and Gallo, "Software Fault Interactions and Implications for
+Software Testing", IEEE TSE 2004). Its number of rows is near the product of the two longest
+parameters.
 
 >>> rows = pairwise({"os": ["linux", "mac"], "bits": [32, 64], "net": ["ip4", "ip6"]})
 >>> len(rows) < 8

@@ -1,7 +1,7 @@
-"""What a backend owes beside right collectives: messages, barriers, groups, and an orderly end.
+"""Requirements on a backend beside its collectives: messages, barriers, groups, orderly failure.
 
-Each function is run on every rank of a group, `demand(group)`, and raises AssertionError where
-the backend fell short. None needs more than NumPy and two seconds.
+Each function runs on every rank of a group, `requirement(group)`, and raises AssertionError where
+the backend does not meet it. None needs more than NumPy and two seconds.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from nc10d.work import Work
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REASON = "to see what happens"
-LARGE = 70_001  # elements of 8 bytes: more than the boards of the CPU's engine hold
+LARGE = 70_001  # elements of 8 bytes: more than the staging buffers of the CPU engine hold
 
 
 def _others(group: ProcessGroup) -> list[int]:
     return [rank for rank in range(group.size) if rank != group.rank]
 
 
-def _letter(src: int, dst: int, number: int, count: int = 3) -> Array:
+def _message(src: int, dst: int, number: int, count: int = 3) -> Array:
     return np.arange(count) + 1000 * src + 100 * dst + 10_000 * number
 
 
-def _finish(works: Sequence[Work | None]) -> None:
+def _wait_all(works: Sequence[Work | None]) -> None:
     for work in works:
         assert work is not None, "isend must return a Work"
         work.wait()
 
 
 def tags_are_matched_in_any_order(group: ProcessGroup) -> None:
-    """Everybody writes to everybody with three tags, and reads them the other way round."""
+    """Every rank sends to every other rank with three tags; receives reverse the order."""
     tags = (0, 7, 2**31 - 1)
     others = _others(group)
     sent = [
-        group.isend(_letter(group.rank, peer, index), peer, tag)
+        group.isend(_message(group.rank, peer, index), peer, tag)
         for index, tag in enumerate(tags)
         for peer in others
     ]
@@ -53,41 +53,41 @@ def tags_are_matched_in_any_order(group: ProcessGroup) -> None:
         for peer in reversed(others):
             got = np.zeros(3, np.int64)
             sender = group.recv(got, peer, tag)
-            assert sender == peer, f"recv from {peer} says that it came from {sender}"
-            want = _letter(peer, group.rank, index)
+            assert sender == peer, f"recv from {peer} reports the sender {sender}"
+            want = _message(peer, group.rank, index)
             assert np.array_equal(got, want), f"tag {tag} from rank {peer}: {got}, not {want}"
-    _finish(sent)
+    _wait_all(sent)
 
 
 def one_tag_keeps_the_order(group: ProcessGroup) -> None:
-    """Messages of one sender and one tag arrive as they were sent, small and large mixed."""
+    """Messages of the same sender and tag arrive in the order sent, small and large mixed."""
     counts = [1, LARGE, 0, 5, 4096, 1] * 3
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     if group.size == 1:
         return
     works = [
-        group.isend(_letter(group.rank, following, number, count), following)
+        group.isend(_message(group.rank, following, number, count), following)
         for number, count in enumerate(counts)
     ]
     for number, count in enumerate(counts):
         got = np.zeros(count, np.int64)
         group.recv(got, previous)
-        assert np.array_equal(got, _letter(previous, group.rank, number, count)), f"no. {number}"
-    _finish(works)
+        assert np.array_equal(got, _message(previous, group.rank, number, count)), f"no. {number}"
+    _wait_all(works)
 
 
 def any_source_takes_each_message_once(group: ProcessGroup) -> None:
-    """Rank 0 reads from whoever comes, and is told who it was."""
+    """Rank 0 receives from any source, and recv returns the sender."""
     rounds = 8
     if group.rank:
         for number in range(rounds):
-            group.send(_letter(group.rank, 0, number), 0, tag=3)
+            group.send(_message(group.rank, 0, number), 0, tag=3)
         return
     seen = []
     for _ in range(rounds * (group.size - 1)):
         got = np.zeros(3, np.int64)
         sender = group.recv(got, None, tag=3)
-        assert sender in _others(group), f"recv from anyone says that it came from {sender}"
+        assert sender in _others(group), f"recv from anyone reports the sender {sender}"
         assert got[0] % 10_000 == 1000 * sender, f"{got} is not {sender}'s"
         seen.append((sender, int(got[0]) // 10_000))
     assert sorted(seen) == [(s, n) for s in _others(group) for n in range(rounds)], seen
@@ -97,21 +97,21 @@ def any_source_takes_each_message_once(group: ProcessGroup) -> None:
 
 
 def both_may_send_first(group: ProcessGroup) -> None:
-    """Neighbours send large arrays with isend before either receives; and as one batch."""
+    """Neighbours send large arrays with isend before either receives; also in a batch."""
     if group.size == 1:
         return
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    mine = _letter(group.rank, following, 1, LARGE)
-    want = _letter(previous, group.rank, 1, LARGE)
-    got = np.zeros_like(mine)
-    work = group.isend(mine, following)
+    sent = _message(group.rank, following, 1, LARGE)
+    want = _message(previous, group.rank, 1, LARGE)
+    got = np.zeros_like(sent)
+    work = group.isend(sent, following)
     group.recv(got, previous)
     assert work is not None
     work.wait()
     assert np.array_equal(got, want)
-    got = np.zeros_like(mine)
+    got = np.zeros_like(sent)
     with coalescing_manager(group):
-        group.isend(mine, following)
+        group.isend(sent, following)
         group.irecv(got, previous)
     assert np.array_equal(got, want)
 
@@ -133,7 +133,7 @@ def messages_lie_in_any_way(group: ProcessGroup) -> None:
 
 
 def a_sent_array_may_be_changed(group: ProcessGroup) -> None:
-    """After send has returned, the array is the sender's again."""
+    """After send has returned, the sender may change the array."""
     for count in (1, 5000, LARGE):
         x = np.full(count, 1.0)
         if group.rank == 0:
@@ -147,23 +147,23 @@ def a_sent_array_may_be_changed(group: ProcessGroup) -> None:
 
 
 def messages_overtake_collectives(group: ProcessGroup) -> None:
-    """Rank 0 enters a collective only after it has read what the others sent behind theirs."""
+    """Rank 0 enters a collective only after receiving messages sent behind it by the others."""
     x, got = np.ones(LARGE), np.zeros(3, np.int64)
     if group.rank == 0:
         for peer in _others(group):
             group.recv(got, peer)
-            assert np.array_equal(got, _letter(peer, 0, 0))
+            assert np.array_equal(got, _message(peer, 0, 0))
         group.all_reduce(x)
     else:
         work = group.all_reduce(x, async_op=True)
-        group.send(_letter(group.rank, 0, 0), 0)
+        group.send(_message(group.rank, 0, 0), 0)
         assert work is not None
         work.wait()
     assert (x == group.size).all()
 
 
 def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
-    """Whoever comes last, nobody's leaving is before anybody's coming."""
+    """No rank leaves a barrier before all ranks have entered it."""
     for number in range(10):
         if number % group.size == group.rank:
             np.sort(np.random.default_rng(number).random(20_000))  # some time, and no sleep
@@ -175,13 +175,13 @@ def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
             work = group.barrier(async_op=True)
             assert work is not None
             work.wait()
-        # The clock is the system's: one for all ranks of a host.
+        # The system's clock is the same for all ranks of a host.
         group.all_gather_into_tensor(times, np.array([come, time.monotonic()]))
         assert times[:, 0].max() <= times[:, 1].min(), f"barrier {number}: {times}"
 
 
 def groups_compute_among_their_members(group: ProcessGroup) -> None:
-    """Disjoint and overlapping groups, at the same time, in an order of ranks of their own."""
+    """Disjoint and overlapping groups compute at the same time, in their own order of ranks."""
     size, rank = group.size, group.rank
     lists = [list(range(0, size, 2)), list(range(1, size, 2)), list(range(size))]
     if size > 2:
@@ -208,7 +208,7 @@ def groups_compute_among_their_members(group: ProcessGroup) -> None:
 
 
 def an_abort_reaches_everybody(group: ProcessGroup) -> None:
-    """Pending and later operations of an aborted group raise on all ranks; others go on."""
+    """Pending and later operations of an aborted group raise on all ranks; other groups work."""
     sub = new_group(range(group.size))
     assert isinstance(sub, ProcessGroup)
     last = group.size - 1
@@ -228,19 +228,18 @@ def an_abort_reaches_everybody(group: ProcessGroup) -> None:
     assert (x == group.size).all()
 
 
-def _must_fail(what: str, call: Callable[[], object]) -> None:
+def _must_fail(operation: str, call: Callable[[], object]) -> None:
     try:
         call()
     except DistError as error:
-        told = isinstance(error, Aborted) and REASON in str(error)
-        if not told:
-            text = f"{what} of an aborted group must raise Aborted with the reason"
+        if not (isinstance(error, Aborted) and REASON in str(error)):
+            text = f"{operation} of an aborted group must raise Aborted with the reason"
             raise AssertionError(f"{text}, not {error!r}") from error
     else:
-        raise AssertionError(f"{what} of an aborted group returned as if nothing were")
+        raise AssertionError(f"{operation} of an aborted group returned without an error")
 
 
-DEMANDS: tuple[Callable[[ProcessGroup], None], ...] = (
+REQUIREMENTS: tuple[Callable[[ProcessGroup], None], ...] = (
     tags_are_matched_in_any_order,
     one_tag_keeps_the_order,
     any_source_takes_each_message_once,

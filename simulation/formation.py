@@ -1,7 +1,7 @@
-"""How ranks meet and groups form, with ranks that are late, absent, killed, stopped or mistaken.
+"""Rendezvous and group formation, with ranks that are late, absent, killed or stopped.
 
-Laws: either all ranks are in, or all live ones raise the same error, which names who is to blame,
-within the deadline and a moment.
+Laws: either all ranks get in, or all live ranks raise the same error. The error names the rank at
+fault and comes within the deadline and a moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nc10d.rendezvous.methods import _wait_for_ranks
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from simulation.clock import Actor, Simulation
-from simulation.laws import demand, ending, in_time, live, same, typed
+from simulation.laws import ending, live, require, require_by, require_same, require_types
 from simulation.network import Network, Weather
 from simulation.stores import Site, VirtualStore
 
@@ -28,17 +28,17 @@ _LIMIT = 3.0
 _MOMENT = 1.0
 
 
-class Deaths:
-    """Who is dead, and who of the others knows it: the kernel tells each in its own time."""
+class HostFailures:
+    """The dead ranks, and for each rank the failures that the kernel has reported to it."""
 
     def __init__(self, sim: Simulation, net: Network, size: int) -> None:
         self.sim, self.net = sim, net
         self.actors: list[Actor] = []
-        self.memory = [Mapping(2 * at.AREA_LINKS + 4096) for _ in range(size)]
+        self.memory = [FakeMapping(2 * at.AREA_LINKS + 4096) for _ in range(size)]
         self.known: list[set[int]] = [set() for _ in range(size)]
 
     def kill(self, rank: int) -> None:
-        """Kill a rank; the others learn it within 50 ms."""
+        """Kill a rank; the kernel reports it to the other ranks within 50 ms."""
         actor = self.actors[rank]
         if actor.done:
             return
@@ -49,27 +49,27 @@ class Deaths:
             self.sim.after(self.sim.random.random() * 0.05, partial(known.add, rank))
 
     def pause(self, rank: int, seconds: float) -> None:
-        """Stop a rank for a while."""
+        """Stop a rank for `seconds`."""
         self.sim.note(f"rank {rank} stops for {seconds:g} s")
         self.actors[rank].paused_until = self.sim.now + seconds
 
 
-class Mapping:
-    """A rank's memory, as `Host` shows it."""
+class FakeMapping:
+    """A rank's shared memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.data = np.zeros(nbytes, np.uint8)
         self.base = int(self.data.ctypes.data)
 
     def words(self, offset: int, count: int) -> Any:
-        """Return some words of it."""
+        """Return `count` words from `offset` in bytes."""
         return self.data[offset : offset + 8 * count].view(np.int64)
 
 
-class Arena:
-    """Hands out memory; only an area's first bytes are ever touched here."""
+class FakeArena:
+    """An allocator that counts; the simulation touches only the first bytes of an area."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, mapping: FakeMapping) -> None:
         self.mapping = mapping
         self.given = 0
         self.freed: list[int] = []
@@ -79,15 +79,15 @@ class Arena:
         self.freed.append(offset)
 
 
-class Host:
-    """What forming needs of a host."""
+class FakeContext:
+    """The part of a rank's context that forms groups."""
 
-    def __init__(self, deaths: Deaths, rank: int, size: int) -> None:
-        self._deaths, self._rank = deaths, rank
+    def __init__(self, failures: HostFailures, rank: int, size: int) -> None:
+        self._failures, self._rank = failures, rank
         self.listeners: dict[str, object] = {}
-        self.arena = Arena(deaths.memory[rank])
+        self.arena = FakeArena(failures.memory[rank])
         self.peers = [
-            SimpleNamespace(mapping=deaths.memory[number], rank=number, number=number)
+            SimpleNamespace(mapping=failures.memory[number], rank=number, number=number)
             for number in range(size)
         ]
         self.near = {number: number for number in range(size)}
@@ -96,32 +96,32 @@ class Host:
         self.infos = [SimpleNamespace(pid=number, host="host") for number in range(size)]
 
     def allocate(self, nbytes: int) -> int:
-        """Return where an area lies: elsewhere on each rank, so that a mix-up shows."""
+        """Return an area's offset: another one on each rank, so that a mix-up shows."""
         self.arena.given += 1
         return 8 * self._rank
 
     def abandon(self, offsets: object, left_word: int, members: int) -> None:
-        """Keep memory until the others have left."""
+        """Do nothing: the product keeps memory until all members have left."""
 
     def access(self, members: object) -> int:
-        """Say what the kernel lets this rank do with others' memory: nothing."""
+        """Return 0: this rank cannot access its peers' memory."""
         return 0
 
     def lost(self, members: Any) -> Any:
-        """Return a member that is known to be dead."""
-        dead = self._deaths.known[self._rank]
+        """Return a member that is known to be dead, or None."""
+        dead = self._failures.known[self._rank]
         for number in members:
             if number in dead:
                 return SimpleNamespace(number=number, pidfd=-1, pid=number, host="host")
         return None
 
 
-def gathering(sim: Simulation) -> None:
-    """The first meeting of a job's ranks."""
+def rendezvous(sim: Simulation) -> None:
+    """Let the ranks of a job meet."""
     random = sim.random
     net = Network(sim, Weather.any(random))
     site, size = Site(net), random.randint(2, 5)
-    deaths = Deaths(sim, net, size)
+    failures = HostFailures(sim, net, size)
     trouble = random.choice(("none", "absent", "twice", "size", "killed", "edge", "store"))
     victim = random.randrange(size)
 
@@ -137,43 +137,46 @@ def gathering(sim: Simulation) -> None:
         delay = random.random() * 0.5
         if trouble == "edge" and rank == victim:
             delay = _LIMIT + random.uniform(-0.05, 0.6)
-        deaths.actors.append(sim.start(f"rank {rank}", partial(meet, rank, of), delay))
+        failures.actors.append(sim.start(f"rank {rank}", partial(meet, rank, of), delay))
     if trouble == "twice":
         sim.start(f"another rank {victim}", lambda: meet(victim, size), random.random())
     if trouble == "store":
         site.fail(random.random() * 0.6)
     if trouble == "killed":
-        actor = deaths.actors[victim]
-        sim.after(random.random() * 0.6, lambda: None if actor.done else deaths.kill(victim))
+        actor = failures.actors[victim]
+        sim.after(random.random() * 0.6, lambda: None if actor.done else failures.kill(victim))
     sim.run()
-    _check_meeting(sim, deaths.actors, trouble, victim)
+    _check_meeting(sim, failures.actors, trouble, victim)
 
 
 def _check_meeting(sim: Simulation, actors: list[Actor], trouble: str, victim: int) -> None:
     if trouble == "store":
-        typed(sim.actors, RendezvousError, StoreError)
+        require_types(sim.actors, RendezvousError, StoreError)
         return
-    typed(sim.actors, RendezvousError)
-    in_time(sim.actors, sim.end - 20.0 + _LIMIT + 2 * _MOMENT)  # who is missing is asked for
+    require_types(sim.actors, RendezvousError)
+    # After the deadline a rank still asks the store for the missing ranks.
+    require_by(sim.actors, sim.end - 20.0 + _LIMIT + 2 * _MOMENT)
     if trouble == "none":
-        demand(all(actor.result == "met" for actor in actors), "ranks that all came do not meet")
+        require(all(actor.result == "met" for actor in actors), "ranks that all came do not meet")
     elif trouble == "twice":
         errors = [actor for actor in sim.actors if "come twice" in ending(actor)]
-        demand(len(errors) == 1, "a rank came twice, and not one of them is told so")
+        require(len(errors) == 1, "a rank came twice, and neither of the two raises")
     elif trouble == "size":
-        same(actors)
-        demand("don't agree on their number" in ending(actors[0]), "sizes differ unnoticed")
+        require_same(actors)
+        require("don't agree on their number" in ending(actors[0]), "sizes differ unnoticed")
     elif trouble == "absent":
         named = f"missing: {victim} "
-        demand(all(named in ending(actor) for actor in actors), f"not named: {ending(actors[0])}")
+        require(all(named in ending(actor) for actor in actors), f"not named: {ending(actors[0])}")
     else:
         met = [actor.result == "met" for actor in live(actors)]
-        demand(all(met) or not any(met), "some have met and some have not")
+        require(all(met) or not any(met), "some have met and some have not")
 
 
-def form(host: Host, name: str, members: list[int], rank: int, store: Store, limit: float) -> Any:
-    """Form a group by the product's way; return where its members' areas lie."""
-    founding = formation.GroupSpec(
+def form(
+    host: FakeContext, name: str, members: list[int], rank: int, store: Store, limit: float
+) -> Any:
+    """Form a group with the product's code; return the offsets of its members' areas."""
+    spec = formation.GroupSpec(
         host,  # type: ignore[arg-type]
         name,
         members,
@@ -182,21 +185,21 @@ def form(host: Host, name: str, members: list[int], rank: int, store: Store, lim
         Deadline.after(limit),
         lambda: formation.check_alive(host, name, members),  # type: ignore[arg-type]
     )
-    return formation.form(founding)._offsets
+    return formation.form(spec)._offsets
 
 
-def founding(sim: Simulation) -> None:
-    """A group forms on all of its ranks or on none."""
+def group_formation(sim: Simulation) -> None:
+    """Form a group on all of its ranks or on none."""
     random = sim.random
     net = Network(sim, Weather.any(random))
     site, size = Site(net), random.randint(2, 5)
-    deaths = Deaths(sim, net, size)
+    failures = HostFailures(sim, net, size)
     trouble = random.choice(("none", "absent", "killed", "killed", "edge", "paused", "store"))
     victim = random.randrange(size)
     members = list(range(size))
 
     def join(rank: int) -> str:
-        host = Host(deaths, rank, size)
+        host = FakeContext(failures, rank, size)
         store = PrefixStore("job", VirtualStore(site, f"rank {rank}", 10.0))
         offsets = form(host, "group", members, rank, store, _LIMIT)
         return f"areas at {offsets}"
@@ -207,38 +210,38 @@ def founding(sim: Simulation) -> None:
             late = 60.0
         if rank == victim and trouble == "edge":
             late = _LIMIT + random.uniform(-0.05, 0.3)
-        deaths.actors.append(sim.start(f"rank {rank}", partial(join, rank), late))
+        failures.actors.append(sim.start(f"rank {rank}", partial(join, rank), late))
     if trouble == "store":
         site.fail(random.random() * 0.4)
         sim.end += 20.0
     if trouble == "killed":
-        sim.after(random.random() * 0.4, lambda: deaths.kill(victim))
+        sim.after(random.random() * 0.4, lambda: failures.kill(victim))
     if trouble == "absent":
-        sim.after(0.0, lambda: deaths.kill(victim) if random.random() < 0.5 else None)
-        sim.after(59.0, lambda: deaths.actors[victim].kill())
+        sim.after(0.0, lambda: failures.kill(victim) if random.random() < 0.5 else None)
+        sim.after(59.0, lambda: failures.actors[victim].kill())
         sim.end += 60.0
     if trouble == "paused":
-        sim.after(random.random() * 0.4, lambda: deaths.pause(victim, 5.0))
+        sim.after(random.random() * 0.4, lambda: failures.pause(victim, 5.0))
     begin = sim.now
     sim.run()
-    _check_founding(deaths.actors, trouble, victim, begin)
+    _check_group(failures.actors, trouble, victim, begin)
 
 
-def _check_founding(actors: list[Actor], trouble: str, victim: int, begin: float) -> None:
+def _check_group(actors: list[Actor], trouble: str, victim: int, begin: float) -> None:
     if trouble == "store":
-        typed(actors, RendezvousError, StoreError)
+        require_types(actors, RendezvousError, StoreError)
         return
-    typed(actors, PeerLost, RendezvousError)
-    same(actors)
+    require_types(actors, PeerLost, RendezvousError)
+    require_same(actors)
     prompt = [actor for actor in actors if actor.paused_until < begin]
-    in_time(prompt, begin + 2 * _LIMIT + _MOMENT)
+    require_by(prompt, begin + 2 * _LIMIT + _MOMENT)
     first = ending(live(actors)[0])
     if trouble == "none":
-        in_time(actors, begin + 2 * _MOMENT)
+        require_by(actors, begin + 2 * _MOMENT)
         expected = f"areas at {[8 * rank for rank in range(len(actors))]}"
-        demand(actors[0].result == expected, f"a group is not formed right: {first}")
+        require(actors[0].result == expected, f"a group is not formed right: {first}")
     elif trouble == "killed" and "returned" not in first:
-        demand("PeerLost" in first, f"a rank was killed, and the others say {first}")
-        in_time(actors, begin + 0.5 + 2 * _MOMENT)
+        require("PeerLost" in first, f"a rank was killed, and the others say {first}")
+        require_by(actors, begin + 0.5 + 2 * _MOMENT)
     if trouble in ("absent", "killed") and "returned" not in first:
-        demand(f"rank {victim}" in first, f"{first} does not name rank {victim}")
+        require(f"rank {victim}" in first, f"{first} does not name rank {victim}")

@@ -90,7 +90,7 @@ def test_the_latest_calls_are_known_without_having_asked_for_it() -> None:
 
 
 def messages(group: Any, more: threading.Event) -> Dump:
-    """Three messages from 0 to 1; then rank 1 waits for a fourth that has not come yet."""
+    """Send three messages from rank 0 to 1; then rank 1 waits for a fourth."""
     x = np.ones(3)
     for _ in range(3):
         if group.rank == 0:
@@ -125,13 +125,13 @@ def many(group: Any) -> list[Entry]:
     return FlightRecorder(group).entries()
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_records_is_bounded() -> None:
     for entries in run_ranks(many, 2):
         assert [entry.seq for entry in entries] == [*range(501, LOG_SLOTS + 501)]
         assert all(entry.state == COMPLETED for entry in entries)
 
 
-def test_a_backend_without_records_is_told() -> None:
+def test_a_backend_without_records_is_refused() -> None:
     def ask(group: Any) -> None:
         with pytest.raises(TypeError, match="keeps no records"):
             FlightRecorder(group)
@@ -191,7 +191,7 @@ say("over", before == [signal.SIGUSR2])
 """
 
 
-def test_a_signal_has_a_rank_that_waits_tell_for_whom(tmp_path: Path) -> None:
+def test_on_a_signal_a_waiting_rank_reports_its_peer(tmp_path: Path) -> None:
     with Job(SIGNALLED.format(folder=str(tmp_path)), 2) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"
@@ -234,7 +234,7 @@ def test_a_signal_passes_by_groups_that_are_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "7"])
-def test_what_is_no_dump_is_a_value_error(text: str) -> None:
+def test_a_text_that_is_no_dump_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Dump.from_json(text)
 

@@ -1,4 +1,4 @@
-"""DETAIL: an array in flight can't be written to, and who does so all the same is told."""
+"""DETAIL: the program cannot write to an array in flight, or gets an error if it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import nc10d as dist
 from nc10d import DebugLevel
 from nc10d.group import race_check
-from nc10d.group.race_check import guarded, settle
+from nc10d.group.race_check import race_checked, wait_for_conflicts
 from nc10d.ops import AllReduce, Broadcast, Op, Recv, Send
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing.ranks import Ranks, run_ranks
@@ -53,7 +53,7 @@ of_every_kind = pytest.mark.parametrize("make", [plain, registered, tensor, colu
 
 
 def started(group: Any, may_enter: threading.Event) -> tuple[Any, ...]:
-    """An all_reduce of rank 0 that is in flight until rank 1 may enter it."""
+    """Return an all_reduce of rank 0 that is in flight until rank 1 may enter it."""
     x = np.arange(4.0)
     if group.rank == 1:
         assert may_enter.wait(30)
@@ -71,7 +71,7 @@ def writes_to_the_array(group: Any, may_enter: threading.Event) -> Any:
             x[0] = 7
         may_enter.set()
         flight[1].wait()
-        x[0] += 0  # it is the program's again
+        x[0] += 0  # the program may write again
     return x
 
 
@@ -129,19 +129,19 @@ def touches_an_input(group: Any, may_enter: threading.Event) -> None:
         group.all_gather_into_tensor(out, x)
         return
     work = group.all_gather_into_tensor(out, x, async_op=True)
-    x.setflags(write=True)  # somebody insists
+    x.setflags(write=True)  # the program makes it writable
     x[0] = 5
     may_enter.set()
     with pytest.raises(ValueError, match="all_gather"):
         work.wait()
 
 
-def test_an_input_that_is_written_to_is_told_too() -> None:
+def test_writing_to_an_input_is_an_error_too() -> None:
     run_ranks(touches_an_input, 2, "threads", [threading.Event()] * 2)
 
 
 def in_turn(group: Any, make: Any) -> Any:
-    """Operations on the same array, and on parts of it, in flight at once."""
+    """Launch operations on the same array, and on parts of it, at the same time."""
     x = make(group, np.ones(6))
     middle, first = x[2:4], x[:1]
     works = [group.all_reduce(x, async_op=True), group.all_reduce(middle, async_op=True)]
@@ -168,7 +168,7 @@ def dropped(group: Any) -> Any:
     group.barrier()
     deadline = time.monotonic() + 30
     while not x.flags.writeable and time.monotonic() < deadline:
-        threading.Event().wait(0.001)  # its end is nobody's here to wait for
+        threading.Event().wait(0.001)  # no thread here waits for its end
     return x
 
 
@@ -186,7 +186,7 @@ def calls_back(group: Any) -> bool:
     return called.wait(30)
 
 
-def test_callbacks_are_called_whoever_finds_the_end() -> None:
+def test_callbacks_are_called_whichever_thread_finds_the_end() -> None:
     with Ranks(2) as ranks:
         for _ in range(20):
             assert ranks.run(calls_back) == [True, True]
@@ -215,7 +215,7 @@ def every_call(group: Any, make: Any) -> list[Any]:
     work.wait()
     outs.append(out.tolist())
     for array in (x, out, *got):
-        array[...] += 1  # they are the program's again
+        array[...] += 1  # the program may write again
     return [*outs, work.get_future().wait() is not None]
 
 
@@ -245,7 +245,7 @@ def test_a_reducers_buckets_may_be_watched() -> None:
 
 
 class Flight(Work):
-    """An operation that ends when somebody waits for it: then it calls `land` with its ops."""
+    """An operation that ends when a thread waits for it: then it calls `land` with its ops."""
 
     def __init__(self, ops: Sequence[Op], land: Callable[[Sequence[Op]], object]) -> None:
         super().__init__(ops)
@@ -264,7 +264,7 @@ def fly(*ops: Op, land: Callable[[Any], object] = lambda _: None) -> tuple[Any, 
         flights.append(Flight(copies, land))
         return flights[0]
 
-    return guarded(ops, launch), flights[0]
+    return race_checked(ops, launch), flights[0]
 
 
 def never(_: object) -> None:
@@ -305,7 +305,7 @@ def test_a_later_use_waits_whatever_the_user_sees_as_the_results() -> None:
     x = np.zeros(2)
     work, _ = fly(AllReduce(x), land=lambda ops: ops[0].x.fill(5))
     work.ops = (AllReduce(object()),)
-    settle([Send(x, 1)])
+    wait_for_conflicts([Send(x, 1)])
     assert x.tolist() == [5, 5]
 
 
@@ -317,10 +317,10 @@ def test_a_later_use_waits_for_a_block_whose_arrays_overlap() -> None:
     assert x.tolist() == [6, 6, 6]
 
 
-def test_columns_of_one_array_do_not_wait_for_each_other() -> None:
+def test_columns_of_the_same_array_do_not_wait_for_each_other() -> None:
     x = np.zeros((4, 4))
     received, flight = fly(Recv(x[:, 0], 1), land=never)
-    settle([Send(x[:, 3], 1)])
+    wait_for_conflicts([Send(x[:, 3], 1)])
     both, _ = fly(Recv(x[:, 1], 1), Send(x[:, 2], 1), land=lambda ops: ops[0].x.fill(2))
     both.wait()
     flight.ops[0].x.fill(1)
@@ -338,7 +338,7 @@ def test_a_broadcasts_root_may_be_read_only() -> None:
     assert not x.flags.writeable
 
 
-def test_an_array_that_is_made_read_only_in_flight_is_told() -> None:
+def test_making_an_array_read_only_in_flight_is_an_error() -> None:
     base = np.zeros(4)
     view = base[:2]
     work, flight = fly(Recv(view, 1))
@@ -357,7 +357,7 @@ def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
             assert go.wait(30)
 
     flight = Slow()
-    work = guarded([Send(np.ones(2), 1)], lambda _: flight)
+    work = race_checked([Send(np.ones(2), 1)], lambda _: flight)
     assert work is not None
     waiter = threading.Thread(target=work.wait)
     met = []
@@ -375,11 +375,11 @@ def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
     assert met == [True]
 
 
-def test_whoever_launches_runs_nobodys_callbacks() -> None:
+def test_a_launching_thread_runs_no_callbacks() -> None:
     x, threads = np.zeros(2), []
     work, flight = fly(AllReduce(x))
     work.add_done_callback(lambda _: threads.append(threading.get_ident()))
-    settle([Send(x, 1)])
+    wait_for_conflicts([Send(x, 1)])
     assert work._state
     assert not threads
     maker = threading.Thread(target=flight._finish)
@@ -404,7 +404,7 @@ def test_a_forked_child_has_its_arrays_back() -> None:
     locked.wait(30)
     pid = os.fork()
     if pid == 0:
-        settle([AllReduce(base)])
+        wait_for_conflicts([AllReduce(base)])
         os._exit(0 if base.flags.writeable and view.flags.writeable else 1)
     release.set()
     holder.join()
