@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nc10d.ops import Array
-from nc10d.reducer.bucket import Allocation
+from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, no_rows
 from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.reducer.hooks import GradBucket, reduced_array
-from nc10d.reducer.plan import Slot
-from nc10d.reducer.powersgd import (
+from nc10d.reducer.hooks.powersgd import (
     PowerSGDState,
     batched_powerSGD_hook,
     orthonormal,
     powerSGD_hook,
 )
+from nc10d.reducer.plan import Slot
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing import run_local, run_ranks
 

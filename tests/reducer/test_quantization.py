@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nc10d.reducer.hooks import GradBucket, bf16_compress_wrapper, reduced_array
-from nc10d.reducer.plan import Slot
-from nc10d.reducer.quantization import (
+from nc10d.reducer.hooks.quantization import (
     decode,
     encode,
     quantization_perchannel_hook,
     quantization_pertensor_hook,
 )
+from nc10d.reducer.plan import Slot
 from nc10d.testing import run_local, run_ranks
 
 FLOATS = st.floats(-1e6, 1e6, width=32)

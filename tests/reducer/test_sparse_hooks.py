@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from nc10d.ops import AVG, MAX, SUM
-from nc10d.reducer import hooks, powersgd, quantization
+from nc10d.reducer import hooks
+from nc10d.reducer.buckets.sparse_bucket import SparseGradBucket
 from nc10d.reducer.gradients import SparseGradient
-from nc10d.reducer.local_sgd import PostLocalSGDState, post_localSGD_hook
+from nc10d.reducer.hooks import powersgd, quantization
+from nc10d.reducer.hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
 from nc10d.reducer.plan import plan_buckets
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.sparse import SparseGradBucket
 from nc10d.testing import run_local, run_ranks
 from nc10d.work import Future, Work
 

@@ -20,7 +20,7 @@ def agree(group, sessions):
         for param in itertools.chain.from_iterable(passes):
             usage.mark(param)
         usage.agree(group)
-        found.append(usage.settle())
+        found.append(usage.wait())
     return found
 
 
@@ -38,9 +38,9 @@ def mark_while_under_way(group):
     usage.mark(group.rank)
     usage.agree(group)
     usage.mark(0)
-    first = usage.settle()
+    first = usage.wait()
     usage.agree(group)
-    return first, usage.settle()
+    return first, usage.wait()
 
 
 def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
@@ -49,4 +49,4 @@ def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
 
 def test_nothing_is_settled_that_was_not_begun():
     with pytest.raises(RuntimeError, match="call agree"):
-        UsedParameters(1).settle()
+        UsedParameters(1).wait()

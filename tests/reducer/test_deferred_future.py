@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import CollectiveTimeout
-from nc10d.reducer.deferred_future import OrderedFuture
+from nc10d.reducer.hooks.deferred_future import OrderedFuture
 from nc10d.work import Future, Work, collect_all
 
 MOMENT = 0.01

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.reducer.buckets.sparse_bucket import sum_rows
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.sparse import add_up
 from nc10d.testing import run_local, run_ranks
 
 SHAPE = (4, 3, 2)
@@ -32,7 +32,7 @@ def rows(draw, depth, dtype=np.float32):
 @given(data=st.data(), depth=st.integers(1, 3), dtype=DTYPES)
 def test_adding_up_leaves_each_place_once_and_the_same_whole(data, depth, dtype):
     gradient = data.draw(rows(depth, dtype))
-    found = add_up(gradient.indices, gradient.values, SHAPE)
+    found = sum_rows(gradient.indices, gradient.values, SHAPE)
     places = [tuple(place) for place in found.indices.T]
     assert places == sorted(set(map(tuple, gradient.indices.T)))
     whole = found.dense(SHAPE).astype(np.float64)
