@@ -71,7 +71,7 @@ def messages_that_come_again(group):
 
 
 def test_a_message_of_a_tensor_that_ends_at_once_is_about_the_tensor():
-    assert all("EndedMessage" in ended for ended in run_ranks(messages_that_come_again, 2))
+    assert all("CompletedMessage" in ended for ended in run_ranks(messages_that_come_again, 2))
 
 
 @settings(deadline=None, max_examples=60)
