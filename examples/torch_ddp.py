@@ -131,7 +131,7 @@ def train(
 
 @torch.no_grad()
 def continued(model: Transformer, letters: Letters, count: int) -> str:
-    """Return `count` letters by the model, after the first passage of the help texts."""
+    """Return the first passage of the help texts, continued by `count` letters of the model."""
     text = letters.whole[:CONTEXT]
     for _ in range(count):
         scores = model(text[None, -CONTEXT:])[0, -1]

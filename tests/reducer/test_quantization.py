@@ -1,4 +1,4 @@
-"""Eight bits a gradient: as near to the mean as 255 steps a channel are, the same on all ranks."""
+"""Eight bits a gradient: within a step of 255 per channel of the mean, the same on all ranks."""
 
 import ml_dtypes
 import numpy as np
