@@ -157,7 +157,7 @@ def test_every_type_there_and_back_is_the_same_memory(kind):
 class Broken:
     """A backend whose fast path fails while a peer may still read the arrays."""
 
-    words, flying = None, ()
+    words, in_flight = None, ()
 
     def __init__(self):
         self.latest = {O.AllReduce: {dist.ReduceOp.SUM: self}}
@@ -166,13 +166,13 @@ class Broken:
         assert isinstance(x, np.ndarray)
         raise dist.PeerLost("gone")
 
-    def let_go(self, known, x, y):
-        assert known is self
+    def abandon(self, prepared, x, y):
+        assert prepared is self
 
 
 def test_a_tensor_of_a_failed_call_stays_alive():
     def run(group):
-        group._hot = Broken()
+        group._preparing = Broken()
         x = torch.ones(2)
         with pytest.raises(dist.PeerLost):
             group.all_reduce(x)
