@@ -2,11 +2,11 @@
 
     python -m nc10d.run --nproc-per-node 4 examples/digits.py
 
-Every rank holds the whole model and works on its share of each global batch. It sums the
-gradients of its share; `all_reduce` adds those sums up over the ranks; divided by the size of the
-global batch they are the gradient that one process would have computed. So the number of ranks
-changes the speed and the rounding, not what is learnt. (In float64 the rounding stays too small to
-turn a single answer.)
+Every rank has the whole model and a share of each global batch. A rank sums the gradients of its
+share, and `all_reduce` adds these sums over the ranks. Divided by the size of the global batch,
+they are the gradient that a single process would compute. So the number of ranks changes the speed
+and the rounding, but not the result. (In float64, rounding is too small to change a single
+prediction.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Arrays = list[np.ndarray]
 
 
 def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return train images, train labels, test images, test labels: the same on every rank."""
+    """Return train images, train labels, test images and test labels, the same on every rank."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(images))
     images, labels = images[order] / 16, labels[order]
@@ -43,7 +43,7 @@ def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def new_model() -> Arrays:
-    """Return weights and biases of 64 -> HIDDEN -> 10: the same on every rank."""
+    """Return weights and biases of 64 -> HIDDEN -> 10, the same on every rank."""
     rng = np.random.default_rng(SEED)
     shapes = [(64, HIDDEN), (HIDDEN, 10)]
     weights = [rng.normal(0, np.sqrt(2 / n), (n, m)) for n, m in shapes]
@@ -68,13 +68,13 @@ def gradient_sums(model: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
 
 
 def share_of(batch: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Return this rank's part of the global batch; parts differ by one image at most."""
+    """Return this rank's share of the global batch; shares differ by at most an image."""
     return batch[rank * len(batch) // size : (rank + 1) * len(batch) // size]
 
 
 def average(gradients: Arrays, count: int) -> None:
     """Make each array the average over the global batch of `count` images, on every rank."""
-    with dist.coalescing_manager():  # four arrays, one submission
+    with dist.coalescing_manager():  # four arrays in a single submission
         for gradient in gradients:
             dist.all_reduce(gradient)
     for gradient in gradients:
@@ -84,7 +84,7 @@ def average(gradients: Arrays, count: int) -> None:
 def train(model: Arrays, x: np.ndarray, y: np.ndarray, progress: Progress) -> tuple[float, float]:
     """Train in place; return the seconds per step spent computing and communicating."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    shuffler = np.random.default_rng(SEED)  # the same order of images on every rank
+    shuffler = np.random.default_rng(SEED)  # all ranks shuffle alike
     velocity = [np.zeros_like(w) for w in model]
     bar = progress.add_task("epoch", total=EPOCHS)
     computing = communicating = 0.0
@@ -93,9 +93,9 @@ def train(model: Arrays, x: np.ndarray, y: np.ndarray, progress: Progress) -> tu
         order = shuffler.permutation(len(x))
         for start in range(0, len(x), GLOBAL_BATCH):
             batch = order[start : start + GLOBAL_BATCH]
-            mine = share_of(batch, rank, size)
+            share = share_of(batch, rank, size)
             began = time.perf_counter()
-            gradients = gradient_sums(model, x[mine], y[mine])
+            gradients = gradient_sums(model, x[share], y[share])
             computed = time.perf_counter()
             average(gradients, len(batch))
             communicated = time.perf_counter()
@@ -111,11 +111,11 @@ def train(model: Arrays, x: np.ndarray, y: np.ndarray, progress: Progress) -> tu
 
 
 def equal_on_all_ranks(model: Arrays) -> bool:
-    """Compare every weight, bit by bit, with rank 0's; True only if all ranks agree."""
-    mine = np.concatenate([w.ravel() for w in model]).view(np.uint64)
-    theirs = mine.copy()
-    dist.broadcast(theirs, src=0)
-    differing = np.array([np.count_nonzero(mine != theirs)], np.int64)
+    """Return whether all weights of all ranks equal rank 0's, bit by bit; every rank calls."""
+    own = np.concatenate([w.ravel() for w in model]).view(np.uint64)
+    reference = own.copy()
+    dist.broadcast(reference, src=0)
+    differing = np.array([np.count_nonzero(own != reference)], np.int64)
     dist.all_reduce(differing)
     return bool(differing[0] == 0)
 
@@ -143,4 +143,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit(130)  # Ctrl-C is no reason for a traceback from every rank
+        sys.exit(130)  # Ctrl-C: no traceback from every rank

@@ -1,10 +1,11 @@
-"""Train on handwritten digits, and go on with the ranks that are left when one is killed.
+"""Train on handwritten digits, and continue with the surviving ranks after a rank is killed.
 
     python -m nc10d.run --keep-going --nproc-per-node 4 examples/survive.py --victim 2
 
-The network and its arithmetic are those of digits.py. When a rank dies, every survivor's call
-raises PeerLost. They shrink the group, take over the state of the one that had got farthest (some
-may have finished the step that others had not), share the work anew, and go on.
+The network and its arithmetic are those of digits.py. When a rank dies, the calls of all survivors
+raise PeerLost. The survivors shrink the group. They copy the state of the rank that has done most
+steps, since a rank may have finished a step that failed on others. Then they divide the work again
+and continue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import nc10d as dist
 
 @dataclass
 class State:
-    """All that a survivor needs to go on: the number of steps done, weights, their velocities."""
+    """The state of training: the number of steps done, the weights, and their velocities."""
 
     step: int
     model: Arrays
@@ -44,17 +45,17 @@ class State:
 
 
 def batch_of(step: int, count: int) -> np.ndarray:
-    """Return the images of a step: the same whoever asks, and whatever happened before."""
+    """Return the images of a step; depends only on the arguments, so all ranks agree."""
     epoch, place = divmod(step * GLOBAL_BATCH, count - count % GLOBAL_BATCH)
     order = np.random.default_rng([SEED, epoch]).permutation(count)
     return order[place : place + GLOBAL_BATCH]
 
 
 def train_step(state: State, x: np.ndarray, y: np.ndarray) -> None:
-    """Do one step; PeerLost leaves the state as it was before it."""
+    """Take a training step; after PeerLost the state is unchanged."""
     batch = batch_of(state.step, len(x))
-    mine = share_of(batch, dist.get_rank(), dist.get_world_size())
-    gradients = gradient_sums(state.model, x[mine], y[mine])
+    share = share_of(batch, dist.get_rank(), dist.get_world_size())
+    gradients = gradient_sums(state.model, x[share], y[share])
     average(gradients, len(batch))
     for w, v, gradient in zip(state.model, state.velocity, gradients, strict=True):
         v *= MOMENTUM
@@ -63,8 +64,8 @@ def train_step(state: State, x: np.ndarray, y: np.ndarray) -> None:
     state.step += 1
 
 
-def take_over_the_farthest(state: State) -> None:
-    """Give every rank the state of the one that has done most steps."""
+def copy_most_advanced(state: State) -> None:
+    """Give every rank the state of the rank that has done most steps."""
     steps = np.zeros(dist.get_world_size(), np.int64)
     dist.all_gather_into_tensor(steps, np.array([state.step]))
     root = int(steps.argmax())
@@ -75,12 +76,12 @@ def take_over_the_farthest(state: State) -> None:
 
 
 def train(state: State, x: np.ndarray, y: np.ndarray, steps: int, dies_at: int | None) -> None:
-    """Train until `steps` are done, with whoever is left."""
+    """Train until `steps` are done, with the surviving ranks."""
     lost = False
     while state.step < steps:
         try:
             if lost:
-                take_over_the_farthest(state)
+                copy_most_advanced(state)
                 lost = False
             train_step(state, x, y)
         except dist.PeerLost as error:
@@ -93,7 +94,7 @@ def train(state: State, x: np.ndarray, y: np.ndarray, steps: int, dies_at: int |
 
 
 def main() -> int:
-    """Train and test; return 0 if all ranks that are left ended with the same weights."""
+    """Train and test; return 0 if all surviving ranks end with the same weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--victim", type=int, help="this rank kills itself half-way")
@@ -118,4 +119,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit(130)  # Ctrl-C is no reason for a traceback from every rank
+        sys.exit(130)  # Ctrl-C: no traceback from every rank

@@ -3,9 +3,9 @@
     python -m nc10d.run --nproc-per-node 4 examples/torch_ddp.py --ddp nc10d
     python -m nc10d.run --nproc-per-node 4 examples/torch_ddp.py --ddp torch
 
-Every rank reads other places of the text. DistributedDataParallel averages the gradients while
-they are still being computed: nc10d's, or torch's over gloo. Nothing else is different, so both
-come down the same curve. `--plot` draws the loss; `--against` says what to compare it with.
+Every rank reads different passages of the text. DistributedDataParallel averages the gradients
+during the backward pass: nc10d's, or torch's over gloo. Everything else is the same, so both loss
+curves agree. `--plot` draws the loss; `--against` names a run to compare with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYERS = 2
 BATCH = 8
 LEARNING_RATE = 2e-3
 NEAR = 0.02
-"""By how much two curves may differ: the order of additions is not the same."""
+"""The largest allowed difference of two curves, since the order of additions differs."""
 
 COLUMNS = (
     TextColumn("loss {task.fields[loss]:.3f}"),
@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 class Letters:
-    """The help texts as one tensor of numbers, one a letter."""
+    """The help texts as a tensor with a number per letter."""
 
     def __init__(self) -> None:
         text = "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
@@ -51,19 +51,19 @@ class Letters:
         self.whole = torch.tensor([number[letter] for letter in text])
 
     def batch(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return passages, and for each letter of them the next one: this rank's of this step."""
+        """Return this rank's passages of a step, and the next letter for each of their letters."""
         generator = torch.Generator().manual_seed(1000 * step + rank)
         starts = torch.randint(len(self.whole) - CONTEXT - 1, (BATCH,), generator=generator)
         passages = self.whole[starts[:, None] + torch.arange(CONTEXT + 1)]
         return passages[:, :-1], passages[:, 1:]
 
     def read(self, numbers: Iterable[int]) -> str:
-        """Return the text that numbers stand for."""
+        """Return the text of a sequence of numbers."""
         return "".join(self.alphabet[number] for number in numbers)
 
 
 class Transformer(nn.Module):
-    """Predicts each next letter of a passage from those before it."""
+    """Predicts each letter of a passage from the letters before it."""
 
     def __init__(self, letters: int) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ class Transformer(nn.Module):
         )
         self.blocks = nn.TransformerEncoder(block, LAYERS, enable_nested_tensor=False)
         self.out = nn.Linear(WIDTH, letters, bias=False)
-        self.out.weight = self.letter.weight  # one table for reading and for writing
+        self.out.weight = self.letter.weight  # input and output share a table
         nn.init.normal_(self.letter.weight, std=WIDTH**-0.5)
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a score of every letter for every place."""
+        """Return a score of every letter for every position."""
         length = x.shape[1]
         seen = self.letter(x) * WIDTH**0.5 + self.place.weight[:length]
         return self.out(self.blocks(seen, self.mask[:length, :length], is_causal=True))
 
 
 def data_parallel(kind: str, model: nn.Module) -> nn.Module:
-    """Join the other ranks; return the model with its gradients averaged over them."""
+    """Join the process group; return the model wrapped in DistributedDataParallel."""
     if kind == "torch":
         import torch.distributed
 
@@ -100,8 +100,8 @@ def data_parallel(kind: str, model: nn.Module) -> nn.Module:
     return nc10d.torch.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def leave(kind: str) -> None:
-    """Leave the group of ranks."""
+def destroy_group(kind: str) -> None:
+    """Destroy the process group."""
     if kind == "torch":
         torch.distributed.destroy_process_group()
     else:
@@ -111,7 +111,7 @@ def leave(kind: str) -> None:
 def train(
     model: nn.Module, letters: Letters, steps: int, rank: int
 ) -> tuple[list[float], list[float]]:
-    """Train in place; return the loss of each step, of this rank's batch, and its seconds."""
+    """Train in place; return this rank's loss and the duration in seconds, for each step."""
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     losses, times = [], []
     with Progress(*COLUMNS, disable=rank != 0) as progress:
@@ -131,7 +131,7 @@ def train(
 
 @torch.no_grad()
 def continued(model: Transformer, letters: Letters, count: int) -> str:
-    """Return the model's own text, from the beginning of the help texts on."""
+    """Return the first passage of the help texts, continued by `count` letters of the model."""
     text = letters.whole[:CONTEXT]
     for _ in range(count):
         scores = model(text[None, -CONTEXT:])[0, -1]
@@ -161,16 +161,16 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 
 
 def report(kind: str, losses: list[float], options: argparse.Namespace) -> bool:
-    """Save, compare and draw what was asked for; say whether the curves agree."""
+    """Save, compare and draw as the options ask; return whether the curves agree."""
     curves = {f"{kind}'s DDP": losses}
     agree = True
     if options.against:
-        name, theirs = json.loads(options.against.read_text())
-        worst = max(abs(a - b) for a, b in zip(smooth(losses), smooth(theirs), strict=True))
+        name, other = json.loads(options.against.read_text())
+        worst = max(abs(a - b) for a, b in zip(smooth(losses), smooth(other), strict=True))
         agree = worst <= NEAR
-        told = "the same curve" if agree else "ANOTHER CURVE"
-        print(f"{told} as with {name}: at most {worst:.1e} apart")
-        curves[name] = theirs
+        found = "the same curve" if agree else "ANOTHER CURVE"
+        print(f"{found} as with {name}: at most {worst:.1e} apart")
+        curves[name] = other
     if options.save:
         options.save.write_text(json.dumps([f"{kind}'s DDP", losses]))
     if options.plot:
@@ -180,7 +180,7 @@ def report(kind: str, losses: list[float], options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Train; return 1 if the loss is not what it was in the run that is compared with."""
+    """Train; return 1 if the loss differs from the run of `--against`, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ddp", choices=["nc10d", "torch"], default="nc10d")
     parser.add_argument("--steps", type=int, default=300)
@@ -201,7 +201,7 @@ def main() -> int:
         print(f"{options.ddp}'s DDP: loss {smooth(losses)[-1]:.3f}, {spent:.1f} ms a step")
         agree = report(options.ddp, losses, options)
         print(f"...{continued(model, letters, 150)[-150:]!r}")
-    leave(options.ddp)
+    destroy_group(options.ddp)
     return 0 if agree else 1
 
 
@@ -209,4 +209,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit(130)  # Ctrl-C is no reason for a traceback from every rank
+        sys.exit(130)  # Ctrl-C: no traceback from every rank

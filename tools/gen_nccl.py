@@ -1,8 +1,8 @@
 """Write bindings/header_table.py of the NCCL backend: `python tools/gen_nccl.py path/to/nccl.h`.
 
-Take the newest header: the API only grows. What a header does not say is since when something is
-there; that is kept below, from the tags of the NCCL repository, and has to be added to by hand: the
-generator refuses a function or a field that it does not know.
+Use the newest header, since the API only grows. A header does not contain the release that added a
+function or a field. The tables below have the releases, from the tags of the NCCL repository, and
+are extended by hand. The generator refuses a function or a field that is not in them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 Version = tuple[int, int, int]
 OLDEST: Version = (2, 18, 0)
-"""What is older than this is there for everybody: nc10d needs it."""
+"""The oldest release that nc10d supports."""
 
 # Functions by the release that brought them; those of OLDEST are BASE.
 BASE = """
@@ -139,7 +139,7 @@ def _structs(text: str) -> Iterator[str]:
 
 
 def _members(body: str) -> Iterator[tuple[str, str]]:
-    """Yield type and name of each field; a union is its widest member, a struct its fields."""
+    """Yield type and name of each field; a union counts as a pointer, a struct as its fields."""
     body = re.sub(r"union \{[^}]*\} (\w+);", r"void* \1;", body)
     body = re.sub(r"struct \{([^}]*)\} \w+;", r"\1", body)
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
@@ -160,9 +160,9 @@ def _functions(text: str) -> Iterator[str]:
         prototype = " ".join(declaration.split())
         result, name, inner = re.fullmatch(r"(.*?) (nccl\w+)\((.*)\)", prototype).groups()  # type: ignore[union-attr]
         kinds = [
-            re.sub(r"\s*\b\w+$", "", one.strip())
-            for one in inner.split(",")
-            if one.strip() not in ("", "void")
+            re.sub(r"\s*\b\w+$", "", argument.strip())
+            for argument in inner.split(",")
+            if argument.strip() not in ("", "void")
         ]
         arguments = "".join(_letter(kind) for kind in kinds)
         row = f'Function("{_letter(result)}", "{arguments}", {_since(name)}, "{prototype}")'

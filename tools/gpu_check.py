@@ -1,8 +1,8 @@
-"""Run what is claimed about GPUs on this machine's: see tools/gpu_check.sh.
+"""Check nc10d's GPU support on this machine: conformance, laws, training and times.
 
-A row is a name, what came out ("ok", a figure, or what went wrong), and whether that is a failure.
-A row that this machine can't have (one card, no torch) says why; it is no failure. `--quick` is for
-seeing that all of it runs: few types and sizes.
+tools/gpu_check.sh starts it. A row of the report is a name, a result ("ok", a figure, or an error),
+and whether the check failed. A check that this machine can't run (a single card, no torch) reports
+the reason and does not fail. `--quick` runs all checks with few types and sizes.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ def checks(quick: bool) -> dict[str, Check]:
     size = times.QUICK if quick else times.Size()
     dtypes = (DType.FLOAT32,) if quick else FEW
     many = f"{size.arrays} x {size.nbytes >> 20} MiB, and packing {size.bucket >> 20} MiB"
-    found: dict[str, Check] = {
+    table: dict[str, Check] = {
         f"NCCL's conformance, {ranks} ranks": functools.partial(laws.conforms, ranks, dtypes)
         for ranks in (1, 2)
     }
-    found["laws, 1 rank"] = lambda: laws.keep_laws(1)
-    found["laws, 1 rank, nonblocking"] = lambda: laws.keep_laws(1, nonblocking=True)
-    found["laws, 2 ranks"] = lambda: laws.keep_laws(2)
-    found["arrays of other libraries"] = laws.libraries
-    found["training by torch"] = gpu_train.trains
+    table["laws, 1 rank"] = lambda: laws.keep_laws(1)
+    table["laws, 1 rank, nonblocking"] = lambda: laws.keep_laws(1, nonblocking=True)
+    table["laws, 2 ranks"] = lambda: laws.keep_laws(2)
+    table["arrays of other libraries"] = laws.libraries
+    table["training by torch"] = gpu_train.trains
     for ranks in (2,) if quick else (2, 4):
-        found[f"staged conformance, {ranks} ranks"] = functools.partial(laws.stages, ranks, dtypes)
-    found[many] = lambda: times.beside(size)
-    found["bus bandwidth"] = lambda: times.bandwidth(size)
-    return found
+        table[f"staged conformance, {ranks} ranks"] = functools.partial(laws.stages, ranks, dtypes)
+    table[many] = lambda: times.beside(size)
+    table["bus bandwidth"] = lambda: times.bandwidth(size)
+    return table
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all rows; return how many have failed."""
+    """Run all checks; return the number of failures."""
     rows: list[Row] = [machine()]
     for name, check in checks("--quick" in arguments).items():
         rows += run(name, check)
         rows[-1].show()
-        keep(rows, RESULTS)  # what there is, should the time be over before the end
+        keep(rows, RESULTS)  # after each check, for a run that is cut short
     for row in rows:
         row.show()
     return sum(row.failed for row in rows)

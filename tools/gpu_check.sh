@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything about GPUs that a machine with one can prove: `make gpu-check`, or this script.
-# Needs a checkout and a Python with numpy, numba, cuda-bindings, pytest and some libnccl, by
-# PYTHON=...; no install, no network. Prints a table, writes gpu-results.json, and fails on a wrong
-# element or on a row that this machine should have had.
+# Run all checks that need a GPU: `make gpu-check`, or this script.
+# Needs a checkout, and by PYTHON=... a Python with numpy, numba, cuda-bindings, pytest and libnccl;
+# no install, no network. Prints a table and writes gpu-results.json. Fails on a wrong element, and on
+# a check that can't run although this machine has the hardware.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for folder in tests/emulators tests/backend/staged tests/backend/nccl tests/torch tools; do

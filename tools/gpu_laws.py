@@ -1,4 +1,4 @@
-"""The rows of tools/gpu_check.py that are right or wrong: conformance, and laws of streams."""
+"""The rows of tools/gpu_check.py that pass or fail: conformance, and laws of streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Law = Callable[[ProcessGroup], None]
 
 
 def conforms(size: int, dtypes: Sequence[DType]) -> list[Row]:
-    """Hold NCCL to the suite for all backends; several ranks may share the card."""
+    """Run the conformance suite on NCCL; several ranks may share a card."""
     register_once()
     count, wrong = conformance.complaints(size, tuple(dtypes))
     rows = [Row(f"conformance, {size} ranks", f"{count} checks", failed=bool(wrong))]
@@ -37,7 +37,7 @@ def conforms(size: int, dtypes: Sequence[DType]) -> list[Row]:
 
 
 def register_once() -> None:
-    """Make the backend for arrays in host memory known to this process."""
+    """Register the backend for arrays in host memory, once per process."""
     try:
         find_backend("through-device")
     except ValueError:
@@ -45,13 +45,13 @@ def register_once() -> None:
 
 
 def stages(size: int, dtypes: Sequence[DType]) -> list[Row]:
-    """Hold the staged backend to the same suite, with all ranks on one card."""
+    """Run the conformance suite on the staged backend, with all ranks on the same card."""
     count = check_backend(mirrored.make, (size,), "processes", dtypes=dtypes, timeout=TIMEOUT)
     return [Row(f"staged, {size} ranks on one card", f"{count} checks")]
 
 
 def keep_laws(size: int, nonblocking: bool = False) -> list[Row]:
-    """Run each law in a group of its own; one rank has laws of its own."""
+    """Run each law in a group of its own; a single rank has other laws than several."""
     kind = " nonblocking" if nonblocking else ""
     rows = []
     given = {NONBLOCKING[0]: "1" if nonblocking else "0"}
@@ -62,14 +62,14 @@ def keep_laws(size: int, nonblocking: bool = False) -> list[Row]:
             try:
                 ranks.run(in_its_own_group, [law] * size)
                 rows.append(Row(name, "ok"))
-            except Exception as error:  # noqa: BLE001  (the others are run all the same)
+            except Exception as error:  # noqa: BLE001  (the other laws still run)
                 rows.append(Row(name, first_line(error), failed=True))
     return rows
 
 
 @contextlib.contextmanager
 def environment(given: dict[str, str]) -> Iterator[None]:
-    """Start processes with these variables."""
+    """Set environment variables for processes that start inside of the block."""
     before = {name: os.environ.pop(name, None) for name in given}
     os.environ.update(given)
     yield
@@ -79,15 +79,15 @@ def environment(given: dict[str, str]) -> Iterator[None]:
 
 
 def in_its_own_group(group: ProcessGroup, law: Law) -> None:
-    """Run a law where nothing was told to the store before."""
-    mine = dist.new_group(range(group.size))
-    assert isinstance(mine, ProcessGroup)
-    law(mine)
-    dist.destroy_process_group(mine)
+    """Run a law in a new group, whose store has no keys yet."""
+    own = dist.new_group(range(group.size))
+    assert isinstance(own, ProcessGroup)
+    law(own)
+    dist.destroy_process_group(own)
 
 
 def libraries() -> list[Row]:
-    """Take arrays of each library that is there; one that is there and does not work is wrong."""
+    """Run the law of each installed array library; a library that is missing is no failure."""
     rows = []
     with Ranks(1, "processes", "nccl", TIMEOUT) as ranks:
         for name, law in lone_ranks.LIBRARIES.items():
@@ -97,6 +97,6 @@ def libraries() -> list[Row]:
             try:
                 ranks.run(law)
                 rows.append(Row(f"arrays of {name}", "ok"))
-            except Exception as error:  # noqa: BLE001  (the others are run all the same)
+            except Exception as error:  # noqa: BLE001  (the other laws still run)
                 rows.append(Row(f"arrays of {name}", first_line(error), failed=True))
     return rows

@@ -1,4 +1,4 @@
-"""What tools/gpu_check.py prints: rows, and the machine that they are from."""
+"""The rows of the report of tools/gpu_check.py, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nc10d.cuda.driver import call
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what, how it came out, and the same in figures."""
+    """A line of the report: a name, the result as text, and the result in figures."""
 
     name: str
     result: str
@@ -26,7 +26,7 @@ class Row:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def show(self) -> None:
-        """Print it."""
+        """Print the row."""
         print(f"{'FAIL' if self.failed else '    '} {self.name:48} {self.result}", flush=True)
 
 
@@ -34,7 +34,7 @@ Check = Callable[[], Sequence[Row]]
 
 
 def run(name: str, check: Check) -> list[Row]:
-    """Return a check's rows; whatever it raises is a failure, and so is a check without rows."""
+    """Return a check's rows; an exception is a failure, and so is a check without rows."""
     begin = time.monotonic()
     try:
         rows = list(check()) or [Row(name, "nothing was checked", failed=True)]
@@ -45,18 +45,18 @@ def run(name: str, check: Check) -> list[Row]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def keep(rows: Sequence[Row], path: Path) -> None:
     """Write the table to a file."""
-    found = {"date": time.strftime("%Y-%m-%d"), "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    report = {"date": time.strftime("%Y-%m-%d"), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def machine() -> Row:
-    """Say which card, driver and versions these are."""
+    """Return a row with the card, the driver and the versions."""
     name = call("cuDeviceGetName", 96, call("cuDeviceGet", 0)).partition(b"\0")[0].decode()
     driver = int(call("cuDriverGetVersion"))
     commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True)

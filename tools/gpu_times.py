@@ -1,7 +1,7 @@
 """The rows of tools/gpu_check.py that are times: blocks, packing, and bandwidth, beside torch's.
 
-What torch takes is measured by tools/gpu_torch.py in a process of its own, on the same card in the
-same run. A torch that is installed with CUDA and can't be measured is a failure.
+tools/gpu_torch.py measures torch in a process of its own, on the same card in the same run. It is a
+failure if torch is installed with CUDA and can't be measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Way = Callable[[], object]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The sizes and repetitions of the measurements."""
 
     arrays: int = 64
     nbytes: int = 8 << 20
@@ -44,13 +44,13 @@ class Size:
 
 
 QUICK = Size(arrays=4, nbytes=1 << 12, rounds=2, tensors=8, bucket=1 << 16)
-"""Enough to see that it runs."""
+"""The smallest sizes that run all code."""
 
 
 def timed(name: str, way: Way, finish: Way, rounds: int, moved: int = 0) -> Row:
-    """Return the medians of the time until the call has returned, and until the device is done.
+    """Return a row: median time until the call returns, and until the device has finished.
 
-    With `moved` bytes also how many that is a second.
+    With `moved` bytes, the row also has the bandwidth.
     """
     way()
     finish()
@@ -72,22 +72,22 @@ def timed(name: str, way: Way, finish: Way, rounds: int, moved: int = 0) -> Row:
 
 
 def ratio(rows: Sequence[Row], name: str, ours: str, theirs: str, figure: str) -> list[Row]:
-    """Return a row with one row's figure by another's; none where one of them is not there."""
-    known = {row.name: row.figures[figure] for row in rows if figure in row.figures}
-    if ours not in known or theirs not in known:
+    """Return a row with the ratio of two rows' figures; an empty list if a row is missing."""
+    values = {row.name: row.figures[figure] for row in rows if figure in row.figures}
+    if ours not in values or theirs not in values:
         return []
-    share = known[ours] / known[theirs]
+    share = values[ours] / values[theirs]
     return [Row(name, f"{share:9.2f}", figures={"ratio": share})]
 
 
 def blocks(size: Size) -> list[Row]:
-    """Time many arrays by NCCL in a group of one rank, which is a thread of this process."""
+    """Time all_reduce of many arrays by NCCL in a group of a single rank, a thread here."""
     with Ranks(1, "threads", "nccl", TIMEOUT) as ranks:
         return ranks.run(block_ways, [size])[0]
 
 
 def block_ways(group: ProcessGroup, size: Size) -> list[Row]:
-    """Time the arrays one by one, coalesced, as a plan, flattened and back, and as one flat one."""
+    """Time single calls, a coalesced block, a plan, flattened arrays, and an array that is flat."""
     count = size.nbytes // 4
     xs = [cuda.to_device(np.ones(count, np.float32), on.device(group)) for _ in range(size.arrays)]
     flat = cuda.to_device(np.ones(size.arrays * count, np.float32), on.device(group))
@@ -121,7 +121,7 @@ def block_ways(group: ProcessGroup, size: Size) -> list[Row]:
 
 
 def packing(size: Size) -> list[Row]:
-    """Pack and unpack a bucket by the kernels, compare, and time them beside one plain copy."""
+    """Pack and unpack a bucket by the kernels, verify, and time them beside a plain copy."""
     with cuda.on_device(0):
         return pack_ways(size)
 
@@ -131,7 +131,7 @@ def pack_ways(size: Size) -> list[Row]:
     sizes = flatten.counts(size.tensors, size.bucket // 4)
     generators = map(np.random.default_rng, range(len(sizes)))
     values = [
-        one.normal(size=n).astype(np.float32) for one, n in zip(generators, sizes, strict=True)
+        rng.normal(size=n).astype(np.float32) for rng, n in zip(generators, sizes, strict=True)
     ]
     flat, other = cuda.empty(sum(sizes)), cuda.empty(sum(sizes))
     arrays = [cuda.to_device(x) for x in values]
@@ -161,7 +161,7 @@ def pack_ways(size: Size) -> list[Row]:
 
 
 def often(way: Way, times: int = 10) -> Way:
-    """Return what queues a call ten times, so that the device is not waited for in between."""
+    """Return a function that calls `way` ten times without waiting for the device in between."""
 
     def again() -> None:
         for _ in range(times):
@@ -170,22 +170,22 @@ def often(way: Way, times: int = 10) -> Way:
     return again
 
 
-def torchs(size: Size) -> list[Row]:
-    """Return what torch takes for blocks and packing; one that has CUDA must be able to."""
+def torch_rows(size: Size) -> list[Row]:
+    """Return torch's times for blocks and packing; with CUDA, an error is a failure."""
     if importlib.util.find_spec("torch") is None:
         return [Row("  torch", "not installed here")]
     script = Path(__file__).with_name("gpu_torch.py")
     command = [sys.executable, str(script), *map(str, astuple(size))]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        told = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
-        return [Row("  torch", told, failed=True)]
+        error = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return [Row("  torch", error, failed=True)]
     return [Row(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]
 
 
 def beside(size: Size) -> list[Row]:
-    """Return blocks and packing by nc10d and by torch, and how they compare."""
-    rows = [*blocks(size), *packing(size), *torchs(size)]
+    """Return blocks and packing by nc10d and by torch, and their ratios."""
+    rows = [*blocks(size), *packing(size), *torch_rows(size)]
     pairs = [
         ("  CPU time of a block, of torch's (aim 0.25)", "coalesced", "coalesced", "cpu_us"),
         ("  time of a block, of torch's", "coalesced", "coalesced", "us"),
@@ -198,7 +198,7 @@ def beside(size: Size) -> list[Row]:
 
 
 def bandwidth(size: Size) -> list[Row]:
-    """Measure all_reduce over all cards, as nccl-tests count it."""
+    """Measure the bus bandwidth of all_reduce over all cards, as nccl-tests defines it."""
     count = cuda.device_count()
     if count < 2:
         return [Row("  bus bandwidth", "one card only")]
@@ -213,7 +213,7 @@ def rates(group: ProcessGroup, size: Size) -> list[Row]:
 
 
 def rate(group: ProcessGroup, nbytes: int, rounds: int) -> Row:
-    """Time one all_reduce at a time, on this thread's current device."""
+    """Time separate all_reduce calls, on this thread's current device."""
     x = cuda.to_device(np.ones(nbytes // 4, np.float32), on.device(group))
     times = []
     for _ in range(rounds):
@@ -223,6 +223,6 @@ def rate(group: ProcessGroup, nbytes: int, rounds: int) -> Row:
         assert isinstance(work, NcclWork)
         work.wait_blocking()
         times.append(time.perf_counter() - begin)
-    found = 2 * (group.size - 1) / group.size * x.nbytes / statistics.median(times) / 1e9
+    bus = 2 * (group.size - 1) / group.size * x.nbytes / statistics.median(times) / 1e9
     name = f"  all_reduce of {nbytes >> 20} MiB, {group.size} cards"
-    return Row(name, f"{found:.1f} GB/s", figures={"gb_s": found})
+    return Row(name, f"{bus:.1f} GB/s", figures={"gb_s": bus})

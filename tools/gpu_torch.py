@@ -1,7 +1,7 @@
-"""What torch.distributed's NCCL and torch's packing take: `gpu_torch.py` and a Size's fields.
+"""Time torch.distributed's NCCL and torch's packing; the arguments are the fields of a Size.
 
-Run by tools/gpu_times.py. The last line of its output is rows as JSON. A torch without CUDA has no
-times, and says so.
+tools/gpu_times.py runs it. The last line of its output has the rows as JSON. Without CUDA in torch,
+a row reports that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> list[Row]:
 
 
 def blocks(size: Size) -> list[Row]:
-    """Time the arrays one by one, coalesced, flattened and back, and as one flat array."""
+    """Time single calls, a coalesced block, flattened arrays, and an array that is flat."""
     xs = [torch.ones(size.nbytes // 4, device=DEVICE) for _ in range(size.arrays)]
     flat = torch.ones(size.arrays * size.nbytes // 4, device=DEVICE)
 
@@ -78,7 +78,7 @@ def packing(size: Size) -> list[Row]:
 
 
 def measured(ways: dict[str, Callable[[], object]], size: Size, moved: int = 0) -> list[Row]:
-    """Return a row for each way."""
+    """Return a row for each function in `ways`."""
     return [
         timed(f"  torch, {name}", way, torch.cuda.synchronize, size.rounds, moved)
         for name, way in ways.items()

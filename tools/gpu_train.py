@@ -1,7 +1,7 @@
-"""The row of tools/gpu_check.py that trains: DistributedDataParallel on GPUs beside torch's.
+"""The rows of tools/gpu_check.py that train: DistributedDataParallel on GPUs beside torch's.
 
-Two ranks, on one card if there is no other: torch's gradients go by gloo, ours by the staged
-backend and by NCCL. The models and the comparison are those of tests/torch, which see every bit.
+Two ranks train, on the same card if there is no other. torch reduces gradients by gloo, nc10d by
+the staged backend and by NCCL. Models and comparison are those of tests/torch: all bits must match.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PASSES = (True, False, True, True)
 
 
 def trains(models: Sequence[str] = MODELS) -> list[Row]:
-    """Train each model by both, with gradients in buckets and beside them."""
+    """Train each model by both libraries, with gradients as bucket views and as own tensors."""
     if importlib.util.find_spec("torch") is None:
         return [Row("training by torch", "torch is not installed here")]
     rows: list[Row] = []
@@ -42,26 +42,26 @@ def trains(models: Sequence[str] = MODELS) -> list[Row]:
 
 
 def compared(ranks: Ranks, backend: str, name: str, views: bool) -> Row:
-    """Return the row of one model."""
+    """Return the row of a model."""
     options = {"gradient_as_bucket_view": views, "find_unused_parameters": name == "branches"}
     row = f"{name} by {backend}, {'in buckets' if views else 'of its own'}"
     try:
         found = ranks.run(first_difference, [name] * 2, [options] * 2)
-    except Exception as error:  # noqa: BLE001  (the others are run all the same)
+    except Exception as error:  # noqa: BLE001  (the other models still run)
         return Row(row, first_line(error), failed=True)
     same = found == [None, None]
     return Row(row, "torch's gradients" if same else f"differs: {found}", failed=not same)
 
 
 def has_cuda(_group: ProcessGroup) -> bool:
-    """Say whether torch can use the card."""
+    """Return whether torch can use the card."""
     import torch
 
     return bool(torch.cuda.is_available())
 
 
 def prepare(group: ProcessGroup, path: str) -> None:
-    """Let torch's ranks meet, and the same sums be the same bits."""
+    """Form torch's process group, and make sums reproducible to the bit."""
     import torch
     from test_ddp import join_gloo
 

@@ -1,10 +1,11 @@
-"""What NCCL launches cost on the CPU over the emulators, beyond the libraries' own time.
+"""Measure the CPU time of NCCL launches in nc10d itself, without the libraries' time.
 
     make nccl-cost                 # or: .venv-gpu/bin/python tools/nccl_cost.py
 
-One rank, arrays of 64 bytes. The group is made over the emulators; then every C function that a
-launch calls gives way to one that does nothing, so that what is left is nc10d, Python included.
-Each figure is the least of many rounds' medians: other programs only make it larger.
+A single rank reduces arrays of 64 bytes. The group is made with the emulators of CUDA and NCCL.
+Then an empty function replaces every C function that a launch calls, so only nc10d's own time
+remains, Python included. Each figure is the minimum of many rounds' medians, since other programs
+can only make it larger.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Step = Callable[[], object]
 
 
 def median_us(step: Step, times: int, between: Step) -> float:
-    """Return the median time of a step; what is done between two steps does not count."""
+    """Return the median time of `step` in microseconds; calls of `between` are not timed."""
     found = []
     for _ in range(times):
         between()
@@ -46,7 +47,7 @@ def median_us(step: Step, times: int, between: Step) -> float:
 
 
 class Costs:
-    """One group of one rank on an emulated device, and the ways to reduce its arrays."""
+    """A group of a single rank on an emulated device, and the ways to reduce its arrays."""
 
     def __init__(self) -> None:
         import nc10d as dist
@@ -65,7 +66,7 @@ class Costs:
         self._plan = block.plan()
 
     def _silence(self) -> None:
-        """Let tables that are made from now on call a function that does nothing."""
+        """Make all later launch tables call an empty function."""
         from numba import cfunc
 
         from nc10d.backend.nccl import launch_table
@@ -76,13 +77,13 @@ class Costs:
         self._site._library.address = lambda _: where
         self._site._maker._known._known.clear()
 
-    def settle(self) -> None:
-        """Let what was launched be looked after."""
+    def sweep(self) -> None:
+        """Complete the pending launches."""
         self._site.flights.sweep()
 
     def renew(self) -> None:
-        """Settle, and make arrays that nobody has seen, in the same memory."""
-        self.settle()
+        """Complete the pending launches, and make new array objects in the same memory."""
+        self.sweep()
         made = type(self._arrays[0])
         self._fresh = [made(x.address, x.shape, x.dtype, x.device, x.owner) for x in self._arrays]
 
@@ -101,13 +102,13 @@ class Costs:
                 reduce(x)
 
     def rounds(self, count: int, times: int) -> dict[str, float]:
-        """Return the cost of each way in microseconds."""
+        """Return the cost of each kind of launch in microseconds."""
         x = self._arrays[0]
         ways: Sequence[tuple[Step, Step]] = (
-            (lambda: self._dist.all_reduce(x), self.settle),
-            (self._plan.launch, self.settle),
-            (lambda: self._block(self._arrays), self.settle),
-            (self._block_of_methods, self.settle),
+            (lambda: self._dist.all_reduce(x), self.sweep),
+            (self._plan.launch, self.sweep),
+            (lambda: self._block(self._arrays), self.sweep),
+            (self._block_of_methods, self.sweep),
             (lambda: self._block(self._fresh), self.renew),
         )
         found: dict[str, list[float]] = {name: [] for name in AIMS}

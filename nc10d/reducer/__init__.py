@@ -1,6 +1,6 @@
-"""Gradients in buckets, reduced while the backward pass still runs.
+"""Average gradients in buckets, while the backward pass still runs.
 
-`plan` (which gradient lies in which bucket) and `schedule` (which bucket may leave) are pure;
-`usage`, `hooks` and `reducer` communicate, by the group that they are given. Nothing here knows a
-framework or a backend: a gradient is an array.
+A gradient is an array here: no module knows a framework, and only the group that the caller gives
+communicates. Imports go in one direction: `plan`, `schedule`, `settings`, `gradients` and the
+packers; then `hooks`; then `buckets`; then `backward` and `stats`; then `reducer`.
 """

@@ -1,7 +1,8 @@
-"""One backward pass, from its beginning until all of its buckets are reduced.
+"""A backward pass, from its beginning until all of its buckets are reduced.
 
-Contract: made anew for each pass, so nothing of the last one is left over. Not thread-safe: its
-owner holds a lock. `leave(index)` is called for every bucket, once, in plan order.
+Contract: each pass is a new object, so no state remains from the last pass. The object is not
+thread-safe: its owner holds a lock. The pass calls `launch(index)` once for every bucket, in plan
+order.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+from nc10d.reducer.buckets.storage import Storage
 from nc10d.reducer.schedule import Schedule
-from nc10d.reducer.storage import Storage
 
 
 class BackwardPass:
     """A pass in which parameter p is marked `marks[p]` times.
 
-    Without `marks` nobody knows yet: buckets stay until the end, and the marks are counted. With
-    `delay` they stay until then as well. `arrived` are the marks in their order, `times` the last
-    one of each parameter in ns since the pass began (`began`, on the clock of perf_counter_ns),
-    `left` when the first bucket left; 0 is not at all.
+    Without `marks` the counts are still unknown: all buckets wait for the end, and the pass counts
+    the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks in their
+    order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of each
+    parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
     """
 
     def __init__(
@@ -30,70 +31,70 @@ class BackwardPass:
         storage: Storage,
         schedule: Schedule,
         marks: Sequence[int] | None,
-        leave: Callable[[int], None],
+        launch: Callable[[int], None],
         *,
         delay: bool = False,
     ) -> None:
         self._storage = storage
         self._schedule = schedule
         self._marks = marks
-        self._leave = leave
+        self._launch = launch
         self._delay = delay
-        self._waiting: list[int] = []
+        self._delayed: list[int] = []
         self._failure: BaseException | None = None
         self._unused: list[int] = []
         self.began = perf_counter_ns()
-        self.left = 0
+        self.first_launch = 0
         self.arrived: list[int] = []
         self.times = [0] * len(storage.gradients)
 
     def start(self) -> None:
-        """Let go what waits for nothing."""
+        """Launch the buckets that expect no gradient."""
         if self._marks is not None:
             self._begin(self._marks)
 
     def take(self, param: int, gradient: Any) -> None:
-        """Take a gradient before its mark: where it lies, or an array that gets the mean.
+        """Take a gradient before its mark: an array that gets the mean, or None if in place.
 
-        For any thread, without the lock: copies of several threads go side by side. RuntimeError,
-        before anything is written, if it was not expected (again).
+        Any thread may call it without the lock, so that copies run in parallel. RuntimeError,
+        before any write, if the gradient is not expected (again).
         """
         if self._marks is not None:
             self._schedule.require_expected(param)
         self._storage.take(param, gradient)
 
     def ready(self, param: int) -> None:
-        """Take a mark."""
+        """Mark a gradient as ready; may launch buckets."""
         self.arrived.append(param)
         self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
             self._mark(param)
 
-    def absent(self, param: int) -> None:
-        """Take note that an expected gradient will not come: what lies there takes part."""
+    def declare_unused(self, param: int) -> None:
+        """Mark an expected gradient as unused: its current value takes part in the mean."""
         self._unused.append(param)
         self._storage.keep([param])
         self._mark(param)
 
     def _mark(self, param: int) -> None:
-        leaving = self._schedule.mark(param)
-        if leaving:
-            self._send(leaving)
+        ready = self._schedule.mark(param)
+        if ready:
+            self._launch_all(ready)
 
     def counts(self) -> list[int]:
-        """Return how often each parameter has been marked."""
+        """Return how often each parameter was marked."""
         counted = Counter(self.arrived)
         return [counted[param] for param in range(len(self.times))]
 
     def end(self) -> None:
-        """Let go what is left, and wait for everything; raise the first thing that failed.
+        """Launch the remaining buckets and wait for all of them; raise the first error.
 
-        RuntimeError names the gradients that have not come. Ctrl-C ends the wait at once: what is
-        under way then is waited for by `Storage.settle`.
+        RuntimeError names the missing gradients. Ctrl-C ends the wait at once; `Storage.wait` waits
+        for the operations that are still in flight.
         """
         buckets = self._storage.buckets
         try:
-            failure = self._reduced()
+            failure = self._finish_buckets()
         except BaseException:
             for bucket in buckets:
                 bucket.end(reduced=False)
@@ -101,51 +102,51 @@ class BackwardPass:
         if failure is not None:
             raise failure
 
-    def _reduced(self) -> BaseException | None:
+    def _finish_buckets(self) -> BaseException | None:
         buckets = self._storage.buckets
-        failures = [self._failure or _attempt(self._release)]
+        failures = [self._failure or _error_of(self._launch_rest)]
         if failures[0] is None:
-            failures.extend(_attempt(bucket.follow) for bucket in buckets)
-        failures.extend(_attempt(bucket.settle) for bucket in buckets)
+            failures.extend(_error_of(bucket.second_step) for bucket in buckets)
+        failures.extend(_error_of(bucket.wait) for bucket in buckets)
         reduced = not any(failures)
-        failures.extend(_attempt(partial(bucket.end, reduced=reduced)) for bucket in buckets)
+        failures.extend(_error_of(partial(bucket.end, reduced=reduced)) for bucket in buckets)
         return next(filter(None, failures), None)
 
     def restore(self, used: Sequence[bool]) -> None:
-        """Give gradients that no rank has used the values back that they had."""
+        """Restore the old values of gradients that no rank has used."""
         self._storage.restore([param for param in self._unused if not used[param]])
 
-    def _release(self) -> None:
+    def _launch_rest(self) -> None:
         if self._marks is None:
             self._begin(self.counts(), hold=False)
         self._schedule.require_complete()
         self._delay = False
-        self._send(self._waiting)
+        self._launch_all(self._delayed)
 
     def _begin(self, marks: Sequence[int], hold: bool = True) -> None:
-        # They take part in the mean like all others, with what lies in them.
+        # Unused gradients take part in the mean with their current values.
         self._unused = [param for param, count in enumerate(marks) if count == 0]
         self._storage.keep(self._unused)
-        self._send(self._schedule.begin(marks if hold else [0] * len(marks)))
+        self._launch_all(self._schedule.begin(marks if hold else [0] * len(marks)))
 
-    def _send(self, leaving: Iterable[int]) -> None:
+    def _launch_all(self, indices: Iterable[int]) -> None:
         if self._delay:
-            self._waiting.extend(leaving)
+            self._delayed.extend(indices)
             return
         if self._failure is not None:
-            return  # this bucket stays, too: other ranks send the one that failed before it
-        for index in leaving:
-            self.left = self.left or perf_counter_ns()
+            return  # other ranks launch the failed bucket first: a launch here would not match
+        for index in indices:
+            self.first_launch = self.first_launch or perf_counter_ns()
             try:
-                self._leave(index)
+                self._launch(index)
             except BaseException as error:
-                self._failure = error  # the buckets after this one stay: the pass has failed
+                self._failure = error  # the pass has failed: later buckets are not launched
                 raise
 
 
-def _attempt(call: Callable[[], object]) -> BaseException | None:
+def _error_of(call: Callable[[], object]) -> BaseException | None:
     try:
         call()
-    except Exception as error:  # noqa: BLE001  (raised when nothing is under way any more)
+    except Exception as error:  # noqa: BLE001  (raised when no operation is in flight any more)
         return error
     return None

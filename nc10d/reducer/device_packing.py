@@ -1,9 +1,9 @@
-"""From many arrays to one flat array and back on a GPU: all tensors of a bucket in one launch.
+"""Copy many arrays to a flat array and back on a GPU: all tensors of a bucket in a single launch.
 
-Contract: as `packing.Packer`, on one device. What to move is put into tables on the device once,
-and again only when an array lies elsewhere; a call enqueues one kernel on the current stream (of
-`nc10d.cuda`) and does not block, but for the memory of the tables the first time. Casts are between
-real floats of at most 32 bits. Whoever calls keeps the arrays, and keeps them where they are.
+Contract: as `packing.Packer`, on a single device. Tables on the device list the copies; they are
+written again only when an array has moved. A call enqueues a kernel on the current stream (of
+`nc10d.cuda`) and does not block, except to allocate the tables the first time. Casts are between
+real floats of at most 32 bits. The caller keeps the arrays alive and in place.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DevicePacker:
-    """`pack` and `unpack` between the same device arrays and one flat one, time after time.
+    """Packs the same device arrays into a flat array, and unpacks them, many times.
 
-    ValueError for an array that is not contiguous or does not fit, TypeError for other devices and
-    for dtypes that differ and can't be cast; UnsupportedPlatform without a compiler for kernels.
+    ValueError for an array that is not contiguous or does not fit. TypeError for other devices, and
+    for dtypes that differ and can't be cast. UnsupportedPlatform without a compiler for kernels.
     """
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
@@ -56,16 +56,16 @@ class DevicePacker:
         self._launched = pool.take()
         weakref.finalize(self, pool.give, self._launched).atexit = False
         self._seen: list[Any] = []
-        self._there, self._back = _Tables(self._device), _Tables(self._device)
+        self._packing, self._unpacking = _Tables(self._device), _Tables(self._device)
         self._inner = self._outer = as_buffer(flat).dtype
         self.take(arrays, offsets)
 
     def take(
         self, arrays: Sequence[Array], offsets: Sequence[int], flat: Array | None = None
     ) -> None:
-        """Move these arrays from now on; errors as for a new one. Costs little if none is new.
+        """Use these arrays from now on, and `flat` if given; errors as in the constructor.
 
-        To and from another flat array, if one is given.
+        Cheap if no array has changed.
         """
         flat = self.flat if flat is None else flat
         whole, parts = as_buffer(flat), [as_buffer(x) for x in arrays]
@@ -83,8 +83,8 @@ class DevicePacker:
         places = places_in(whole, parts, offsets)
         size = whole.dtype.itemsize
         pairs = list(zip(places, parts, strict=True))
-        self._there.rows = _rows([(to, x.address, x.nbytes) for to, x in pairs])
-        self._back.rows = _rows([(x.address, at, x.count * size) for at, x in pairs])
+        self._packing.rows = _rows([(place, x.address, x.nbytes) for place, x in pairs])
+        self._unpacking.rows = _rows([(x.address, place, x.count * size) for place, x in pairs])
 
     def _check(self, buffers: Sequence[Buffer], arrays: Sequence[Array]) -> None:
         for x, array in zip(buffers, arrays, strict=True):
@@ -94,12 +94,12 @@ class DevicePacker:
                 raise ValueError(f"an array of shape {x.shape} is not contiguous and writable")
 
     def pack(self, scale: float = 1.0) -> None:
-        """Enqueue: write the arrays, times `scale`, to the flat one."""
-        self._launch(self._there, self._inner, self._outer, scale)
+        """Enqueue writing the arrays, times `scale`, to the flat array."""
+        self._launch(self._packing, self._inner, self._outer, scale)
 
     def unpack(self, scale: float = 1.0) -> None:
-        """Enqueue: write the flat array, times `scale`, to the arrays."""
-        self._launch(self._back, self._outer, self._inner, scale)
+        """Enqueue writing the flat array, times `scale`, to the arrays."""
+        self._launch(self._unpacking, self._outer, self._inner, scale)
 
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
         if not tables.rows[:, 2].any():
@@ -121,7 +121,7 @@ class DevicePacker:
 
 
 class _Tables:
-    """`rows` (dst, src, nbytes of src) and their chunks, for one direction, on a device."""
+    """`rows` (dst, src, nbytes of src) and their chunks on a device, for packing or unpacking."""
 
     def __init__(self, device: int) -> None:
         self.rows = _rows([])
@@ -131,9 +131,9 @@ class _Tables:
         self._memory: DeviceArray | None = None
 
     def on_device(self, stream: int) -> tuple[int, int, int]:
-        """Return the addresses of both tables, and how many chunks there are.
+        """Return (address of the rows, address of the chunks, number of chunks).
 
-        What has changed is enqueued on the stream.
+        Changed tables are copied to the device on the stream first.
         """
         if self.rows is not self._written:
             self._write(stream)
@@ -143,7 +143,7 @@ class _Tables:
 
     def _write(self, stream: int) -> None:
         chunks = chunks_of(self.rows[:, 2].tolist())
-        # Kept until the next one: the driver has taken a copy before it needs another.
+        # Kept until the next write; by then the driver has copied it.
         self._image = np.concatenate([self.rows.reshape(-1), chunks.reshape(-1)])
         if self._memory is None or self._memory.nbytes < self._image.nbytes:
             self._memory = empty(self._image.size, DType.INT64, self._device)
@@ -158,7 +158,7 @@ def _rows(rows: Sequence[tuple[int, int, int]]) -> Rows:
 
 @functools.cache
 def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
-    """Return the driver's handle of a kernel; it stays loaded. May block to compile."""
+    """Return the driver's handle of a kernel, which stays loaded; may block to compile."""
     ptx = kernel_ptx(src, dst, scaled, _capability(device))
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert name, "NVVM made no kernel"
@@ -167,15 +167,16 @@ def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
 
 
 def _loaded(ptx: str) -> Any:
-    """Return the driver's module. A compiler may be newer than the driver, and say so in the PTX.
+    """Return the driver's module for a PTX text.
 
-    What these kernels are made of has been in PTX for long, so an earlier version is said then.
+    A driver rejects PTX that states a newer version than the driver knows. These kernels use only
+    old instructions, so the text is loaded again with earlier versions.
     """
-    found = re.search(r"\.version (\d\.\d)", ptx)
-    assert found, "PTX begins with its version (PTX ISA, .version)"
+    stated = re.search(r"\.version (\d\.\d)", ptx)
+    assert stated, "PTX begins with its version (PTX ISA, .version)"
     refused: CudaError | None = None
-    for version in [found[1], *(one for one in _VERSIONS if one < found[1])]:
-        text = ptx.replace(found[0], f".version {version}", 1)
+    for version in [stated[1], *(earlier for earlier in _VERSIONS if earlier < stated[1])]:
+        text = ptx.replace(stated[0], f".version {version}", 1)
         try:
             return call("cuModuleLoadData", text.encode() + b"\0")
         except CudaError as error:

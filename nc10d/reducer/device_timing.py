@@ -1,8 +1,8 @@
-"""The parts of a pass as a device goes through them: events on the current stream.
+"""The durations of a pass on a device, measured by events on the current stream.
 
-Contract: a `timing.Recorder`. A pass's computations are queued long before they run, so the host's
-clock says nothing of how long they take. `record` queues an event on the recording thread's current
-stream and does not block; `durations` blocks until the device has come to the last of them.
+Contract: a `timing.TimingRecorder`. The host enqueues computations long before they run, so its
+clock does not measure their duration. `record` enqueues an event on the calling thread's current
+stream and does not block. `durations` blocks until the device has reached the last event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nc10d.reducer.timing import PARTS, Moment
 
 
 class DeviceTimer:
-    """The moments of a pass on the device of `x`, an array of the framework that computes."""
+    """Records the moments of a pass on the device of `x`, an array of the user's framework."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -30,7 +30,7 @@ class DeviceTimer:
             weakref.finalize(self, pool.give, event, timing=True)
 
     def record(self, moment: Moment) -> None:
-        """Queue a moment; the first one behind COMM_END begins another pass."""
+        """Enqueue an event for a moment; the first moment after COMM_END begins a new pass."""
         if Moment.COMM_END in self._recorded:
             self._recorded.clear()
         with on_device(self._device):
@@ -38,7 +38,7 @@ class DeviceTimer:
         self._recorded.add(moment)
 
     def durations(self) -> dict[str, int]:
-        """Return how long the parts of the pass took, in ns; 0 without one of its moments."""
+        """Return the duration of each part in ns; 0 if its start or end was not recorded."""
         for moment in self._recorded:
             call("cuEventSynchronize", self._events[moment])
         return {name: self._between(*part) for name, part in PARTS.items()}

@@ -1,7 +1,7 @@
-"""What a gradient may be: an array like its parameter, or some rows of such an array.
+"""The two kinds of gradients: an array like its parameter, or some rows of such an array.
 
-Contract: pure; looks at arrays and copies between them. A sparse gradient is what an embedding has:
-`values[k]` belongs to the place `indices[:, k]` of the parameter, and places may repeat.
+Contract: pure functions that check arrays and copy between them. Embeddings have sparse gradients:
+`values[k]` belongs to place `indices[:, k]` of the parameter, and places may repeat.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class SparseGradient:
     """Rows of a gradient: torch's COO layout.
 
     For n rows of a parameter of `shape`, addressed by its first d dimensions, `indices` is an
-    int64 array (d, n), and `values` an array (n, *shape[d:]) of the parameter's dtype. What stands
-    for one place twice is added up. NumPy arrays, or what can be seen as such.
+    int64 array (d, n), and `values` an array (n, *shape[d:]) of the parameter's dtype. Values of a
+    repeated place are added up. Both are NumPy arrays, or CPU arrays with a NumPy view.
     """
 
     indices: Array
     values: Array
 
     def dense(self, shape: tuple[int, ...]) -> Array:
-        """Return the whole gradient, zero where there are no rows."""
+        """Return the whole gradient, with zeros where there are no rows."""
         whole = np.zeros(shape, self.values.dtype)
         np.add.at(whole, tuple(self.indices), self.values)
         return whole
@@ -44,7 +44,7 @@ def no_rows(spec: Spec) -> SparseGradient:
 
 
 def assign(target: Any, source: Any) -> None:
-    """Let `target` have the values of `source`, which is of the same kind."""
+    """Copy the values of `source` to `target`, a gradient of the same kind."""
     if isinstance(target, SparseGradient):
         target.indices, target.values = source.indices, source.values
     elif type(target) is not np.ndarray and device_type(target) == "cuda":
@@ -53,15 +53,15 @@ def assign(target: Any, source: Any) -> None:
         target[...] = source
 
 
-def kept(gradient: Any) -> Any:
-    """Return a copy that stays as it is while the gradient is reduced."""
+def copy_of(gradient: Any) -> Any:
+    """Return a copy that the reduction of the gradient does not change."""
     if isinstance(gradient, SparseGradient):
         return SparseGradient(gradient.indices, gradient.values)
     return gradient.clone() if hasattr(gradient, "clone") else gradient.copy()
 
 
 def check(gradient: Any, spec: Spec, sparse: bool, name: str) -> None:
-    """Raise the ValueError or TypeError that says why this is no gradient of the parameter."""
+    """Raise a ValueError or TypeError if this is no valid gradient of the parameter."""
     if isinstance(gradient, SparseGradient) is not sparse:
         expected = "a SparseGradient" if sparse else "an array"
         raise TypeError(f"the gradient of {name} must be {expected}, got {type(gradient).__name__}")
@@ -72,14 +72,14 @@ def check(gradient: Any, spec: Spec, sparse: bool, name: str) -> None:
 
 
 def _check_array(gradient: Array, spec: Spec, name: str) -> None:
-    found = as_buffer(gradient)
-    _same(tuple(found.shape), spec.shape, name)
-    _same_dtype(found.dtype, spec, name)
-    if found.device != spec.device.partition(":")[0]:
-        raise TypeError(f"{name} is on {spec.device}, its gradient on {found.device}")
-    if found.device == "cuda" and not found.contiguous:
+    buffer = as_buffer(gradient)
+    _same(tuple(buffer.shape), spec.shape, name)
+    _same_dtype(buffer.dtype, spec, name)
+    if buffer.device != spec.device.partition(":")[0]:
+        raise TypeError(f"{name} is on {spec.device}, its gradient on {buffer.device}")
+    if buffer.device == "cuda" and not buffer.contiguous:
         raise ValueError(f"the gradient of {name} must be contiguous: kernels move it as a whole")
-    if not found.writable:
+    if not buffer.writable:
         raise ValueError(f"the gradient of {name} is read-only: the mean can't be put there")
 
 

@@ -1,38 +1,88 @@
-"""What a Reducer is and what its passes cost, in c10d's fields: `Logger(reducer).data()`.
+"""DDP logging data in c10d's fields: the options of a Reducer and the times of its passes.
 
-Contract: sees passes when they have ended, in the thread that finishes them, and does not block.
-The first ten passes are looked at and then each hundredth, as c10d does it, unless another rate is
-set. Times are ns, moments ns since 1970. Fields about a framework's module are the caller's to add.
+Contract: the Reducer notifies the Logger after each pass, in the thread that finishes the pass. The
+Logger does not block. It samples the first ten passes and then each hundredth pass, as c10d does,
+unless the user sets another rate. Durations are in ns, moments in ns since 1970. The caller adds
+fields about a framework's module.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from nc10d.base.debug_level import get_debug_level
-
-if TYPE_CHECKING:
-    from nc10d.reducer.plan import ReducePlan
-    from nc10d.reducer.reducer import Reducer
+from nc10d.reducer.plan import ReducePlan, Spec
+from nc10d.reducer.settings import Settings
+from nc10d.reducer.timing import PassTimes
 
 FIRST = 10
-"""So many passes are looked at in any case."""
+"""The number of passes at the start that are all sampled."""
 SAMPLE_RATE = 100
-"""Then one in so many."""
+"""The number of later passes for each sampled pass."""
 Fields = dict[str, int | str]
 
 
-class Logger:
-    """Fields about a Reducer; `more` are the caller's own, such as `module_name`."""
+class GroupInfo(Protocol):
+    """The attributes of a process group that a Logger reads."""
 
-    def __init__(self, reducer: Reducer, **more: int | str) -> None:
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+
+    @property
+    def backend_name(self) -> str:
+        """The backends, as the user names them."""
+
+
+class ObservedReducer(Protocol):
+    """The attributes of a Reducer that a Logger reads."""
+
+    settings: Settings
+    passes: int
+    rebuilt: bool
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The specs of the parameters."""
+
+    @property
+    def group(self) -> GroupInfo:
+        """The group that reduces the gradients."""
+
+    @property
+    def plan(self) -> ReducePlan:
+        """The current plan of the buckets."""
+
+    @property
+    def hook_name(self) -> str:
+        """The name of the comm hook; empty without a hook."""
+
+    @property
+    def times(self) -> PassTimes:
+        """The moments of the last pass."""
+
+    def durations(self) -> dict[str, int]:
+        """Return the durations of the last pass in ns, by c10d's names."""
+
+    def set_logger(self, logger: Logger) -> None:
+        """Notify the logger of each pass."""
+
+
+class Logger:
+    """Collects fields about a Reducer; `more` are the caller's own, such as `module_name`."""
+
+    def __init__(self, reducer: ObservedReducer, **more: int | str) -> None:
         self._reducer = reducer
         self._more = more
         self._rate = SAMPLE_RATE
-        self._looked = 0
+        self._samples = 0
         self._sums: Counter[str] = Counter()
         self._last: Fields = {}
         self._epoch = time.time_ns() - time.perf_counter_ns()
@@ -40,25 +90,25 @@ class Logger:
         reducer.set_logger(self)
 
     def set_sample_rate(self, rate: int) -> None:
-        """Look at one pass in `rate` after the first ten; ValueError if that is less than 1."""
+        """Sample a pass in every `rate` after the first ten; ValueError for a rate below 1."""
         if rate < 1:
             raise ValueError(f"the sample rate is a number of passes from 1 on, got {rate}")
         self._rate = rate
 
     def pass_ended(self) -> None:
-        """Look at the pass that has just ended, if it is one of those."""
+        """Sample the pass that has just ended, if it is due."""
         reducer = self._reducer
         if reducer.passes > FIRST and reducer.passes % self._rate:
             return
         durations, moments = reducer.durations(), reducer.times.moments()
-        self._looked += 1
+        self._samples += 1
         self._sums.update(durations)
         unused = [
             spec for spec, at in zip(reducer.specs, reducer.times.ready, strict=True) if not at
         ]
         self._last = {
             **durations,
-            **{f"avg_{name}": self._sums[name] // self._looked for name in durations},
+            **{f"avg_{name}": self._sums[name] // self._samples for name in durations},
             **{name: at and at + self._epoch for name, at in moments.items()},
             "iteration": reducer.passes,
             "unused_parameter_size": sum(spec.nbytes for spec in unused),
@@ -66,7 +116,7 @@ class Logger:
         }
 
     def data(self) -> Fields:
-        """Return all fields; those about passes only once one was looked at."""
+        """Return all fields; fields about passes are missing until the first sample."""
         return {**self._fixed(), **self._rebuilt(), **self._last, **self._more}
 
     def _fixed(self) -> Fields:
@@ -97,7 +147,7 @@ class Logger:
 
 
 def _order(ready: Iterable[int]) -> list[int]:
-    """Return the gradients that came, as they did."""
+    """Return the parameters whose gradients arrived, in the order of arrival."""
     return [param for at, param in sorted((at, param) for param, at in enumerate(ready)) if at]
 
 

@@ -1,10 +1,10 @@
-"""From many arrays to one flat array and back: all tensors of a bucket in one compiled call.
+"""Copy many arrays to a flat array and back: all tensors of a bucket in a single compiled call.
 
-Contract: `pack` and `unpack` copy, cast between floating types, and scale, in one pass over the
-memory. Arrays are contiguous CPU arrays; each has its place in the flat one, in elements. They
-block until all is copied, without the GIL. Results are those of `nc10d.arrays.dtypes`: the factor
-is
-rounded to the wider of the two types, the product once to the target's.
+Contract: `pack` and `unpack` copy, cast between floating types and scale, in a single pass over the
+memory. Arrays are contiguous CPU arrays, and each has an offset in the flat array, in elements. The
+calls block until all elements are copied, without the GIL. Rounding is that of
+`nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the product once to the
+target's type.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Addresses = np.ndarray[Any, np.dtype[np.int64]]
 def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
     """Write `arrays[i] * scale` to `flat` from element `offsets[i]` on, in the dtype of `flat`.
 
-    ValueError for an array that is not contiguous or does not fit, TypeError for dtypes that
-    differ and are not both floating, before anything is written.
+    ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
+    and are not both floating. Both are raised before the first write.
     """
     whole, sources = _memory(flat, True), [_memory(x, False) for x in arrays]
     places = places_in(whole, sources, offsets)
-    rows = [(to, x.address, x.nbytes) for to, x in zip(places, sources, strict=True)]
+    rows = [(place, x.address, x.nbytes) for place, x in zip(places, sources, strict=True)]
     _move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
 
 
@@ -49,7 +49,7 @@ def unpack(
     whole, targets = _memory(flat, False), [_memory(x, True) for x in arrays]
     places = places_in(whole, targets, offsets)
     size = whole.dtype.itemsize
-    rows = [(x.address, at, x.count * size) for at, x in zip(places, targets, strict=True)]
+    rows = [(x.address, place, x.count * size) for place, x in zip(places, targets, strict=True)]
     _move(rows, whole.dtype, only_dtype([x.dtype for x in targets]), scale)
 
 
@@ -59,17 +59,17 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
 
 
 def _memory(x: Array, written: bool) -> Buffer:
-    found = as_buffer(x)
-    if found.device != "cpu":
-        raise TypeError(f"packing is for CPU arrays, got one on {found.device}")
-    if not found.contiguous or (written and not found.writable):
-        kind = "contiguous" if not found.contiguous else "writable"
-        raise ValueError(f"an array of shape {tuple(found.shape)} is not {kind}")
-    return found
+    buffer = as_buffer(x)
+    if buffer.device != "cpu":
+        raise TypeError(f"packing is for CPU arrays, got one on {buffer.device}")
+    if not buffer.contiguous or (written and not buffer.writable):
+        kind = "contiguous" if not buffer.contiguous else "writable"
+        raise ValueError(f"an array of shape {tuple(buffer.shape)} is not {kind}")
+    return buffer
 
 
 def places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
-    """Return the address of each array's place in the flat one; ValueError if it is not inside."""
+    """Return each array's address in the flat array; ValueError if it is not inside."""
     for x, offset in zip(arrays, offsets, strict=True):
         if not 0 <= offset <= whole.count - x.count:
             end = offset + x.count
@@ -78,12 +78,12 @@ def places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -
 
 
 def only_dtype(dtypes: Iterable[DType]) -> DType | None:
-    """Return the one dtype of all arrays, None where there are none; TypeError for several."""
-    found = set(dtypes)
-    if len(found) > 1:
-        names = ", ".join(sorted(dtype.label for dtype in found))
+    """Return the common dtype of all arrays, or None without arrays; TypeError if they differ."""
+    distinct = set(dtypes)
+    if len(distinct) > 1:
+        names = ", ".join(sorted(dtype.label for dtype in distinct))
         raise TypeError(f"arrays of one bucket must have one dtype, got {names}")
-    return found.pop() if found else None
+    return distinct.pop() if distinct else None
 
 
 def _move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
@@ -96,7 +96,7 @@ def _move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: floa
 
 
 def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
-    """Return the kernel; what is more than a cache holds is moved past it."""
+    """Return the address of the kernel; large copies bypass the CPU caches."""
     if src is not dst:
         return cast_address(src, dst)
     if nbytes >= STREAM_BYTES and scale == 1:
@@ -107,46 +107,46 @@ def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
 
 
 class Packer:
-    """`pack` and `unpack` between the same NumPy arrays and one flat one, time after time.
+    """Packs the same NumPy arrays into a flat array, and unpacks them, many times.
 
-    Everything is checked once. Where an array lies is read from the array object itself at each
-    call, by compiled code: a resize may have moved it. Errors as for `pack`; ValueError at a call
-    if an array has another number of bytes by then.
+    The constructor checks the arrays; errors as for `pack`. Each call reads the addresses from the
+    array objects by compiled code, since a resize may have moved an array. A call raises ValueError
+    if the number of bytes of an array has changed.
     """
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
         if any(type(x) is not np.ndarray for x in (flat, *arrays)):
             raise TypeError("a Packer is for plain NumPy arrays")
         self._arrays, self._flat = list(arrays), flat
-        whole, found = _memory(flat, True), [_memory(x, True) for x in arrays]
-        places_in(whole, found, offsets)
-        self._dtypes = only_dtype([x.dtype for x in found]), whole.dtype
+        whole, buffers = _memory(flat, True), [_memory(x, True) for x in arrays]
+        places_in(whole, buffers, offsets)
+        self._dtypes = only_dtype([x.dtype for x in buffers]), whole.dtype
         self._nbytes = [x.nbytes for x in (flat, *arrays)]
-        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in found]
+        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in buffers]
         self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
         self._offsets = np.array(offsets, np.int64) * whole.dtype.itemsize
-        self._addresses = np.zeros(1 + len(found), np.int64)
-        to = self._addresses.ctypes.data
-        rows = [(to + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
-        self._look = np.array(rows, np.int64)
+        self._addresses = np.zeros(1 + len(buffers), np.int64)
+        table = self._addresses.ctypes.data
+        rows = [(table + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
+        self._address_rows = np.array(rows, np.int64)
 
     def pack(self, scale: float = 1.0) -> None:
-        """Write the arrays, times `scale`, to the flat one."""
-        arrays, places = self._now()
+        """Write the arrays, times `scale`, to the flat array."""
+        arrays, places = self._current_addresses()
         src, dst = self._dtypes
         self._move(np.column_stack([places, arrays, self._sizes[:, 0]]), src, dst, scale)
 
     def unpack(self, scale: float = 1.0) -> None:
         """Write the flat array, times `scale`, to the arrays."""
-        arrays, places = self._now()
+        arrays, places = self._current_addresses()
         dst, src = self._dtypes
         self._move(np.column_stack([arrays, places, self._sizes[:, 1]]), src, dst, scale)
 
-    def _now(self) -> tuple[Addresses, Addresses]:
-        """Return where the arrays and their places in the flat one lie now."""
+    def _current_addresses(self) -> tuple[Addresses, Addresses]:
+        """Return the current addresses of the arrays, and of their places in the flat array."""
         if [x.nbytes for x in (self._flat, *self._arrays)] != self._nbytes:
             raise ValueError("an array was resized since the Packer was made")
-        move_all(self._look.ctypes.data, len(self._look), copy_address(), 0)
+        move_all(self._address_rows.ctypes.data, len(self._address_rows), copy_address(), 0)
         return self._addresses[1:], self._addresses[0] + self._offsets
 
     def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
@@ -157,4 +157,4 @@ class Packer:
 
 
 _DATA = object.__basicsize__
-"""Where an ndarray keeps its address: right behind what every object has (NumPy's C API)."""
+"""Offset of an ndarray's data pointer: right behind the object header (NumPy's C API)."""

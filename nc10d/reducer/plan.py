@@ -1,8 +1,8 @@
-"""Which gradient lies in which bucket, and where: computed from sizes alone, the same everywhere.
+"""The bucket and the offset of each gradient, computed from sizes only and the same on all ranks.
 
 Contract: pure functions. A spec is an array, a Spec, or a tuple (shape or count, dtype, device).
-Ranks that pass equal arguments get equal plans, so no rank has to tell another one its plan, only
-the order in which its gradients arrived.
+Ranks that pass equal arguments get equal plans. So ranks exchange no plans, only the order in which
+gradients arrived.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, dtype_of
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""The cap of the first bucket: a small one, so that communication begins early (c10d's value)."""
+"""The cap of the first bucket: small, so that communication begins early (c10d's value)."""
 BUCKET_BYTES = 25 << 20
-"""The cap of all others (c10d's value)."""
+"""The cap of all other buckets (c10d's value)."""
 _NO_LIMIT = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a plan has to know of a parameter."""
+    """The properties of a parameter that a plan depends on."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -40,14 +40,14 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its gradient takes in a bucket."""
+        """The size of its gradient in bytes."""
         return self.count * self.dtype.itemsize
 
 
 def spec_of(x: Any) -> Spec:
     """Return the Spec of an array, or of a tuple (shape or count, dtype, device="cpu").
 
-    TypeError for what is neither, and for a dtype that can't be communicated.
+    TypeError for other values, and for a dtype that can't be communicated.
     """
     if isinstance(x, Spec):
         return x
@@ -58,7 +58,7 @@ def spec_of(x: Any) -> Spec:
 
 
 def _device(x: Any, buffer: Buffer) -> str:
-    """Return what tells a device from the others of its kind: "cpu", "cuda:1"."""
+    """Return the name of a device, with its ordinal if it is a GPU: "cpu", "cuda:1"."""
     if buffer.device != "cuda":
         return buffer.device
     from nc10d.cuda.memory import device_of
@@ -75,7 +75,7 @@ def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
 
 @dataclass(slots=True)
 class _Filling:
-    """The bucket of one (dtype, device) that takes gradients now."""
+    """The bucket of a (dtype, device) that is being filled."""
 
     limits: Sequence[int]
     turn: int = 0
@@ -87,13 +87,13 @@ class _Filling:
         return self.limits[min(self.turn, len(self.limits) - 1)]
 
     def add(self, index: int, nbytes: int) -> bool:
-        """Take one more; say whether the bucket is full now."""
+        """Add a gradient; return whether the bucket is full now."""
         self.indices.append(index)
         self.nbytes += nbytes
         return self.nbytes >= self.limit
 
     def take(self) -> tuple[list[int], int]:
-        """Return the bucket with its limit; the next one begins, with the next limit."""
+        """Return the bucket with its limit, and begin the next bucket with the next limit."""
         taken = self.indices, self.limit
         self.indices, self.nbytes, self.turn = [], 0, self.turn + 1
         return taken
@@ -105,35 +105,36 @@ def compute_bucket_assignment_by_size(
     expect_sparse: Sequence[bool] | None = None,
     indices: Sequence[int] | None = None,
 ) -> tuple[list[list[int]], list[int]]:
-    """Return buckets (lists of parameters' indices) and the limit in bytes that each was given.
+    """Return the buckets (lists of parameter indices) and the limit of each bucket in bytes.
 
-    A bucket holds one (dtype, device), takes parameters in the order of `specs`, and is full when
-    it has reached its limit; the limits of a key come in turn and the last one stays. A parameter
-    with `expect_sparse[index]` has a bucket of its own, with limit 0. `indices[i]` is the
-    parameter that `specs[i]` describes (without it, i).
+    A bucket holds parameters of the same dtype and device, in the order of `specs`, and is full
+    when it has reached its limit. The buckets of a (dtype, device) use the limits in turn, and the
+    last limit repeats. A parameter with `expect_sparse[index]` has a bucket of its own, with limit
+    0. `indices[i]` is the parameter that `specs[i]` describes; the default is i.
 
-    Without `indices` the buckets are sorted by their smallest index; with them they come in the
-    order in which they got full, then those that did not, the latest new key first. (c10d walks a
-    hash map there: the same order for two keys, as a rule also for more.)
+    Without `indices` the buckets are sorted by their smallest index. With `indices` the full
+    buckets come first, in the order in which they got full. The others follow, the latest new
+    (dtype, device) first. (c10d iterates over a hash map there: the order is the same for two keys,
+    and usually for more.)
 
-    ValueError for no specs, no limits, or lengths and indices that don't fit.
-    Source: c10d's function of this name, observed from outside.
+    ValueError without specs or limits, and for lengths and indices that don't fit.
+    Source: the behaviour of c10d's function of this name.
     """
     order = range(len(specs)) if indices is None else indices
     _check(len(specs), size_limits, expect_sparse, order)
-    found: list[tuple[list[int], int]] = []
+    buckets: list[tuple[list[int], int]] = []
     filling: dict[tuple[DType, str], _Filling] = {}
     for index, spec in zip(order, map(spec_of, specs), strict=True):
         if expect_sparse and expect_sparse[index]:
-            found.append(([index], _NO_LIMIT))
+            buckets.append(([index], _NO_LIMIT))
             continue
         bucket = filling.setdefault((spec.dtype, spec.device), _Filling(size_limits))
         if bucket.add(index, spec.nbytes):
-            found.append(bucket.take())
-    found.extend(bucket.take() for bucket in reversed(filling.values()) if bucket.indices)
+            buckets.append(bucket.take())
+    buckets.extend(bucket.take() for bucket in reversed(filling.values()) if bucket.indices)
     if not indices:
-        found.sort(key=lambda bucket: min(bucket[0]))
-    return [bucket for bucket, _ in found], [limit for _, limit in found]
+        buckets.sort(key=lambda bucket: min(bucket[0]))
+    return [bucket for bucket, _ in buckets], [limit for _, limit in buckets]
 
 
 def _check(
@@ -163,7 +164,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket: its slots lie side by side, without gaps."""
+    """The plan of a bucket: its slots are contiguous, without gaps."""
 
     slots: tuple[Slot, ...]
     dtype: DType
@@ -177,13 +178,13 @@ class BucketPlan:
 
     @property
     def params(self) -> list[int]:
-        """The parameters in it, in the order of their slots."""
+        """The parameters of the bucket, in the order of their slots."""
         return [slot.param for slot in self.slots]
 
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """All buckets, in the order in which they leave; `place[param]` is (bucket, slot)."""
+    """All buckets in the order of their launches; `place[param]` is (bucket, slot)."""
 
     buckets: tuple[BucketPlan, ...]
     place: tuple[tuple[int, int], ...]
@@ -196,28 +197,28 @@ def plan_buckets(
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
 ) -> ReducePlan:
-    """Plan buckets of at most about `cap_bytes` (the first `first_bytes`) for all parameters.
+    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters.
 
-    Without `order`, the last parameters leave first: a backward pass ends with the first layer.
-    With `order` (each parameter once, see `arrival_order`), buckets leave as gradients arrive.
+    Without `order` the last parameters come first, since a backward pass ends with the first layer.
+    With `order` (each parameter once, see `arrival_order`) buckets follow the order of arrival.
     """
-    known = [spec_of(x) for x in specs]
+    params = [spec_of(x) for x in specs]
     limits = [first_bytes, cap_bytes]
     if order is None:
-        buckets, _ = compute_bucket_assignment_by_size(known, limits, expect_sparse)
+        buckets, _ = compute_bucket_assignment_by_size(params, limits, expect_sparse)
         buckets.reverse()
     else:
-        if sorted(order) != list(range(len(known))):
-            raise ValueError(f"order must have each of the {len(known)} parameters once")
-        ordered = [known[param] for param in order]
+        if sorted(order) != list(range(len(params))):
+            raise ValueError(f"order must have each of the {len(params)} parameters once")
+        ordered = [params[param] for param in order]
         buckets, _ = compute_bucket_assignment_by_size(ordered, limits, expect_sparse, order)
-    return lay_out(known, buckets, expect_sparse)
+    return lay_out(params, buckets, expect_sparse)
 
 
 def lay_out(
     specs: Sequence[Spec], buckets: Sequence[Sequence[int]], expect_sparse: Sequence[bool] | None
 ) -> ReducePlan:
-    """Give every parameter of every bucket its slot; ValueError unless each is in one bucket."""
+    """Return the plan of these buckets; ValueError unless each parameter is in a single bucket."""
     params = [param for bucket in buckets for param in bucket]
     if sorted(params) != list(range(len(specs))):
         raise ValueError(f"buckets must have each of the {len(specs)} parameters once")
@@ -247,9 +248,9 @@ def _bucket(
 
 
 def arrival_order(arrived: Iterable[int], count: int) -> list[int]:
-    """Return all `count` parameters: as they first arrived, then the others, the last ones first.
+    """Return all `count` parameters: by first arrival, then the others in reverse order.
 
-    The order is one rank's own; a group must take one rank's for all.
+    Ranks may get different orders, so a group must use the order of a single rank.
     """
     first = dict.fromkeys(arrived)
     first.update(dict.fromkeys(range(count - 1, -1, -1)))

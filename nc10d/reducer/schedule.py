@@ -1,9 +1,9 @@
-"""When buckets leave: ready in any order, gone in plan order.
+"""The order of launches: buckets get ready in any order, and are launched in plan order.
 
-Contract: a state machine without I/O, locks or arrays. `mark` and `begin` return the buckets that
-leave now; who calls them sends exactly those, in that order. Every rank then sends the same
-sequence, whatever the order in which its gradients arrived: collectives that two ranks start in
-different orders would never meet.
+Contract: a state machine without I/O, locks or arrays. `mark` and `begin` return the buckets to
+launch now; the caller launches exactly these, in this order. Every rank then launches the same
+sequence, whatever the order in which its gradients arrived. Two ranks that launch collectives in
+different orders would deadlock.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _NONE = range(0)
 
 
 class Schedule:
-    """The marks of one backward pass after another, for buckets given as lists of parameters.
+    """Counts the marks of each backward pass, for buckets given as lists of parameters.
 
-    `names` are the parameters' names for errors; without them they are their numbers.
+    Errors call the parameters by `names`, or by their numbers without `names`.
     """
 
     def __init__(
@@ -26,55 +26,55 @@ class Schedule:
         self._buckets = [list(bucket) for bucket in buckets]
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._names = names
-        self._left = [0] * len(self._bucket_of)
+        self._remaining = [0] * len(self._bucket_of)
         self._expected = [0] * len(self._bucket_of)
         self._pending = [0] * len(self._buckets)
         self._next = len(self._buckets)
 
     def begin(self, marks: Sequence[int] | None = None) -> range:
-        """Start a pass in which parameter p is marked `marks[p]` times (without it, once).
+        """Start a pass in which parameter p is marked `marks[p]` times (without `marks`, once).
 
-        Return the buckets that leave at once: the first ones, while nothing in them is expected.
-        A pass that has not ended is forgotten.
+        Return the buckets to launch at once: those before the first bucket that expects a mark. A
+        pass that has not ended is dropped.
         """
         expected = [1] * len(self._bucket_of) if marks is None else list(marks)
         if len(expected) != len(self._bucket_of) or min(expected, default=0) < 0:
             raise ValueError(f"marks must be {len(self._bucket_of)} counts, got {expected}")
-        self._expected, self._left = expected, list(expected)
+        self._expected, self._remaining = expected, list(expected)
         self._pending = [sum(expected[p] > 0 for p in bucket) for bucket in self._buckets]
         self._next = 0
         return self._advance()
 
     def mark(self, param: int) -> range:
-        """Take note that a gradient has arrived; return the buckets that leave now.
+        """Record that a gradient has arrived; return the buckets to launch now.
 
-        RuntimeError if it was not expected any more, or in this pass at all.
+        RuntimeError if this pass does not expect the gradient, or not again.
         """
         self.require_expected(param)
-        self._left[param] -= 1
-        if self._left[param]:
+        self._remaining[param] -= 1
+        if self._remaining[param]:
             return _NONE
         bucket = self._bucket_of[param]
         self._pending[bucket] -= 1
-        # Most marks let nothing go: the bucket is not full, or not the next in the order.
+        # Most marks launch no bucket: theirs is not full, or not the next in the order.
         return _NONE if self._pending[bucket] or bucket != self._next else self._advance()
 
     @property
     def complete(self) -> bool:
-        """Say whether all buckets have left."""
+        """Whether all buckets are launched."""
         return self._next == len(self._buckets)
 
     def require_expected(self, param: int) -> None:
-        """Raise the RuntimeError that says that a gradient was not expected (any more), if so."""
-        if self._left[param] == 0:
+        """Raise a RuntimeError if this pass does not expect the gradient, or not again."""
+        if self._remaining[param] == 0:
             raise RuntimeError(self._too_often(param))
 
     def missing(self) -> list[int]:
-        """Return the parameters whose gradients are still to come."""
-        return [param for param, left in enumerate(self._left) if left]
+        """Return the parameters whose gradients are missing."""
+        return [param for param, count in enumerate(self._remaining) if count]
 
     def require_complete(self) -> None:
-        """Raise the RuntimeError that names the parameters still to come, if there are any."""
+        """Raise a RuntimeError that names the missing parameters, if there are any."""
         missing = self.missing()
         if missing:
             raise RuntimeError(self._never(missing))
@@ -86,7 +86,7 @@ class Schedule:
         return range(start, self._next)
 
     def name(self, param: int) -> str:
-        """Return how errors call a parameter."""
+        """Return the name of a parameter in errors."""
         return f"parameter {param}" if self._names is None else self._names[param]
 
     def _too_often(self, param: int) -> str:

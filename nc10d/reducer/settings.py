@@ -1,6 +1,6 @@
-"""What the user has chosen for a Reducer, and what follows from it for a pass.
+"""The user's options for a Reducer, and the marks that a pass expects because of them.
 
-Contract: pure. Choices are values that all ranks must have alike; `numbers` is how they compare.
+Contract: pure. All ranks must have the same options; they compare `numbers`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Settings:
     sparse: tuple[bool, ...]
 
     def numbers(self) -> dict[str, int]:
-        """Return what must be the same on all ranks, by what an error calls it."""
+        """Return the options that must be the same on all ranks, by their names in errors."""
         return {
             "caps of buckets in bytes": self.cap_bytes,
             "caps of the first bucket in bytes": self.first_bytes,
@@ -34,16 +34,17 @@ class Settings:
 
     @property
     def varies(self) -> bool:
-        """Say whether one pass may differ from another in what it uses."""
+        """Whether passes may use different parameters."""
         return self.find_unused and not self.static
 
-    def marks(self, unused: frozenset[int], learnt: Sequence[int] | None) -> Sequence[int] | None:
-        """Return how often each parameter is going to be marked; None if that is to be learnt.
+    def marks(self, unused: frozenset[int], first: Sequence[int] | None) -> Sequence[int] | None:
+        """Return how often a pass marks each parameter.
 
-        ValueError if `unused` are no parameters, or need another setting.
+        With a static graph these are the counts of the `first` pass, None if that has not ended.
+        ValueError for indices in `unused` that are no parameters, or if `find_unused` is off.
         """
         if self.static:
-            return learnt
+            return first
         if unused and not self.find_unused:
             raise ValueError("unused gradients need a Reducer with find_unused_parameters=True")
         if not unused <= frozenset(range(len(self.names))):
@@ -52,7 +53,7 @@ class Settings:
 
 
 def checked_names(names: Sequence[str] | None, count: int) -> tuple[str, ...]:
-    """Return the names, or made-up ones; ValueError if their number is wrong."""
+    """Return the names, or "parameter 0" and so on; ValueError if their number is wrong."""
     if names is None:
         return tuple(f"parameter {index}" for index in range(count))
     if len(names) != count:

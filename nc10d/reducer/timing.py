@@ -1,8 +1,8 @@
-"""When the parts of a pass happened: on the host's clock, and on a device's if gradients lie there.
+"""Time the parts of a pass: on the host's clock, and on a device's if the gradients are there.
 
-Contract: nothing here blocks but `Stopwatch.durations`, which a device may keep waiting. Host
-moments are those of time.perf_counter_ns; one that is not known is 0, and so is a duration that
-needs it. Names and meanings are those of c10d's timers.
+Contract: only `Stopwatch.durations` may block, until a device has finished the pass. Host moments
+are those of time.perf_counter_ns. An unknown moment is 0, and so is a duration that needs it. Names
+and meanings are those of c10d's timers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PARTS = {
     "backward_comm_time": (Moment.COMM_START, Moment.COMM_END),
     "backward_compute_comm_overlap_time": (Moment.COMM_START, Moment.BACKWARD_END),
 }
-"""From when to when each part lasts."""
+"""The start and the end of each part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """One pass, in ns; `ready` says for each gradient when it came, since the backward began."""
+    """The moments of a pass in ns; `ready` has each gradient's arrival, relative to the start."""
 
     forward_start: int
     backward_start: int
@@ -45,16 +45,16 @@ class PassTimes:
 
     @classmethod
     def of_none(cls, count: int) -> PassTimes:
-        """Return the times of no pass, for `count` gradients."""
+        """Return unknown times for `count` gradients, before the first pass."""
         return cls(0, 0, [0] * count, 0, 0)
 
     @property
     def backward_end(self) -> int:
-        """When the last gradient came."""
+        """The arrival of the last gradient."""
         return self.backward_start + max(self.ready, default=0)
 
     def at(self, moment: Moment) -> int:
-        """Return a moment, 0 if it is not known."""
+        """Return a moment, 0 if it is unknown."""
         return {
             Moment.FORWARD_START: self.forward_start,
             Moment.BACKWARD_START: self.backward_start,
@@ -64,11 +64,11 @@ class PassTimes:
         }[moment]
 
     def durations(self) -> dict[str, int]:
-        """Return how long the parts took, by c10d's names, in ns."""
+        """Return the duration of each part in ns, by c10d's names."""
         return {name: _between(self.at(a), self.at(b)) for name, (a, b) in PARTS.items()}
 
     def moments(self) -> dict[str, int]:
-        """Return when the parts began and ended, by c10d's names."""
+        """Return the start and the end of all parts, by c10d's names."""
         return {moment.value: self.at(moment) for moment in Moment}
 
 
@@ -77,17 +77,17 @@ def _between(start: int, end: int) -> int:
 
 
 class TimingRecorder(Protocol):
-    """Another clock that takes note of moments: a device's."""
+    """A second clock that records moments, such as a device's."""
 
     def record(self, moment: Moment) -> None:
-        """Take note that a moment is now, for what is queued; never blocks."""
+        """Record that the work queued so far reaches this moment; never blocks."""
 
     def durations(self) -> dict[str, int]:
-        """Return how long the parts took, in ns; may block until the device has come so far."""
+        """Return the duration of each part in ns; may block until the device gets there."""
 
 
 class Stopwatch:
-    """The times of one pass after another: `last` is the one that has ended."""
+    """Times each pass in turn; `last` has the times of the last finished pass."""
 
     def __init__(self, count: int, device: TimingRecorder | None = None) -> None:
         self.last = PassTimes.of_none(count)
@@ -95,20 +95,20 @@ class Stopwatch:
         self._forward = 0
 
     def record(self, moment: Moment) -> None:
-        """Take note that a moment of the pass is now."""
+        """Record that the pass reaches this moment now."""
         if moment is Moment.FORWARD_START:
             self._forward = perf_counter_ns()
         if self._device is not None:
             self._device.record(moment)
 
-    def ended(self, began: int, ready: Sequence[int], left: int) -> None:
-        """Take note that a pass has ended; see PassTimes."""
-        self.last = PassTimes(self._forward, began, ready, left, perf_counter_ns())
+    def ended(self, began: int, ready: Sequence[int], first_launch: int) -> None:
+        """Record the end of a pass; see PassTimes."""
+        self.last = PassTimes(self._forward, began, ready, first_launch, perf_counter_ns())
         self._forward = 0
 
     def durations(self) -> dict[str, int]:
-        """Return how long the parts of the last pass took, by the device's clock if there is one.
+        """Return the duration of each part of the last pass in ns, by the device's clock if any.
 
-        That is asked before the next pass begins, and blocks until the device is through.
+        With a device, call it before the next pass begins; it blocks until the device has finished.
         """
         return self.last.durations() if self._device is None else self._device.durations()

@@ -1,8 +1,8 @@
-"""Which parameters took part on any rank, agreed by one small all_reduce beside the buckets.
+"""Find the parameters that any rank used, by a small all_reduce beside the buckets.
 
-Contract: `mark` what this rank used; `agree` starts the exchange, after the last bucket on every
-rank; `settle` waits for it. A gradient that no rank has used stays as it was: averaging zeros into
-it would wake optimizers that keep momentum.
+Contract: `mark` records a parameter that this rank used. `agree` launches the exchange, after the
+last bucket on every rank, and `wait` waits for it. A gradient that no rank has used keeps its old
+value: a mean of zeros would make optimizers with momentum update the parameter.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class UsedParameters:
-    """One flag for each of `count` parameters; marks add up until ranks have agreed.
+    """A flag for each of `count` parameters; flags accumulate until the next `agree`.
 
-    `used` is what they have agreed on last: all of them, before the first time.
+    `used` is the result of the last exchange; before the first exchange, all flags are True.
     """
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count
-        self._mine = bytearray(count)
-        self._ours: Flags = np.zeros(count, np.uint8)
+        self._local = bytearray(count)
+        self._any_rank: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
 
     def mark(self, param: int) -> None:
-        """Take note that this rank used a parameter, in this pass or an accumulating one before."""
-        self._mine[param] = 1
+        """Record that this rank used a parameter, in this pass or an accumulating pass before."""
+        self._local[param] = 1
 
     def agree(self, group: Collectives) -> None:
-        """Start to find out what any rank used; all ranks call. Does not block."""
-        # Another array travels: marks of the next pass may come before this one has ended, and
-        # where a pass has failed nobody waits for it.
-        self._ours = np.frombuffer(self._mine, np.uint8)
-        self._mine = bytearray(len(self._mine))
-        self._work = group.all_reduce(self._ours, MAX, async_op=True)
+        """Launch the exchange; all ranks call. Does not block."""
+        # The exchange gets an array of its own: marks of the next pass may come before it ends, and
+        # after a failed pass no thread waits for it.
+        self._any_rank = np.frombuffer(self._local, np.uint8)
+        self._local = bytearray(len(self._local))
+        self._work = group.all_reduce(self._any_rank, MAX, async_op=True)
 
-    def settle(self) -> list[bool]:
-        """Return, for each parameter, whether any rank used it; blocks until ranks have agreed.
+    def wait(self) -> list[bool]:
+        """Return, for each parameter, whether any rank used it; blocks until the exchange ends.
 
         RuntimeError without an `agree` before; DistError if the exchange failed.
         """
@@ -53,5 +53,5 @@ class UsedParameters:
             raise RuntimeError("no exchange of used parameters is under way: call agree() first")
         work, self._work = self._work, None
         work.wait()
-        self.used = [bool(flag) for flag in self._ours]
+        self.used = [bool(flag) for flag in self._any_rank]
         return self.used

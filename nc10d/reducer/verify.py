@@ -1,7 +1,8 @@
-"""What ranks make sure of before they share buckets: the same parameters, in the same order.
+"""Verify that all ranks have the same parameters in the same order, before they share buckets.
 
-Contract: collective calls, by small arrays; every rank calls, and blocks until all have. A
-difference is the same error, in the same words, on every rank, not a hang later on.
+Contract: collective calls that exchange small arrays; every rank calls, and blocks until all ranks
+have called. A difference raises the same error with the same text on every rank, in place of a hang
+later on.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 _SIDES = 16
 _TEXT = 256
-"""Bytes that one side of a difference may take in an error."""
+"""The most bytes that an error shows of each side of a difference."""
 
 
 def verify_alike(
     group: ProcessGroup, params: Sequence[Array], specs: Sequence[Spec], settings: Settings
 ) -> None:
-    """Raise the ValueError that names the first difference in parameters or options."""
+    """Raise a ValueError that names the first difference in parameters or options, if any."""
     verify_parameters(group, specs, settings.names, [memory_order(x) for x in params])
     verify_numbers(group, settings.numbers())
 
@@ -40,50 +41,51 @@ def verify_parameters(
     names: Sequence[str],
     orders: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Raise the ValueError that names the first parameter that is not the same on all ranks.
+    """Raise a ValueError that names the first parameter that differs between ranks, if any.
 
-    Compared are the number of parameters, then name, dtype, shape and order in memory of each, with
-    rank 0's. `orders` are as `memory_order` has them; without, all are alike.
+    Each rank compares its number of parameters with rank 0's, then the name, dtype, shape and
+    memory order of each parameter. `orders` are results of `memory_order`; without it, orders are
+    ignored.
     """
     layouts = orders or [()] * len(specs)
     verify_numbers(group, {"numbers of parameters": len(specs)})
-    rows = [_row(*each) for each in zip(specs, names, layouts, strict=True)]
-    mine = np.array(rows, np.int64)
-    first = mine.copy()
+    rows = [_row(*described) for described in zip(specs, names, layouts, strict=True)]
+    own = np.array(rows, np.int64)
+    first = own.copy()
     group.broadcast(first, 0)
-    differing = np.flatnonzero((mine != first).any(axis=1))
+    differing = np.flatnonzero((own != first).any(axis=1))
     param = _least(group, int(differing[0]) if len(differing) else len(specs))
     if param == len(specs):
         return
-    rank = _least(group, group.rank if (mine[param] != first[param]).any() else group.size)
-    mine_told = _told(specs[param], names[param], layouts[param])
+    rank = _least(group, group.rank if (own[param] != first[param]).any() else group.size)
+    text = _description(specs[param], names[param], layouts[param])
     raise ValueError(
         f"parameter {param} is not the same on all ranks: rank 0 has "
-        f"{_told_by(group, 0, mine_told)}, rank {rank} has {_told_by(group, rank, mine_told)}"
+        f"{_text_of(group, 0, text)}, rank {rank} has {_text_of(group, rank, text)}"
     )
 
 
 def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
-    """Raise the ValueError that names the first of `numbers` that differs between ranks.
+    """Raise a ValueError that names the first of `numbers` that differs between ranks, if any.
 
-    The mapping's keys, the same on all ranks, say in the plural what each number is.
+    The keys describe the numbers in the plural, and are the same on all ranks.
     """
-    mine = np.array(list(numbers.values()), np.int64)
-    rows = np.zeros((group.size, mine.size), np.int64)
-    group.all_gather_into_tensor(rows, mine)
-    for what, column in zip(numbers, rows.T, strict=True):
+    own = np.array(list(numbers.values()), np.int64)
+    rows = np.zeros((group.size, own.size), np.int64)
+    group.all_gather_into_tensor(rows, own)
+    for name, column in zip(numbers, rows.T, strict=True):
         for rank, other in enumerate(column):
             if other != column[0]:
                 raise ValueError(
-                    f"ranks have different {what}: rank 0 has {column[0]}, rank {rank} has {other}"
+                    f"ranks have different {name}: rank 0 has {column[0]}, rank {rank} has {other}"
                 )
 
 
 def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
-    """Return rank 0's order; what the other ranks pass has the same length only."""
-    theirs = np.array(order, np.int64)
-    group.broadcast(theirs, 0)
-    return [int(param) for param in theirs]
+    """Return rank 0's order; of the other ranks' orders only the length matters."""
+    agreed = np.array(order, np.int64)
+    group.broadcast(agreed, 0)
+    return [int(param) for param in agreed]
 
 
 def _least(group: ProcessGroup, number: int) -> int:
@@ -92,8 +94,8 @@ def _least(group: ProcessGroup, number: int) -> int:
     return int(least[0])
 
 
-def _told_by(group: ProcessGroup, rank: int, text: str) -> str:
-    """Return the text of `rank`, cut to what an error has room for."""
+def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
+    """Return the text of `rank`, truncated to `_TEXT` bytes; all ranks call."""
     row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8).copy()
     group.broadcast(row, rank)
     return row.tobytes().decode(errors="replace").rstrip()
@@ -102,26 +104,26 @@ def _told_by(group: ProcessGroup, rank: int, text: str) -> str:
 def memory_order(x: Any) -> tuple[int, ...]:
     """Return an array's dimensions from the outermost to the innermost in memory.
 
-    Those of one element have no place; () for what lies nowhere, such as a Spec.
+    Dimensions of length 1 are left out. A Spec has no memory: the result is ().
     """
     if isinstance(x, (Spec, tuple)):
         return ()
-    found = as_buffer(x)
-    axes = [axis for axis, side in enumerate(found.shape) if side > 1]
-    return tuple(sorted(axes, key=lambda axis: -abs(found.strides[axis])))
+    buffer = as_buffer(x)
+    axes = [axis for axis, side in enumerate(buffer.shape) if side > 1]
+    return tuple(sorted(axes, key=lambda axis: -abs(buffer.strides[axis])))
 
 
-def _told(spec: Spec, name: str, order: Sequence[int]) -> str:
+def _description(spec: Spec, name: str, order: Sequence[int]) -> str:
     inward = list(order) == sorted(order)
     where = "" if inward else f" with dimensions in the order {tuple(order)}"
     return f"{name!r}, {spec.dtype.label} of shape {spec.shape}{where}"
 
 
 def _row(spec: Spec, name: str, order: Sequence[int]) -> list[int]:
-    """Return a parameter as numbers; NumPy's arrays have at most 64 dimensions, sane ones 16."""
+    """Return a parameter as numbers of a fixed count; ValueError for more than 16 dimensions."""
     if len(spec.shape) > _SIDES:
         raise ValueError(f"parameters have at most {_SIDES} dimensions, not {len(spec.shape)}")
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     padding = [-1] * (_SIDES - len(spec.shape))
-    called = int.from_bytes(digest, "little", signed=True)
-    return [called, spec.dtype.code, crc32(bytes(order)), *spec.shape, *padding]
+    name_hash = int.from_bytes(digest, "little", signed=True)
+    return [name_hash, spec.dtype.code, crc32(bytes(order)), *spec.shape, *padding]

@@ -1,9 +1,9 @@
-"""torch's tensors in every call of nc10d, and training with them.
+"""Use torch's tensors in every call of nc10d, and train with them.
 
     import nc10d.torch
 
-makes `torch.Tensor` and `torch.nn.Parameter` arrays like any other: memory is shared, nothing is
-copied. `DistributedDataParallel` is torch's, on nc10d's Reducer.
+registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
+copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
 """
 
 from nc10d.torch import tensors

@@ -1,10 +1,10 @@
-"""From autograd to the Reducer and back: gradients go in as they are made, means come out.
+"""Connect autograd to the Reducer: pass on gradients as autograd computes them, return the means.
 
-Contract: autograd calls `_ready` once for each parameter in a backward pass, in whatever order,
-on the thread that called `backward`, or on one for each GPU, with the stream current on which the
-gradient is made. The first of them begins the Reducer's pass, and the end of
-autograd's work ends it: a forward pass that nobody computes backwards from leaves nothing behind. A
-hook holds no reference to its Gradients, and goes when they go.
+Contract: autograd calls `_ready` once for each parameter in a backward pass, in any order. The call
+comes on the thread that called `backward`, or on autograd's thread of a GPU, and the stream of the
+gradient is current. The first call begins the Reducer's pass, and the end of autograd's work ends
+it. A forward pass without a backward pass has no effect. A hook holds only a weak reference to its
+Gradients object.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from nc10d.torch.slots import Dense, Sparse, allocation, slot_of
 
 
 class Gradients:
-    """The gradients of `params` (by name, on the CPU or on GPUs), averaged over a group.
+    """Averages the gradients of `params` (by name, on the CPU or on GPUs) over a group.
 
-    With `as_views` they lie in the Reducer's buckets, else they are tensors of their own. Those of
-    the names in `sparse` come as sparse tensors. `caps` are the sizes of buckets and of the first
-    one in bytes.
+    With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
+    Parameters named in `sparse` have sparse gradients. `caps` are the sizes of buckets and of the
+    first bucket in bytes.
     """
 
     def __init__(
@@ -53,100 +53,101 @@ class Gradients:
             static_graph=static,
             allocate=allocation(self.params),
         )
-        self._beginning = threading.Lock()
+        self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
-        self._reducing = self._running = self._awaited = False
+        self._reducing = self._running = self._end_queued = False
         self._unused: Collection[int] = ()
-        self._came: set[int] = set()
+        self._arrived: set[int] = set()
         self._slots: list[Dense | Sparse] = []
-        self._elsewhere: list[int] = []
-        self._lay_out()
+        self._outside_buckets: list[int] = []
+        self._make_slots()
         handles = [
             x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, x in enumerate(self.params)
         ]
         self.close = weakref.finalize(self, _remove, handles)
-        """Remove the hooks: gradients are left alone from then on."""
+        """Remove the hooks: later backward passes are not reduced."""
 
-    def _lay_out(self) -> None:
+    def _make_slots(self) -> None:
         pairs = zip(self.params, self.reducer.gradients, strict=True)
         self._slots = [slot_of(x, gradient, self._as_views) for x, gradient in pairs]
-        self._elsewhere = [i for i, slot in enumerate(self._slots) if not slot.as_view]
+        self._outside_buckets = [i for i, slot in enumerate(self._slots) if not slot.as_view]
 
-    def settle(self, reducing: bool) -> None:
-        """Be ready for a pass; on the way to one that is reduced, lay the buckets out anew, once.
+    def prepare(self, reducing: bool) -> None:
+        """Prepare a forward pass; before a reduced pass, rebuild the buckets if that is due.
 
-        Raises what the last backward pass left behind if an exception ended it.
+        If an exception ended the last backward pass, finishes the Reducer's pass and raises its
+        error.
         """
-        self._awaited = False
+        self._end_queued = False
         if self._running:
-            self._fail_left_behind()
+            self._finish_interrupted()
         if reducing and self.reducer.rebuild():
-            self._lay_out()
+            self._make_slots()
 
     def expect(self, reducing: bool, output: Any, unused: Collection[int]) -> None:
-        """Say of the backward pass to come whether it is reduced, and what will not be in it.
+        """Announce a backward pass: whether it is reduced, and its unused parameters.
 
-        A static graph has shown that in its first pass.
+        A static graph ignores `unused`, since its first pass has shown the unused parameters.
         """
         self._reducing = reducing
         if not self._static:
             self._unused = unused
         if reducing:
-            # Parameters may get their gradients in a backward pass within the pass, which ends
-            # before it (checkpointing): the outputs' gradients are there before any of that.
+            # With checkpointing, parameters get their gradients in a nested backward pass, which
+            # ends before the outer pass. The outputs' gradients come before any nested pass.
             hook = _output_hook(weakref.ref(self))
             for x in tensors_in(output):
-                if x.grad_fn is not None:  # a leaf would keep it for all passes
+                if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                     x.register_hook(hook)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
         if not self._reducing:
             self.reducer.grad_ready(index)
             return
-        with self._beginning:
+        with self._begin_lock:
             if not self._running:
                 self._begin()
         gradient = self._slots[index].take(x)
-        self._came.add(index)
+        self._arrived.add(index)
         self.reducer.grad_ready(index, gradient)
 
     def _begin(self) -> None:
         for index in self._unused:
             self._slots[index].fill(self.params[index])
-        self._came.clear()
+        self._arrived.clear()
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
-        if not self._awaited:
-            self._await_end()
+        if not self._end_queued:
+            self._queue_end()
 
-    def _await_end(self) -> None:
-        """Have `_end` called when the backward pass that runs now is through."""
-        self._awaited = True
+    def _queue_end(self) -> None:
+        """Let autograd call `_end` when the current backward pass ends."""
+        self._end_queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        """Wait for the means and hand them out; nothing to do if no parameter got a gradient."""
-        self._awaited = False
+        """Wait for the means and write them to the gradients, if any parameter got a gradient."""
+        self._end_queued = False
         if not self._running:
             return
-        late = self._do_without_the_rest() if self._searching else ()
+        late = self._declare_rest_unused() if self._searching else ()
         self._running = False
         try:
             self.reducer.finish()
         except RuntimeError as error:
-            # Gradients have not come. A DistError, which is one too, is about something else.
+            # Gradients are missing. A DistError is a RuntimeError, too, but has another cause.
             if type(error) is RuntimeError:
                 error.add_note(_ADVICE)
             raise
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
-        means = {*self._elsewhere, *self._unused, *late}
-        self._hand_out(index for index in means if used[index])
+        means = {*self._outside_buckets, *self._unused, *late}
+        self._write_means(index for index in means if used[index])
 
-    def _do_without_the_rest(self) -> Collection[int]:
-        """Declare unused what lies behind outputs from which nothing was computed backwards."""
+    def _declare_rest_unused(self) -> Collection[int]:
+        """Declare the missing gradients unused: they belong to outputs without a backward pass."""
         late = self._missing() - set(self._unused)
         for index in late:
             self._slots[index].fill(self.params[index])
@@ -154,16 +155,16 @@ class Gradients:
         return late
 
     def _missing(self) -> set[int]:
-        return set(range(len(self.params))) - self._came
+        return set(range(len(self.params))) - self._arrived
 
-    def _hand_out(self, means: Iterable[int]) -> None:
-        """Let these gradients be the means; all others are, as they lie in the buckets."""
-        copies = [self._slots[index].give(self.params[index]) for index in means]
+    def _write_means(self, params: Iterable[int]) -> None:
+        """Write the means to these gradients; all other gradients are views of the buckets."""
+        copies = [self._slots[index].give(self.params[index]) for index in params]
         pairs = [copy for copy in copies if copy is not None]
         if pairs:
-            torch._foreach_copy_([to for to, _ in pairs], [mean for _, mean in pairs])
+            torch._foreach_copy_([target for target, _ in pairs], [mean for _, mean in pairs])
 
-    def _fail_left_behind(self) -> None:
+    def _finish_interrupted(self) -> None:
         self._running = False
         try:
             self.reducer.finish()
@@ -180,20 +181,20 @@ _ADVICE = (
 
 def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
     def ready(x: torch.Tensor) -> None:
-        found = owner()
-        if found is not None:
-            found._ready(index, x)
+        gradients = owner()
+        if gradients is not None:
+            gradients._ready(index, x)
 
     return ready
 
 
 def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:
-    def begins(_: torch.Tensor) -> None:
-        found = owner()
-        if found is not None and found._reducing:
-            found._await_end()
+    def begin(_: torch.Tensor) -> None:
+        gradients = owner()
+        if gradients is not None and gradients._reducing:
+            gradients._queue_end()
 
-    return begins
+    return begin
 
 
 def _remove(handles: Iterable[Any]) -> None:

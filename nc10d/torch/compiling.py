@@ -1,7 +1,7 @@
-"""What torch.compile leaves to Python.
+"""Exclude functions from torch.compile.
 
-Contract: the compiler is not loaded by who does not use it: that takes a second, and threads that
-load it at the same time fail.
+Contract: this module does not load the compiler. Loading it takes a second, and fails if two
+threads load it at the same time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_left_alone = cache(torch.compiler.disable)
+_uncompiled = cache(torch.compiler.disable)
 
 
 def in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` as one that is called, not compiled, and so is all that it calls."""
+    """Return a function that calls `function` without compiling it or its callees."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        found: T = _left_alone(function)(*args, **kwargs)
-        return found
+        result: T = _uncompiled(function)(*args, **kwargs)
+        return result
 
     return call

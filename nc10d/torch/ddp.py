@@ -1,14 +1,14 @@
-"""DistributedDataParallel: torch's, with the gradients reduced by nc10d.
+"""DistributedDataParallel with torch's interface; nc10d reduces the gradients.
 
     model = nc10d.torch.DistributedDataParallel(model)
     loss(model(x)).backward()       # every rank's gradients are the means when this returns
 
-Contract: constructor, semantics and attributes are torch.nn.parallel.DistributedDataParallel's,
-on an nc10d group. A gradient leaves in its bucket as soon as autograd has made it; `backward`
-waits for all of them, and raises what went wrong. A module is on the CPU, or on one or several
-GPUs, whose gradients go by the group's backend for them, in the order of torch's current streams;
-its group needs a backend for the CPU too. torch.compile compiles the module, and leaves the rest of
-a forward pass to Python.
+Contract: constructor, semantics and attributes are those of
+torch.nn.parallel.DistributedDataParallel, on an nc10d group. A bucket is launched as soon as
+autograd has computed its gradients. `backward` waits for all buckets, and raises their errors. A
+module is on the CPU or on GPUs, one or several. The group's GPU backend reduces the gradients of
+GPUs, in the order of torch's current streams; the group needs a CPU backend, too. torch.compile
+compiles the module, but not the code of this class.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ from nc10d.torch.tensor_bucket import on_tensors
 
 
 class DistributedDataParallel(torch.nn.Module):
-    """`module`, trained by all ranks of a group on data of their own.
+    """Trains `module` on all ranks of a group, each with data of its own.
 
-    `process_group` is an nc10d group (None: the default one), `device_mesh` a mesh of one
-    dimension in its place. `bucket_cap_mb` (25) is the size of buckets in MiB, of which the first
-    to leave is at most 1. With `find_unused_parameters`, each forward pass looks for what its
-    output does not depend on; with `static_graph`, the first pass shows that for all. With
-    `gradient_as_bucket_view`, gradients lie in the buckets. `init_sync` gives every rank rank 0's
-    parameters and buffers at the start, `forward_sync_buffers` its buffers before each forward
-    pass; `broadcast_buffers`, the older name, leaves them alone at the start, too, if it is False.
-    `device_ids` has the one GPU of a module, to which inputs are moved; it must be None for modules
-    on the CPU or on several. `output_device`, `dim` and `check_reduction` are torch's, without a
-    meaning: outputs are where the module has them.
+    `process_group` is an nc10d group (None: the default group), or `device_mesh` is a mesh with a
+    single dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at
+    most 1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which
+    its output does not depend. With `static_graph`, the first pass determines them for all passes.
+    With `gradient_as_bucket_view`, gradients are views of the buckets.
 
-    Names in `module._ddp_params_and_buffers_to_ignore` are left alone. Copies and pickles, on the
-    default group alone, take part from their first forward pass on that records a graph: then all
-    ranks need one. A comm hook is not copied.
+    With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
+    `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
+    `broadcast_buffers` is the older name; if it is False, the constructor does not send buffers,
+    either. `device_ids` contains the GPU of a module, and inputs are moved there; it must be None
+    for a module on the CPU or on several GPUs. `output_device`, `dim` and `check_reduction` exist
+    for compatibility and have no effect: outputs stay on the module's device.
 
-    Blocks until all ranks have made theirs. ValueError on every rank if their parameters differ,
-    and for devices as torch raises it; RuntimeError if there is nothing to train, or a parameter
-    has no shape yet. Backward passes raise DistErrors, and a RuntimeError that names the parameters
-    whose gradients have not come.
+    DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
+    group can be copied or pickled. A copy joins the group in its first forward pass that records a
+    graph, so all ranks need a copy then. A comm hook is not copied.
+
+    The constructor blocks until all ranks call it. ValueError on every rank if their parameters
+    differ, and for devices as in torch. RuntimeError without a trainable parameter, or if a
+    parameter has no shape yet. Backward passes raise DistErrors, and a RuntimeError that names the
+    parameters with missing gradients.
     """
 
     def __init__(
@@ -94,12 +96,12 @@ class DistributedDataParallel(torch.nn.Module):
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.bucket_bytes_cap, self._first_cap = _caps(bucket_cap_mb)
         self._parts: tuple[Gradients, Logger] | None = None
-        self._connected()
+        self._connect()
         if init_sync:
             same_everywhere(self.process_group, self._contents.states(buffers=at_start))
 
-    def _connected(self) -> tuple[Gradients, Logger]:
-        """Return what reduces gradients, and what sees its passes; makes both, with all ranks."""
+    def _connect(self) -> tuple[Gradients, Logger]:
+        """Return the Gradients and the Logger; the first call makes both, with all ranks."""
         if self._parts is None:
             gradients = Gradients(
                 self._contents.trained(),
@@ -128,16 +130,16 @@ class DistributedDataParallel(torch.nn.Module):
 
     @property
     def _gradients(self) -> Gradients:
-        return self._connected()[0]
+        return self._connect()[0]
 
     @property
     def logger(self) -> Logger:
-        """What sees the passes of the Reducer."""
-        return self._connected()[1]
+        """The Logger of the Reducer's passes."""
+        return self._connect()[1]
 
     @property
     def reducer(self) -> Reducer:
-        """The nc10d.Reducer behind it."""
+        """The nc10d.Reducer of the gradients."""
         return self._gradients.reducer
 
     @property
@@ -150,9 +152,9 @@ class DistributedDataParallel(torch.nn.Module):
         self.forward_sync_buffers = value
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module; what is computed backwards from its output is reduced.
+        """Call the module; a backward pass from its output is reduced.
 
-        RuntimeError if the last backward pass was left by an exception; the next call is free.
+        RuntimeError if an exception ended the last backward pass; after that the next call works.
         """
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
@@ -166,7 +168,7 @@ class DistributedDataParallel(torch.nn.Module):
     @in_python
     def _before(self, recording: bool, reducing: bool) -> None:
         if recording:
-            self._gradients.settle(reducing)
+            self._gradients.prepare(reducing)
             self.reducer.prepare_for_forward()
         if self.will_sync_module_buffers():
             same_everywhere(self.process_group, self._contents.buffers())
@@ -178,15 +180,16 @@ class DistributedDataParallel(torch.nn.Module):
         self._gradients.expect(reducing, output, unused)
 
     def will_sync_module_buffers(self) -> bool:
-        """Say whether the next forward pass gives every rank rank 0's buffers."""
+        """Return whether the next forward pass sends rank 0's buffers to every rank."""
         wanted = self.require_forward_param_sync and self.forward_sync_buffers
         return wanted and bool(self._contents.buffers())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank, for forward passes inside of the block.
+        """Accumulate gradients on this rank only, for forward passes inside of the block.
 
-        The next pass outside reduces the sums. Every rank must use it alike.
+        The next pass outside of the block reduces the sums. Every rank must use it for the same
+        passes.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -197,43 +200,44 @@ class DistributedDataParallel(torch.nn.Module):
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce the buckets; once, before the first backward pass.
 
-        `bucket` has c10d's methods and gives tensors. The hook returns a Work or Future of
-        nc10d's, or a torch.futures.Future, whose value is the reduced tensor or a list with it.
-        A sparse gradient is a bucket of its own, whose buffer and value are sparse tensors.
-        TypeError if it can't be called. The hooks of nc10d.reducer.hooks take the group as state.
+        `bucket` has c10d's methods, which return tensors. The hook returns an nc10d Work or Future,
+        or a torch.futures.Future. Its value is the reduced tensor, or a list that contains only
+        this tensor. A sparse gradient has a bucket of its own, and its buffer and value are sparse
+        tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
+        group as state.
         """
         if not callable(hook):
             raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
         self.reducer.register_comm_hook(state, on_tensors(hook))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """Let one of torch's BuiltinCommHookTypes reduce the buckets: ALLREDUCE, FP16_COMPRESS."""
+        """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
         self.register_comm_hook(None, _BUILTIN[comm_hook_type.name])
 
     def _set_static_graph(self) -> None:
-        """Let the first pass show for all which parameters are used; every rank, before it."""
+        """Switch to a static graph; every rank calls, before the first pass."""
         if self.reducer.arrived is not None or self.reducer.hook_name:
             raise RuntimeError("pass static_graph=True: there is a pass or a comm hook already")
         self._remove_autograd_hooks()
         self._parts, self.static_graph = None, True
-        self._connected()
+        self._connect()
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
         module: torch.nn.Module, params_and_buffers_to_ignore: Iterable[str]
     ) -> None:
-        """Have these names left alone when `module` is wrapped."""
+        """Let a later DDP of `module` ignore these parameters and buffers."""
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
     def _remove_autograd_hooks(self) -> None:
-        """Leave the module's gradients alone from now on, so that it can be wrapped again."""
+        """Stop reducing the module's gradients, so that the module can be wrapped again."""
         self._gradients.close()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not get_default_group():
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
-        gone = {"process_group", "_contents"}
-        kept = {name: x for name, x in self.__dict__.items() if name not in gone}
+        omitted = {"process_group", "_contents"}
+        kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
         return {**kept, "_parts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -242,11 +246,11 @@ class DistributedDataParallel(torch.nn.Module):
         self._contents = Contents(self.module)
 
     def _get_ddp_logging_data(self) -> Fields:
-        """Return what the Reducer is and what its passes cost, in torch's fields."""
+        """Return the options of the Reducer and the times of its passes, in torch's fields."""
         return self.logger.data()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Look at one pass in `sample_rate` after the first ten."""
+        """Sample a pass in every `sample_rate` after the first ten."""
         self.logger.set_sample_rate(sample_rate)
 
 
@@ -254,10 +258,10 @@ _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compr
 
 
 def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
-    found = _chosen(group, mesh)
-    if not hasattr(found, "coalescing_manager"):
-        raise TypeError(f"process_group must be a group of nc10d's, got {type(found)}")
-    return found
+    chosen = _chosen(group, mesh)
+    if not hasattr(chosen, "coalescing_manager"):
+        raise TypeError(f"process_group must be a group of nc10d's, got {type(chosen)}")
+    return chosen
 
 
 def _chosen(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
@@ -267,12 +271,12 @@ def _chosen(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
         raise ValueError("give either process_group or device_mesh")
     if mesh.ndim != 1:
         raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
-    found: ProcessGroup = mesh.get_group()
-    return found
+    only: ProcessGroup = mesh.get_group()
+    return only
 
 
 def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:
-    """Return the caps of buckets and of the first, in bytes; as torch does, one cap for both."""
+    """Return the caps of buckets and of the first bucket, in bytes; as in torch."""
     if bucket_cap_mb is None:
         return BUCKET_BYTES, FIRST_BUCKET_BYTES
     if not bucket_cap_mb > 0:

@@ -1,4 +1,4 @@
-"""Which parameters a computation does not depend on, read from the graph that autograd recorded."""
+"""Find the parameters on which an output does not depend, in the graph that autograd recorded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors_in(one)
+        for item in value.values():
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple, set)):
-        for one in value:
-            yield from tensors_in(one)
+        for item in value:
+            yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name))
 
 
 def leaves(outputs: Any) -> set[torch.Tensor]:
-    """Return the leaves from which `outputs` were computed: what gets gradients from them."""
+    """Return the leaves that get gradients in a backward pass from `outputs`."""
     found = {x for x in tensors_in(outputs) if x.is_leaf}
     todo = [x.grad_fn for x in tensors_in(outputs) if x.grad_fn is not None]
     seen = set(todo)
@@ -41,6 +41,6 @@ def leaves(outputs: Any) -> set[torch.Tensor]:
 
 
 def unused_in(outputs: Any, params: Sequence[torch.Tensor]) -> list[int]:
-    """Return the numbers of the parameters on which `outputs` do not depend."""
+    """Return the indices of the parameters on which `outputs` do not depend."""
     used = leaves(outputs)
     return [index for index, x in enumerate(params) if x not in used]

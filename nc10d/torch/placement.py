@@ -1,6 +1,6 @@
-"""Which devices a module is trained on, and where its inputs go: torch's rules for `device_ids`.
+"""Determine the devices of a module, and move its inputs: torch's rules for `device_ids`.
 
-Contract: nothing here needs a GPU, or looks at more than what devices tensors say they are on.
+Contract: this module needs no GPU; it reads only the `device` attribute of tensors.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _KINDS = {"cpu", "cuda"}
 
 
 class Placement(NamedTuple):
-    """The devices of a module, as torch's attributes of the same names have them.
+    """The devices of a module, as in torch's attributes of the same names.
 
-    Both are None for a module on the CPU, one on several devices, and one that gets its inputs
-    where it needs them.
+    Both are None for a module on the CPU or on several devices, and for a module whose caller moves
+    the inputs.
     """
 
     device_ids: list[int] | None = None
     output_device: int | None = None
 
     def moved(self, value: Any) -> Any:
-        """Return inputs on the module's device, if that is known; see `moved`."""
+        """Return inputs on the module's device, or unchanged without `device_ids`; see `moved`."""
         if self.device_ids is None:
             return value
         return moved(value, torch.device("cuda", self.device_ids[0]))
@@ -36,37 +36,37 @@ class Placement(NamedTuple):
 def placement(
     params: Iterable[torch.Tensor], device_ids: Sequence[Any] | None, output_device: Any
 ) -> Placement:
-    """Return where a module of these parameters is; ValueError where torch's DDP raises one."""
+    """Return the placement of a module with these parameters; ValueError as torch's DDP."""
     devices = {x.device for x in params}
-    told = ", ".join(sorted(map(str, devices)))
+    names = ", ".join(sorted(map(str, devices)))
     kinds = {device.type for device in devices}
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(f"device_ids must be None or have one device, got {device_ids}")
     if len(kinds) != 1 or not kinds <= _KINDS:
-        raise ValueError(f"a module must be on the CPU or on GPUs, all of it: it is on {told}")
+        raise ValueError(f"a module must be on the CPU or on GPUs, all of it: it is on {names}")
     if device_ids and len(devices) == 1 and kinds == {"cuda"}:
         first = ordinal(device_ids[0])
         return Placement([first], first if output_device is None else ordinal(output_device))
     if device_ids or output_device:
         raise ValueError(
             "device_ids and output_device are for a module on one GPU, of one process: got "
-            f"{device_ids} and {output_device} for a module on {told}"
+            f"{device_ids} and {output_device} for a module on {names}"
         )
     return Placement()
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a value with the tensors in it on a device: in tuples, lists and dicts, nested.
+    """Return a copy of nested tuples, lists and dicts with all tensors on a device.
 
-    What else may contain tensors is left as it is; as torch does it.
+    Other containers stay unchanged, as in torch.
     """
     if isinstance(value, (torch.Tensor, PackedSequence)):
         return value.to(device)
     if not isinstance(value, (list, tuple, dict)) or not value:
         return value
     if isinstance(value, dict):
-        return type(value)((key, moved(one, device)) for key, one in value.items())
-    each = [moved(one, device) for one in value]
+        return type(value)((key, moved(item, device)) for key, item in value.items())
+    items = [moved(item, device) for item in value]
     if hasattr(value, "_fields"):
-        return type(value)(*each)
-    return each if isinstance(value, list) else tuple(each)
+        return type(value)(*items)
+    return items if isinstance(value, list) else tuple(items)

@@ -1,7 +1,7 @@
-"""What a module consists of, and how ranks come to have the same of it.
+"""List the parameters and buffers of a module, and send rank 0's values to all ranks.
 
-Contract: parameters and buffers in torch's order, each once however often it is shared, without
-what the module asks to leave alone.
+Contract: parameters and buffers come in torch's order. A shared parameter is listed once, and names
+that the module asks to ignore are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nc10d.group.process_group import ProcessGroup
 
 
 class Contents:
-    """The parameters and buffers of `module`, by name, but for those in `ignored`.
+    """The parameters and buffers of `module` by name, except those in `ignored`.
 
     RuntimeError if a parameter has no shape yet, ValueError for SyncBatchNorm on the CPU.
     """
@@ -30,8 +30,8 @@ class Contents:
             raise ValueError("SyncBatchNorm works on GPUs alone: take BatchNorm")
 
     def has_sync_bn(self) -> bool:
-        """Say whether a layer normalises by the statistics of all ranks."""
-        return any(isinstance(one, torch.nn.SyncBatchNorm) for one in self._module.modules())
+        """Return whether the module has a SyncBatchNorm layer."""
+        return any(isinstance(x, torch.nn.SyncBatchNorm) for x in self._module.modules())
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters."""
@@ -45,28 +45,28 @@ class Contents:
         return found
 
     def sparse(self) -> set[str]:
-        """Return the names of parameters whose gradients will be sparse: those of embeddings."""
+        """Return the names of parameters with sparse gradients: those of sparse embeddings."""
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
         found = {
-            id(one.weight)
-            for one in self._module.modules()
-            if isinstance(one, kinds) and one.sparse
+            id(layer.weight)
+            for layer in self._module.modules()
+            if isinstance(layer, kinds) and layer.sparse
         }
         return {name for name, x in self._params.items() if id(x) in found}
 
     def states(self, buffers: bool) -> dict[str, torch.Tensor]:
-        """Return all parameters, and the buffers if those are wanted."""
+        """Return all parameters, and with `buffers` also the buffers."""
         return {**self._params, **(self.buffers() if buffers else {})}
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as they are now: a module may replace them."""
+        """Return the current buffers; a module may replace them at any time."""
         return {n: x for n, x in self._module.named_buffers() if n not in self.ignored}
 
 
 def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give every rank what rank 0 has in `tensors`, as one submission for each kind of device.
+    """Broadcast `tensors` from rank 0, coalesced into a submission per kind of device.
 
-    Blocks, for tensors on the CPU. ValueError, on every rank, if elements of one share memory.
+    Blocks for tensors on the CPU. ValueError, on every rank, if elements of a tensor share memory.
     """
     whole = [_own(name, x.detach()) for name, x in tensors.items() if x.numel()]
     for kind in sorted({x.device.type for x in whole}):
@@ -77,7 +77,7 @@ def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def _own(name: str, x: torch.Tensor) -> torch.Tensor:
-    # A rank that only reads it would not notice, and wait for the others.
+    # Rank 0 only reads the tensor and would not notice the problem; it would wait for the others.
     if any(step == 0 and side > 1 for step, side in zip(x.stride(), x.shape, strict=True)):
         raise ValueError(f"elements of {name} share memory (an expanded tensor): clone it")
     return x

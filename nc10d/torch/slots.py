@@ -1,9 +1,8 @@
-"""Where a parameter's gradient goes in, and where its mean comes out: a place in a bucket, or rows.
+"""Move a parameter's gradient into the Reducer, and its mean back: by a bucket's slot, or by rows.
 
-Contract: `take` moves what has accumulated in `x.grad` to its place, or returns the array that the
-Reducer is to move there and back; `fill` moves it there in any case. `give` puts the mean into
-`x.grad`, or returns the (target, source) of a copy that the caller makes, so that many go in one
-call.
+Contract: `take` copies the accumulated `x.grad` to its slot, or returns an array that the Reducer
+copies to the slot and back. `fill` always copies it. `give` writes the mean to `x.grad`, or returns
+the (target, source) of a copy; the caller makes all such copies in a single call.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import Any
 import torch
 
 from nc10d.ops import Array
-from nc10d.reducer.bucket import Allocation
+from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, no_rows
 from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 MOVED = {"cuda"}
-"""Kinds of devices where buckets are tensors, and the Reducer moves gradients into them."""
+"""Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
 
 
 class Dense:
-    """The place of `x` in a bucket: `view` has its shape and strides.
+    """The slot of `x` in a bucket; `view` has the shape and strides of `x`.
 
-    With `as_view`, `x.grad` is that view after the first pass.
+    With `as_view`, `x.grad` is this view after the first pass.
     """
 
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool) -> None:
@@ -36,12 +35,12 @@ class Dense:
         self.as_view = as_view
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Copy the gradient of `x` into the bucket; return what the Reducer is to move instead."""
+        """Copy the gradient of `x` into the bucket; return None."""
         self.fill(x)
         return None
 
     def fill(self, x: torch.Tensor) -> None:
-        """Copy the gradient of `x` into the bucket, zeros if it has none."""
+        """Copy the gradient of `x` into the bucket, or zeros without a gradient."""
         grad = x.grad
         if grad is None:
             self.view.zero_()
@@ -51,45 +50,45 @@ class Dense:
                 x.grad = self.view
 
     def give(self, x: torch.Tensor) -> Copy | None:
-        """Let the gradient of `x` be the mean."""
+        """Set the gradient of `x` to the mean, or return the copy that does so."""
         grad = x.grad
         if grad is self.view:
             return None
-        if grad is None:  # of use on another rank only
+        if grad is None:  # only other ranks used the parameter
             x.grad = self.view if self.as_view else self.view.clone()
             return None
         return grad.detach(), self.view
 
 
 class Moved(Dense):
-    """A place on a device: the Reducer moves all gradients of a bucket by one launch."""
+    """A slot on a device: the Reducer copies all gradients of a bucket in a single launch."""
 
     def __init__(self, x: torch.Tensor, gradient: Array) -> None:
         super().__init__(x, gradient, False)
         self._flat = gradient.shape, gradient.stride()
-        self._lent = False
+        self._passed = False
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the memory of the gradient of `x`, if it lies as the place does; else copy it."""
+        """Return the gradient of `x` as a flat view if the strides match, else copy it."""
         grad = x.grad
-        self._lent = grad is not None and grad.stride() == self.view.stride()
-        if not self._lent:
+        self._passed = grad is not None and grad.stride() == self.view.stride()
+        if not self._passed:
             return super().take(x)
         return grad.detach().as_strided(*self._flat)
 
     def fill(self, x: torch.Tensor) -> None:
-        """Copy the gradient of `x` into the bucket, whatever became of the last pass."""
-        self._lent = False
+        """Copy the gradient of `x` into the bucket, also after a failed pass."""
+        self._passed = False
         super().fill(x)
 
     def give(self, x: torch.Tensor) -> Copy | None:
-        """Let the gradient of `x` be the mean, which it is if the Reducer has moved it."""
-        lent, self._lent = self._lent, False
-        return None if lent else super().give(x)
+        """Set the gradient of `x` to the mean, unless the Reducer has done so."""
+        passed, self._passed = self._passed, False
+        return None if passed else super().give(x)
 
 
 class Sparse:
-    """The rows of an embedding's gradient, which have no place in a bucket."""
+    """The rows of an embedding's gradient, which have no slot in a bucket."""
 
     as_view = False
 
@@ -97,20 +96,20 @@ class Sparse:
         self._gradient = gradient
 
     def take(self, x: torch.Tensor) -> None:
-        """Do as `fill`."""
+        """Pass the rows of the gradient of `x` to the Reducer; see `fill`."""
         self.fill(x)
 
     def fill(self, x: torch.Tensor) -> None:
-        """Show the Reducer the rows of the gradient of `x`; none if it has none."""
+        """Pass the rows of the gradient of `x` to the Reducer; no rows without a gradient."""
         assign(self._gradient, _no_rows(x) if x.grad is None else as_rows(x.grad))
 
     def give(self, x: torch.Tensor) -> None:
-        """Let the gradient of `x` be the rows that the hook has ended with: the mean's, say."""
+        """Set the gradient of `x` to the rows that the hook returned."""
         x.grad = as_sparse(self._gradient, x)
 
 
 def slot_of(x: torch.Tensor, gradient: Any, as_view: bool) -> Dense | Sparse:
-    """Return the slot of a parameter whose gradient the Reducer keeps so."""
+    """Return the slot of parameter `x`; `gradient` is the Reducer's gradient."""
     if isinstance(gradient, SparseGradient):
         return Sparse(gradient)
     if x.device.type in MOVED and not as_view:
@@ -119,19 +118,19 @@ def slot_of(x: torch.Tensor, gradient: Any, as_view: bool) -> Dense | Sparse:
 
 
 def allocation(params: Iterable[torch.Tensor]) -> Allocation:
-    """Return what makes buckets: tensors on devices; on the CPU the Reducer knows better memory."""
+    """Return allocators for buckets on devices; the CPU has the Reducer's default memory."""
     devices = {x.device for x in params if x.device.type in MOVED}
     return {str(device): partial(zeros, device=device) for device in devices} or None
 
 
 def as_rows(x: torch.Tensor) -> SparseGradient:
-    """Return the rows of a sparse tensor (COO), in the same memory where that is contiguous."""
+    """Return the rows of a sparse tensor (COO), without a copy where they are contiguous."""
     places, rows = x._indices(), x._values()
     return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.detach().contiguous()))
 
 
 def as_sparse(gradient: SparseGradient, x: torch.Tensor) -> torch.Tensor:
-    """Return rows as a sparse tensor of the shape of `x`, in the same memory."""
+    """Return rows as a sparse tensor of the shape of `x`, without a copy."""
     return torch.sparse_coo_tensor(
         as_tensor(gradient.indices),
         as_tensor(gradient.values),
@@ -146,5 +145,5 @@ def _no_rows(x: torch.Tensor) -> SparseGradient:
 
 
 def _in_order(places: Array) -> bool:
-    """Say whether each place is there once, in order; others may be, where it takes longer."""
+    """Return True if places are sorted and unique; checks only rows with a single index."""
     return len(places) == 1 and bool((places[0, 1:] > places[0, :-1]).all())

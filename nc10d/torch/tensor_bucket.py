@@ -1,6 +1,7 @@
-"""Comm hooks on tensors: what torch's hooks see of a bucket, and what becomes of their answers.
+"""Comm hooks on tensors: the bucket as torch's hooks see it, and the conversion of their results.
 
-Contract: a dense bucket's buffer is a flat tensor, that of a sparse gradient a sparse tensor (COO).
+Contract: the buffer of a dense bucket is a flat tensor, the buffer of a sparse gradient is a sparse
+tensor (COO).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
 class TensorBucket(GradBucket):
-    """A bucket whose answers are tensors, in the same memory."""
+    """A GradBucket whose methods return tensors, in the memory of the bucket."""
 
     __slots__ = ("_inner",)
 
@@ -36,7 +37,7 @@ class TensorBucket(GradBucket):
         self._inner = inner
 
     def index(self) -> int:
-        """Return the bucket's place in the order of leaving, from 0."""
+        """Return the bucket's position in the order of launches, from 0."""
         return self._inner.index()
 
     def buffer(self) -> torch.Tensor:
@@ -44,13 +45,13 @@ class TensorBucket(GradBucket):
         return self._tensor(self._inner.buffer())
 
     def flat(self) -> torch.Tensor:
-        """Return the buffer, for hooks that know flat ones alone; TypeError if it is sparse."""
+        """Return the buffer, for hooks that handle dense tensors; TypeError if it is sparse."""
         return as_tensor(self._inner.flat())
 
     def set_buffer(self, buffer: Any) -> None:
-        """Put another flat tensor or array, of the same length, in the place of the buffer.
+        """Replace the buffer by another flat tensor or array of the same length.
 
-        In the place of a sparse gradient, another sparse tensor.
+        A sparse gradient is replaced by another sparse tensor.
         """
         self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else numpy_view(buffer))
 
@@ -63,7 +64,7 @@ class TensorBucket(GradBucket):
         return self._inner.parameters()
 
     def is_last(self) -> bool:
-        """Say whether this is the last bucket to leave."""
+        """Return whether this bucket is launched last."""
         return self._inner.is_last()
 
     def reduction(self, op: ReduceOp) -> ReduceOp:
@@ -71,30 +72,30 @@ class TensorBucket(GradBucket):
         return self._inner.reduction(op)
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
-        """Start to reduce the buffer over a group: in place, or to a new sparse tensor."""
+        """Launch the reduction of the buffer over a group: in place, or to a new sparse tensor."""
         outcome = self._inner.all_reduce(group, op)
         if isinstance(outcome, Work):
             return outcome
         return outcome.then(lambda done: self._tensor(done.value()))
 
     def on_host(self) -> Any:
-        """Return the buffer as an ndarray; TypeError if it is sparse, or on a device."""
+        """Return the buffer as an ndarray; TypeError if it is sparse or on a device."""
         return self._inner.on_host()
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> torch.Tensor:
-        """Return the gradients, divided by the ranks of `over`, in another dtype."""
+        """Return the gradients, divided by the size of group `over`, in another dtype."""
         return as_tensor(self._inner.narrowed(dtype, over))
 
     def widened(self, narrow: Any) -> torch.Tensor:
-        """Write what `narrow` has become to the buffer, in its dtype, and return the buffer."""
+        """Cast `narrow` back into the buffer, and return the buffer."""
         return as_tensor(self._inner.widened(numpy_view(narrow)))
 
     def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
-        """Return the Future of what follows; see GradBucket."""
+        """Return the Future of `step`; see `GradBucket.following`."""
         return self._inner.following(outcome, step)
 
     def check(self, value: Any) -> None:
-        """Raise the TypeError or ValueError that says why a hook can't end with this."""
+        """Raise a TypeError or ValueError if `value` is no valid result of a hook."""
         self._inner.check(_arrays(value, self._inner))
 
     def _tensor(self, x: Any) -> torch.Tensor:
@@ -104,7 +105,7 @@ class TensorBucket(GradBucket):
 
 
 def on_tensors(hook: TensorHook) -> CommHook:
-    """Return a hook on tensors as one on arrays, of the same name."""
+    """Return a hook on arrays, of the same name, that calls a hook on tensors."""
 
     @wraps(hook)
     def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
@@ -115,48 +116,48 @@ def on_tensors(hook: TensorHook) -> CommHook:
             return _from_torch(outcome, bucket)
         elif isinstance(outcome, Future):
             return outcome.then(lambda done: _arrays(done.value(), bucket))
-        return outcome  # what is neither is a mistake, which the Reducer names
+        return outcome  # for any other type the Reducer raises a TypeError
 
     return call
 
 
 def _on_arrays(op: Op, bucket: GradBucket) -> Op:
-    seen = map_to_numpy(op)
-    if isinstance(seen, AllReduce):
-        seen.x = _own(seen.x, bucket)
-    return seen
+    converted = map_to_numpy(op)
+    if isinstance(converted, AllReduce):
+        converted.x = _own_buffer(converted.x, bucket)
+    return converted
 
 
-def _from_torch(theirs: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
-    ours: Future[Any] = Future()
+def _from_torch(source: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
+    future: Future[Any] = Future()
 
     def end(done: torch.futures.Future[Any]) -> None:
         try:
-            ours.set_result(_arrays(done.value(), bucket))
-        except Exception as error:  # noqa: BLE001  (whoever waits for it raises it)
-            ours.set_exception(error)
+            future.set_result(_arrays(done.value(), bucket))
+        except Exception as error:  # noqa: BLE001  (wait raises it)
+            future.set_exception(error)
 
-    theirs.add_done_callback(end)
-    return ours
+    source.add_done_callback(end)
+    return future
 
 
 def _arrays(value: Any, bucket: GradBucket) -> Any:
     if _is_sparse(value):
         return as_rows(value)
     if isinstance(value, torch.Tensor):
-        return _own(as_numpy(value), bucket)
+        return _own_buffer(as_numpy(value), bucket)
     if isinstance(value, Sequence):
-        return [_arrays(one, bucket) for one in value]
+        return [_arrays(item, bucket) for item in value]
     return value
 
 
-def _own(x: Any, bucket: GradBucket) -> Any:
-    """Return the bucket's buffer if `x` is the same memory, so that nobody copies it to itself."""
-    mine = bucket.buffer()
-    if isinstance(mine, SparseGradient):
-        return x  # never right: the Reducer says so
-    same = x.shape == mine.shape and as_buffer(x).address == as_buffer(mine).address
-    return mine if same else x
+def _own_buffer(x: Any, bucket: GradBucket) -> Any:
+    """Return the bucket's buffer if `x` is the same memory; the Reducer then skips the copy."""
+    buffer = bucket.buffer()
+    if isinstance(buffer, SparseGradient):
+        return x  # a dense result for a sparse bucket: the Reducer raises a TypeError
+    same = x.shape == buffer.shape and as_buffer(x).address == as_buffer(buffer).address
+    return buffer if same else x
 
 
 def _is_sparse(x: Any) -> bool:

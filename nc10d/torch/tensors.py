@@ -1,9 +1,9 @@
-"""torch's tensors as nc10d's arrays: the same memory, under torch's type or under NumPy's.
+"""torch's tensors as nc10d's arrays, and back: the same memory with torch's type or NumPy's.
 
-Contract: nothing here copies or waits for a device. A tensor that requires a gradient is taken as
-its memory, as c10d does: autograd learns nothing of what is written to it. Tensors whose memory
-does not show their values (sparse, quantised, lazily conjugated or negated, FakeTensors) are
-refused by a TypeError that says what to pass instead.
+Contract: no function copies tensors or waits for a device, except to encode objects. A tensor that
+requires a gradient is accepted, as in c10d: autograd does not record writes to its memory. Tensors
+whose memory does not contain their values (sparse, quantised, lazily conjugated or negated,
+FakeTensors) raise a TypeError that names an alternative.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, dtype.label): dtype for dtype in DType if hasattr(torch, dtype.label)
 }
-"""Which element type each of torch's is."""
+"""nc10d's dtype for each of torch's dtypes."""
 _TORCH = {dtype: kind for kind, dtype in DTYPES.items()}
-# NumPy can't take these over from torch: they go as bits, and get their type on the other side.
+# torch and NumPy share no such types: these tensors are passed as integers, then viewed again.
 _BITS = {DType.BFLOAT16: torch.uint16}
 _BITS |= dict.fromkeys((DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), torch.uint8)
 
 
 def register() -> None:
-    """Make tensors and parameters arrays for all of nc10d, and let objects contain them.
+    """Register tensors and parameters as array types, and as parts of objects that nc10d sends.
 
-    In objects, values travel alone: no history, and to the CPU unless `map_location` says where to.
+    Objects contain only values, without autograd history. They are loaded on the CPU, or on the
+    device of `map_location`.
     """
     for kind in (torch.Tensor, torch.nn.Parameter):
         buffer.register(kind, as_buffer, lambda x: str(x.device.type))
-        interop.register_view(kind, as_numpy, lend)
+        interop.register_view(kind, as_numpy, borrowed_view)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -52,48 +53,48 @@ def register() -> None:
 
 
 def as_numpy(x: torch.Tensor) -> Any:
-    """Return the ndarray that is the memory of `x`; `x` itself where there can't be one.
+    """Return an ndarray in the memory of `x`, or `x` itself if no ndarray can be made.
 
-    (Not x.numpy(): that makes the tensor's storage one that can't be resized any more.)
+    (Not x.numpy(): after that call the tensor's storage can't be resized.)
     """
     try:
-        found = as_buffer(x)
+        memory = as_buffer(x)
     except (RuntimeError, TypeError):
-        return x  # nothing that can be sent: who asks for its Buffer learns why
-    return found.as_numpy() if found.device == "cpu" else x
+        return x  # `as_buffer` reports the reason to callers that need a Buffer
+    return memory.as_numpy() if memory.device == "cpu" else x
 
 
-def lend(x: torch.Tensor) -> Any:
-    """Return an ndarray that is the memory of a contiguous tensor, but does not keep it alive.
+def borrowed_view(x: torch.Tensor) -> Any:
+    """Return an ndarray in the memory of a contiguous tensor, without keeping the tensor alive.
 
-    None where there is none yet and can't be one. Known ones are found by all that they depend on.
+    None if no ndarray can be made. Arrays are cached by address, shape and dtype.
     """
     try:
         if x.is_contiguous() and not x.is_neg():
-            found = _lent.get((x.data_ptr(), x.shape, x.dtype))
-            return _new_lent(x) if found is None else found
+            cached = _views.get((x.data_ptr(), x.shape, x.dtype))
+            return _new_view(x) if cached is None else cached
     except RuntimeError:
-        return None  # sparse, say
+        return None  # for example a sparse tensor
     return None
 
 
-_lent: dict[tuple[int, torch.Size, torch.dtype], Array] = {}
-_MOST_LENT = 1024
+_views: dict[tuple[int, torch.Size, torch.dtype], Array] = {}
+_MOST_VIEWS = 1024
 
 
-def _new_lent(x: torch.Tensor) -> Array | None:
-    # A complex tensor may be a lazy conjugate; all others are what their memory says.
+def _new_view(x: torch.Tensor) -> Array | None:
+    # A complex tensor may be a lazy conjugate: then its memory does not contain its values.
     if not x.is_cpu or x.is_complex() or x.dtype not in DTYPES or not x.numel():
         return None
-    if len(_lent) >= _MOST_LENT:
-        _lent.clear()
-    found = replace(as_buffer(x), owner=None).as_numpy()
-    _lent[x.data_ptr(), x.shape, x.dtype] = found
-    return found
+    if len(_views) >= _MOST_VIEWS:
+        _views.clear()
+    view = replace(as_buffer(x), owner=None).as_numpy()
+    _views[x.data_ptr(), x.shape, x.dtype] = view
+    return view
 
 
 def as_buffer(x: torch.Tensor) -> Buffer:
-    """Return the memory of a strided tensor; TypeError for any other, and for dtypes not known."""
+    """Return the memory of a strided tensor; TypeError for other layouts and unknown dtypes."""
     dtype = _check(x)
     step = dtype.itemsize
     return Buffer(
@@ -123,9 +124,9 @@ def _check(x: torch.Tensor) -> DType:
 
 
 def as_tensor(x: Any) -> torch.Tensor:
-    """Return the tensor that is the memory of an array; TypeError for dtypes torch has not.
+    """Return a tensor in the memory of an array; TypeError for dtypes that torch does not have.
 
-    A tensor is itself; what is neither that nor an ndarray is asked by torch (arrays on devices).
+    A tensor is returned unchanged. torch.as_tensor converts other arrays, such as device arrays.
     """
     if type(x) is not np.ndarray:
         return torch.as_tensor(x)
@@ -151,7 +152,7 @@ def _from_values(state: Any) -> torch.Tensor:
 
 
 def is_dense(x: torch.Tensor) -> bool:
-    """Say whether the elements of `x` fill its memory, in whatever order of the dimensions."""
+    """Return whether the elements of `x` fill its memory without gaps, in any dimension order."""
     sides = sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
     expected = 1
     for step, n in sides:
@@ -162,5 +163,5 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def like(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return `flat`, of as many elements, in the shape and, if that is dense, strides of `x`."""
+    """Return `flat` with the shape of `x`, and with its strides if `x` is dense."""
     return flat.as_strided(x.shape, x.stride()) if is_dense(x) else flat.view(x.shape)

@@ -1,4 +1,4 @@
-"""The Reducer's example trains in both ways to the same weights on all ranks."""
+"""The Reducer's example trains to the same weights on all ranks, with and without overlap."""
 
 import os
 import subprocess

@@ -51,7 +51,7 @@ FP16, BF16 = np.float16, ml_dtypes.bfloat16
 
 
 def means(dtype):
-    """What three ranks with 1, 2 and 3 times NUMBERS get: rounded thirds, added up."""
+    """The expected mean of 1, 2 and 3 times NUMBERS on three ranks: the sum of rounded thirds."""
     thirds = [(np.float32(np.array(NUMBERS) * k) * np.float32(1 / 3)) for k in (1, 2, 3)]
     first, second, third = (x.astype(dtype).astype(np.float32) for x in thirds)
     return ((first + second).astype(dtype).astype(np.float32) + third).astype(dtype)
@@ -74,7 +74,7 @@ def test_allreduce_averages_in_place():
         assert same
 
 
-def test_noop_leaves_the_bucket_as_it_is():
+def test_noop_leaves_the_bucket_unchanged():
     found = run_local(lambda g: reduced(g, hooks.noop_hook, [1.0] * 6)[0].tolist(), 2)
     assert found == [[1.0] * 6, [2.0] * 6]
 
@@ -123,7 +123,7 @@ def test_a_hook_may_end_with_an_array_a_list_of_it_or_nothing():
     assert reduced_array(Work.from_future(ended_with([other])), bucket) is other
 
 
-def test_a_hook_that_ends_with_something_else_is_told_so():
+def test_another_result_of_a_hook_is_a_type_error():
     bucket = bucket_of(range(6))
     with pytest.raises(TypeError, match="must end with an array"):
         reduced_array(ended_with("done"), bucket)

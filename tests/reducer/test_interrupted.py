@@ -1,4 +1,4 @@
-"""Ctrl-C ends `finish` at once; what it leaves under way is waited for before the next pass."""
+"""Ctrl-C ends `finish` at once; the next pass first waits for the operations in flight."""
 
 import gc
 import weakref
@@ -15,7 +15,7 @@ COUNT = 3
 
 
 class Watched(Future):
-    """A Future of a bucket that notes who waits; Ctrl-C ends the first wait for a `broken` one."""
+    """A Future of a bucket that records waits; Ctrl-C ends the first wait for a `broken` bucket."""
 
     def __init__(self, bucket, seen, broken):
         super().__init__()
@@ -31,7 +31,7 @@ class Watched(Future):
 
 
 @pytest.mark.parametrize("broken", range(COUNT))
-def test_what_an_interrupted_finish_leaves_under_way_is_waited_for_by_the_next_pass(broken):
+def test_the_next_pass_waits_for_operations_of_an_interrupted_finish(broken):
     seen, interrupted = [], {broken}
 
     def hook(_, bucket):
@@ -58,14 +58,14 @@ def test_what_an_interrupted_finish_leaves_under_way_is_waited_for_by_the_next_p
     assert after == list(range(COUNT))
 
 
-def test_flags_that_are_under_way_are_not_written_to_by_the_next_pass():
+def test_the_next_pass_does_not_write_to_flags_in_flight():
     class Group:
         def all_reduce(self, x, *_, async_op):
             taken.append(x)
 
-    taken, usage = [], UsedParameters(2)
-    usage.mark(0)
-    usage.agree(Group())
-    usage.mark(1)
-    usage.agree(Group())  # nobody has waited: the pass before this one has failed
+    taken, used = [], UsedParameters(2)
+    used.mark(0)
+    used.agree(Group())
+    used.mark(1)
+    used.agree(Group())  # without a wait in between: the pass before has failed
     assert [x.tolist() for x in taken] == [[1, 0], [0, 1]]

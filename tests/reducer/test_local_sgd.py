@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nc10d.reducer.local_sgd import PostLocalSGDState, average_parameters, post_localSGD_hook
+from nc10d.reducer.hooks.local_sgd import PostLocalSGDState, average_parameters, post_localSGD_hook
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing import run_local
 

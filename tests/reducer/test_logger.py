@@ -1,4 +1,4 @@
-"""A Logger's fields are c10d's, and say what the passes were."""
+"""A Logger's fields are c10d's, with the values of the passes."""
 
 import gc
 
@@ -11,7 +11,7 @@ from nc10d.reducer.timing import PassTimes
 from nc10d.testing import run_local
 
 
-def test_durations_are_differences_of_moments_and_0_where_one_is_unknown():
+def test_durations_are_differences_of_moments_and_0_for_unknown_moments():
     times = PassTimes(100, 200, [30, 70, 0], 240, 300)
     assert times.durations() == {
         "forward_compute_time": 100,
@@ -45,7 +45,7 @@ def logged(group):
     return before, logger.data()
 
 
-def test_fields_say_what_the_reducer_is_and_did():
+def test_fields_describe_the_reducer_and_its_passes():
     (before, after), _ = run_local(logged, 2)
     assert before["has_rebuilt_buckets"] == 0
     assert "iteration" not in before
@@ -80,7 +80,7 @@ def test_fields_say_what_the_reducer_is_and_did():
     assert after["avg_backward_compute_time"] > 0
 
 
-def test_the_first_ten_passes_are_looked_at_and_then_one_in_so_many():
+def test_the_first_ten_passes_are_sampled_and_then_a_pass_per_rate():
     def run(group):
         reducer = new_reducer(group)
         logger = Logger(reducer)

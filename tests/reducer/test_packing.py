@@ -1,4 +1,4 @@
-"""Packing is NumPy's astype and product, element by element, and touches nothing else."""
+"""Packing equals NumPy's astype and product of each element, and changes no other memory."""
 
 import itertools
 
@@ -40,7 +40,7 @@ def test_a_cast_rounds_the_product_once(src, dst):
 
 @st.composite
 def pieces(draw):
-    """Counts of arrays and where they begin in a flat array, with room between them."""
+    """Counts and offsets of arrays in a flat array, with gaps."""
     counts = draw(st.lists(st.integers(0, 70), max_size=6))
     gaps = draw(st.lists(st.integers(0, 5), min_size=len(counts), max_size=len(counts)))
     offsets = np.cumsum([0, *(c + g for c, g in zip(counts, gaps, strict=True))])
@@ -99,7 +99,7 @@ ONE = np.ones(2, np.float32)
         ([ONE], [0, 1], ValueError, "argument"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_written(arrays, offsets, error, words):
+def test_a_mistake_raises_before_the_first_write(arrays, offsets, error, words):
     flat = FLAT.copy()
     with pytest.raises(error, match=words):
         pack(arrays, flat, offsets)
@@ -119,7 +119,7 @@ def test_no_arrays_are_no_work():
 
 @settings(deadline=None)
 @given(pieces=pieces(), pair=st.sampled_from(PAIRS), scale=st.sampled_from([1.0, 2.0]))
-def test_a_packer_does_as_pack_and_unpack_do_with_values_of_the_day(pieces, pair, scale):
+def test_a_packer_equals_pack_and_unpack_with_current_values(pieces, pair, scale):
     counts, offsets, total = pieces
     arrays = [np.zeros(n, pair[0]) for n in counts]
     flat, expected = np.full(total, 7, pair[1]), np.full(total, 7, pair[1])
@@ -137,7 +137,7 @@ def test_a_packer_does_as_pack_and_unpack_do_with_values_of_the_day(pieces, pair
 
 
 def moved(x):
-    """Let `x` lie elsewhere: the allocator asks the kernel for so much, and leaves it there."""
+    """Move the memory of `x`: large blocks come from the kernel and stay where they are."""
     count, before = x.size, x.ctypes.data
     x.resize(1 << 23, refcheck=False)
     x.resize(count, refcheck=False)
@@ -157,7 +157,7 @@ def test_a_packer_finds_an_array_that_has_moved_and_refuses_one_that_has_grown()
         packer.pack()
 
 
-def test_a_packer_is_for_numpy_arrays_alone():
+def test_a_packer_is_for_numpy_arrays_only():
     with pytest.raises(TypeError, match="plain NumPy arrays"):
         Packer([memoryview(bytearray(8))], np.zeros(2), [0])
 
@@ -165,7 +165,7 @@ def test_a_packer_is_for_numpy_arrays_alone():
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "complex64"])
 @pytest.mark.parametrize("skew", [0, 1])
 def test_large_buckets_stream_with_the_bits_of_small_ones(dtype, skew):
-    """Beyond the cache other kernels move: at any alignment, and nothing beside their places."""
+    """Other kernels pack large buckets: at any alignment, and no writes outside of the slots."""
     counts, kind = [0, 1, 7, 31, 1000, 4099, 600_001], np.dtype(dtype)
     total = sum(counts) + (9 << 20) // kind.itemsize
     counts.append(total - sum(counts))

@@ -1,4 +1,4 @@
-"""Bucket plans: c10d's assignment, to the last index, and slots that lie side by side."""
+"""Bucket plans: exactly c10d's assignment, and contiguous slots."""
 
 import random
 
@@ -30,7 +30,7 @@ def specs(keys=KEYS):
 
 
 def torchs(specs, limits, sparse, indices):
-    """The answer of torch's own function; its parameters hold no memory worth the name."""
+    """The result of torch's own function, on parameters that need almost no memory."""
     tensors = [torch.empty(n, dtype=getattr(torch, t), device=d) for n, t, d in specs]
     buckets, sizes = torch.distributed._compute_bucket_assignment_by_size(
         tensors, limits, sparse or [], indices or []
@@ -64,7 +64,7 @@ def test_with_indices_buckets_are_torchs(data, specs, limits):
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), specs=specs(), limits=LIMITS)
-def test_with_indices_and_many_keys_only_the_order_of_buckets_not_full_is_ours(data, specs, limits):
+def test_with_indices_and_many_keys_only_the_order_of_partial_buckets_differs(data, specs, limits):
     indices = data.draw(st.permutations(range(len(specs))))
     ours = list(zip(*compute_bucket_assignment_by_size(specs, limits, None, indices), strict=True))
     theirs = list(zip(*torchs(specs, limits, None, indices), strict=True))
@@ -75,7 +75,7 @@ def test_with_indices_and_many_keys_only_the_order_of_buckets_not_full_is_ours(d
 
 
 def random_input(rng):
-    """A larger input than hypothesis likes to draw, and thousands of them in a second."""
+    """A larger input than hypothesis draws, cheap enough for thousands of them."""
     count = rng.randint(1, 40)
     keys = rng.sample(
         [("float32", "cpu"), ("int64", "cpu"), ("float16", "meta")], rng.randint(1, 2)
@@ -94,7 +94,7 @@ def test_thousands_of_larger_inputs_are_assigned_as_torch_does():
         assert compute_bucket_assignment_by_size(*given) == torchs(*given), given
 
 
-def test_the_first_bucket_is_small_and_the_last_limit_stays():
+def test_the_first_bucket_is_small_and_the_last_limit_repeats():
     specs = [(10, "uint8", "cpu")] * 6
     buckets, limits = compute_bucket_assignment_by_size(specs, [10, 20])
     assert buckets == [[0], [1, 2], [3, 4], [5]]
@@ -121,7 +121,7 @@ def test_a_spec_may_be_an_array():
         (([(1, "uint8")] * 2, [1], [True, True], [0, 2]), "from 0 to 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, words):
+def test_arguments_that_do_not_fit_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         compute_bucket_assignment_by_size(*arguments)
 
@@ -141,7 +141,7 @@ def test_a_plan_gives_each_parameter_one_slot_and_leaves_no_gap(data, specs, cap
         assert {(bucket.dtype.label, bucket.device)} == {specs[p][1:] for p in bucket.params}
 
 
-def test_the_last_parameters_leave_first_until_an_order_is_known():
+def test_the_last_parameters_come_first_without_an_order():
     specs = [(10, "uint8")] * 3
     assert [b.params for b in plan_buckets(specs, 10, 10).buckets] == [[2], [1], [0]]
     order = [1, 2, 0]
@@ -149,7 +149,7 @@ def test_the_last_parameters_leave_first_until_an_order_is_known():
 
 
 @given(count=st.integers(1, 20), data=st.data())
-def test_an_order_of_arrival_has_everyone_once_first_arrivals_first(count, data):
+def test_an_order_of_arrival_has_each_parameter_once_first_arrivals_first(count, data):
     arrived = data.draw(st.lists(st.integers(0, count - 1)))
     order = arrival_order(arrived, count)
     assert sorted(order) == list(range(count))

@@ -1,4 +1,4 @@
-"""PowerSGD's factors approximate the mean; what they leave out comes later; torch's do the same."""
+"""PowerSGD's factors approximate the mean, and the error comes later; torch's hook agrees."""
 
 import pickle
 import threading
@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.reducer.hooks import GradBucket, reduced_array
-from nc10d.reducer.plan import Slot
-from nc10d.reducer.powersgd import (
+from nc10d.reducer.hooks.powersgd import (
     PowerSGDState,
     batched_powerSGD_hook,
     orthonormal,
     powerSGD_hook,
 )
+from nc10d.reducer.plan import Slot
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing import run_local, run_ranks
 
@@ -33,7 +33,7 @@ def test_orthonormal_columns_span_what_was_spanned(n, r, seed):
     assert np.allclose(found @ (found.T @ columns), columns, atol=1e-8)
 
 
-def test_a_column_of_zeros_stays_one():
+def test_a_column_of_zeros_stays_zero():
     columns = np.array([[0.0, 3.0], [0.0, 4.0]])
     assert orthonormal(columns).tolist() == [[0, 0.6], [0, 0.8]]
 
@@ -47,7 +47,7 @@ def bucket_of(flat):
 
 
 def steps(group, hook, flats, options):
-    """Reduce `flats[step][rank]`, one after another; return what came out, and the state."""
+    """Reduce `flats[step][rank]` step by step; return the results and the state."""
     state = PowerSGDState(group, **{"start_powerSGD_iter": 2, **options})
     found = []
     for arrays in flats:
@@ -83,7 +83,7 @@ def test_the_first_passes_are_plain_means_and_all_ranks_have_the_same_bits(hook,
 
 
 @pytest.mark.parametrize("feedback", [True, False])
-def test_a_gradient_that_is_not_worth_it_is_a_plain_mean(feedback):
+def test_an_incompressible_gradient_is_a_plain_mean(feedback):
     flats = gradients(5, 2)
     options = {"use_error_feedback": feedback}
     found, state = run_local(steps, 2, [powerSGD_hook] * 2, [flats] * 2, [options] * 2)[0]
@@ -114,8 +114,8 @@ def test_a_mean_of_low_rank_is_exact():
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_error_feedback_lets_nothing_be_lost(hook):
-    """What has come out in all is what went in, but for what is still kept."""
+def test_error_feedback_loses_nothing(hook):
+    """The sum of all results is the sum of all gradients, minus the errors that are still kept."""
     flats = gradients(30, 2, dtype=np.float64)
     ranks = run_local(steps, 2, [hook] * 2, [flats] * 2, [{}] * 2)
     total_in = sum(np.mean(arrays, axis=0) for arrays in flats)
@@ -147,7 +147,7 @@ def test_a_warm_start_finds_the_best_approximation_of_a_constant_gradient():
     assert ends[0] < ends[1]
 
 
-def test_a_gradient_that_was_zero_once_does_not_stay_lost():
+def test_a_gradient_that_was_zero_once_is_compressed_again():
     flats = gradients(8, 2)
     flats[3] = [np.zeros_like(x) for x in flats[3]]
     flats[2] = flats[3]
@@ -157,7 +157,7 @@ def test_a_gradient_that_was_zero_once_does_not_stay_lost():
     assert np.isfinite(np.concatenate(found)).all()
 
 
-def test_a_pickled_state_goes_on_where_it_was():
+def test_a_pickled_state_continues():
     state = PowerSGDState(None, 3, 5)
     state.errors[1] = np.ones(2)
     copy = pickle.loads(pickle.dumps(state))
@@ -199,7 +199,7 @@ def test_over_the_engine_with_gradients_from_any_thread(hook):
 
 
 class TorchBucket:
-    """What torch's hook asks of a bucket."""
+    """A bucket with the methods that torch's hook calls."""
 
     def __init__(self, torch, flat):
         self.flat = torch.tensor(flat)  # of its own: a hook resizes it
@@ -231,7 +231,7 @@ def first_factors(name, columns):
 
 
 def beside_torch(group, name, columns, feedback):
-    """Run torch's hook over gloo, and ours, from the same Qs; return both results of each pass."""
+    """Run torch's hook over gloo, and nc10d's, from the same Qs; return both results."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
 
@@ -253,7 +253,7 @@ def beside_torch(group, name, columns, feedback):
 
 
 def let_torch_take_matrices(theirs):
-    """Mend torch 2.13: its batched hook has one matrix where its helper insists on many."""
+    """Patch torch 2.13: its batched hook passes a single matrix to a helper that needs a batch."""
     many = theirs._orthogonalize
     theirs._orthogonalize = lambda x, epsilon=0: many(x[None] if x.dim() == 2 else x, epsilon)
 
@@ -268,15 +268,15 @@ def each_beside_torch(group, cases, meeting):
     let_torch_take_matrices(theirs)
     ranks = {"rank": group.rank, "world_size": group.size}
     torch.distributed.init_process_group("gloo", f"file://{meeting}", **ranks)
-    # Callbacks of the hook's futures hold the group as well. Were theirs the last reference, one of
-    # gloo's own threads would end the group, and torch the process: a thread can't wait for itself.
+    # Callbacks of the hook's futures hold the group, too. If their reference was the last, a gloo
+    # thread would destroy the group and wait for itself, and torch would end the process.
     KEPT.append(torch.distributed.group.WORLD)
     found = [beside_torch(group, *case) for case in cases]
     torch.distributed.destroy_process_group()
     return found
 
 
-def test_torchs_hooks_come_to_the_same(tmp_path):
+def test_torchs_hooks_compute_the_same(tmp_path):
     pytest.importorskip("torch")
     cases = [(name, *how) for name in OURS for how in [(1, True), (2, False), (4, True)]]
     meeting = str(tmp_path / "meeting")

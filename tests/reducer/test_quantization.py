@@ -1,4 +1,4 @@
-"""Eight bits a gradient: as near to the mean as 255 steps a channel are, the same on all ranks."""
+"""Eight bits a gradient: within a step of 255 per channel of the mean, the same on all ranks."""
 
 import ml_dtypes
 import numpy as np
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nc10d.reducer.hooks import GradBucket, bf16_compress_wrapper, reduced_array
-from nc10d.reducer.plan import Slot
-from nc10d.reducer.quantization import (
+from nc10d.reducer.hooks.quantization import (
     decode,
     encode,
     quantization_perchannel_hook,
     quantization_pertensor_hook,
 )
+from nc10d.reducer.plan import Slot
 from nc10d.testing import run_local, run_ranks
 
 FLOATS = st.floats(-1e6, 1e6, width=32)

@@ -1,4 +1,4 @@
-"""After a pass, gradients are the means over the ranks, whatever came when."""
+"""After a pass, gradients are the means over the ranks, in any order of arrival."""
 
 import threading
 from dataclasses import replace
@@ -31,7 +31,7 @@ def mean(param, size, step, index):
 
 
 def run_steps(group, params, orders, own, options):
-    """Run a pass for each of `orders[step][rank]`; return what gradients were after each."""
+    """Run a pass for each of `orders[step][rank]`; return the gradients after each pass."""
     reducer = Reducer(params, group, **options)
     found = []
     for step, order in enumerate(orders):
@@ -137,8 +137,8 @@ def some_unused(group, used, late):
     used=st.lists(st.sets(st.integers(0, 3)), min_size=3, max_size=3),
     late=st.sets(st.integers(0, 3)),
 )
-def test_a_gradient_that_no_rank_used_stays_as_it_was(used, late):
-    # Three times 0.1, added up and divided by 3, is not 0.1: only what was left alone is.
+def test_a_gradient_that_no_rank_used_stays_unchanged(used, late):
+    # Three times 0.1, divided by 3, is not 0.1: only an unchanged gradient is.
     assert (0.1 + 0.1 + 0.1) / 3 != 0.1
     votes = [sum(param in mine for mine in used) for param in range(4)]
     for found in run_local(some_unused, 3, [used] * 3, [late] * 3):
@@ -151,7 +151,7 @@ def test_a_gradient_that_no_rank_used_stays_as_it_was(used, late):
 def accumulated(group):
     reducer = Reducer([np.zeros(2)] * 2, group, find_unused_parameters=True)
     reducer.gradients[0] += 4 * group.rank
-    reducer.grad_ready(0)  # outside of a pass: this one accumulates
+    reducer.grad_ready(0)  # outside of a pass: the gradient accumulates
     reducer.begin(unused=[0])
     reducer.gradients[1] += group.rank
     reducer.grad_ready(1)
@@ -159,7 +159,7 @@ def accumulated(group):
     return [g.tolist() for g in reducer.gradients]
 
 
-def test_what_was_used_in_a_pass_that_accumulated_counts_as_used():
+def test_a_parameter_used_in_an_accumulating_pass_counts_as_used():
     assert run_local(accumulated, 2) == [[[2, 2], [0.5, 0.5]]] * 2
 
 
@@ -186,7 +186,7 @@ def static_passes(group):
 
 def test_a_static_graph_learns_how_often_gradients_come_and_which_never_do():
     progress, gradients = zip(*run_local(static_passes, 2), strict=True)
-    # Buckets leave as [2], [1], [0]; in the first pass all at its end.
+    # Buckets are launched as [2], [1], [0]; in the first pass all at its end.
     assert progress == ([0, 0, 0, 3, 3, 3, 6, 6],) * 2
     assert gradients[0] == gradients[1]
 
@@ -203,7 +203,7 @@ def static_and_unused(group):
     return found
 
 
-def test_a_static_graph_learns_what_no_rank_uses():
+def test_a_static_graph_learns_the_parameters_that_no_rank_uses():
     assert run_local(static_and_unused, 3) == [[0.1, 0.1]] * 3
 
 
@@ -221,7 +221,7 @@ def with_hooks(group, hook, late):
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_hook_says_what_becomes_of_a_bucket(late):
+def test_a_hook_reduces_the_buckets(late):
     for hook, expected in [(noop_hook, [[1] * 3, [2] * 3]), (fp16_compress_hook, [[1.5] * 3] * 2)]:
         assert run_local(with_hooks, 2, [hook] * 2, [late] * 2) == expected
 
@@ -325,7 +325,7 @@ def test_mistakes_at_the_beginning():
     alone(run)
 
 
-def test_a_hook_that_fails_fails_the_pass_and_only_that():
+def test_a_hook_that_fails_fails_only_its_pass():
     broken = [True]
 
     def sometimes(state, bucket):
@@ -376,8 +376,8 @@ def test_a_gradient_that_does_not_fit_is_refused(gradient, error, words):
     assert alone(run) == [0, 0]
 
 
-def test_no_bucket_leaves_behind_one_that_could_not():
-    """Other ranks send that one first: a later one would meet it."""
+def test_no_bucket_is_launched_after_a_bucket_that_failed():
+    """Other ranks launch the failed bucket first: a later bucket would be matched with it."""
     left = []
 
     def hook(_state, bucket):
@@ -402,7 +402,7 @@ def test_no_bucket_leaves_behind_one_that_could_not():
     assert left == [0, 1]
 
 
-def test_a_hook_that_returns_no_handle_is_told_so():
+def test_a_hook_that_returns_no_handle_is_a_type_error():
     def run(group):
         reducer = Reducer([np.zeros(1)], group, hook=lambda _state, bucket: bucket.buffer())
         reducer.begin()
@@ -465,7 +465,7 @@ def test_options_that_differ_between_ranks_are_refused():
 
 def crossing(group):
     reducers = [Reducer([np.zeros(8)], group, names=[name]) for name in ("encoder", "decoder")]
-    first = reducers[group.rank]  # the other rank's pass is the other model's
+    first = reducers[group.rank]  # the other rank runs the other model's pass
     first.begin()
     with pytest.raises(CollectiveMismatch, match=r"bucket 0 of reducer 1 \(encoder\)") as caught:
         finish_with_one(first)
@@ -477,7 +477,7 @@ def finish_with_one(reducer):
     reducer.finish()
 
 
-def test_passes_that_are_swapped_between_reducers_are_told_apart_by_their_buckets_names():
+def test_passes_swapped_between_reducers_are_recognised_by_bucket_names():
     run_ranks(crossing, 2)
 
 
@@ -497,7 +497,7 @@ def delayed(group):
     return before, sent, [g.tolist() for g in reducer.gradients]
 
 
-def test_delayed_buckets_leave_in_plan_order_when_the_pass_ends():
+def test_delayed_buckets_are_launched_in_plan_order_when_the_pass_ends():
     assert run_local(delayed, 2) == [([], [0, 1, 2], [[0.5, 0.5]] * 3)] * 2
 
 
@@ -520,7 +520,7 @@ def test_a_delayed_pass_that_lacks_gradients_sends_nothing():
 
 
 class Elsewhere(np.ndarray):
-    """An array that says it lies on another device."""
+    """An array that claims to be on another device."""
 
 
 def elsewhere(x):
@@ -565,5 +565,5 @@ def where_buckets_lie(group):
     return [np.may_share_memory(reducer.gradients[0], arena) for reducer in reducers]
 
 
-def test_buckets_lie_where_peers_can_read_them_unless_told_otherwise():
+def test_buckets_are_peer_readable_memory_without_an_allocator():
     assert run_ranks(where_buckets_lie, 2) == [[True, False]] * 2

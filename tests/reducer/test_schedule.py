@@ -1,4 +1,4 @@
-"""Buckets leave once each and in plan order, however gradients arrive, on every rank alike."""
+"""Every rank launches each bucket once and in plan order, in any order of arrival."""
 
 import pytest
 from hypothesis import given
@@ -26,13 +26,13 @@ def arrivals(buckets):
 
 
 def model(buckets, seen, marks):
-    """How many buckets have left: the leading ones that have all they expect."""
+    """The number of launched buckets: the leading buckets with all expected marks."""
     full = [all(seen.count(p) == marks[p] for p in bucket) for bucket in buckets]
     return full.index(False) if False in full else len(full)
 
 
 @given(data=st.data(), buckets=buckets())
-def test_at_any_time_the_leading_full_buckets_have_left(data, buckets):
+def test_at_any_time_the_leading_full_buckets_are_launched(data, buckets):
     marks, order = data.draw(arrivals(buckets))
     schedule = Schedule(buckets)
     left = [*schedule.begin(marks)]
@@ -47,7 +47,7 @@ def test_at_any_time_the_leading_full_buckets_have_left(data, buckets):
 
 @given(data=st.data(), buckets=buckets(), size=st.integers(1, 4))
 def test_ranks_that_meet_at_every_bucket_never_wait_in_a_circle(data, buckets, size):
-    """A rank's bucket ends when all ranks have sent it; collectives are matched by their order."""
+    """A bucket ends when all ranks have launched it; collectives are matched by their order."""
     orders = [data.draw(arrivals(buckets)) for _ in range(size)]
     schedules = [Schedule(buckets) for _ in range(size)]
     sent = [[*s.begin(marks)] for s, (marks, _) in zip(schedules, orders, strict=True)]

@@ -1,4 +1,4 @@
-"""Comm hooks see sparse gradients: what they get, what they may end with, and what they refuse."""
+"""Comm hooks and sparse gradients: arguments, allowed results, and refusals."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from nc10d.ops import AVG, MAX, SUM
-from nc10d.reducer import hooks, powersgd, quantization
+from nc10d.reducer import hooks
+from nc10d.reducer.buckets.sparse_bucket import SparseGradBucket
 from nc10d.reducer.gradients import SparseGradient
-from nc10d.reducer.local_sgd import PostLocalSGDState, post_localSGD_hook
+from nc10d.reducer.hooks import powersgd, quantization
+from nc10d.reducer.hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
 from nc10d.reducer.plan import plan_buckets
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.sparse import SparseGradBucket
 from nc10d.testing import run_local, run_ranks
 from nc10d.work import Future, Work
 
@@ -24,7 +25,7 @@ def parameters():
 
 
 def rows_of(rank, step=0):
-    """Rows of a rank: as many as it has drawn, some at the same place; every third pass none."""
+    """Rows of a rank: a random number, with repeated places; every third pass has none."""
     rng = np.random.default_rng(10 * step + rank)
     count = 0 if step % 3 == 2 else int(rng.integers(0, 7))
     values = rng.normal(size=(count, SHAPE[1])).astype(np.float32)
@@ -37,7 +38,7 @@ def reducer_of(group, hook, state=None):
 
 
 def one_pass(reducer, rank, step=0):
-    """Return the rows that a pass ends with, as bytes; the dense gradients are the ranks."""
+    """Return the reduced rows as bytes; the dense gradients are the rank numbers."""
     reducer.begin()
     for param in (2, 0):
         reducer.grad_ready(param, np.full(reducer.specs[param].shape, rank, np.float32))
@@ -56,14 +57,14 @@ def following(group, bucket):
 
 
 def waiting(group, bucket):
-    """Wait inside of the hook, for the mean itself and for what follows from it."""
+    """Wait inside of the hook, for the mean and for the Future of its `then`."""
     outcome = following(group, bucket)
     outcome.wait()
     return outcome
 
 
 def prescaled(group, bucket):
-    """Put other rows in the place of the bucket's, and add up those."""
+    """Replace the bucket's rows by other rows, and reduce these."""
     if isinstance(bucket.buffer(), SparseGradient):
         mine = bucket.buffer()
         bucket.set_buffer(SparseGradient(mine.indices, mine.values * np.float32(0.5)))
@@ -72,14 +73,14 @@ def prescaled(group, bucket):
 
 
 def chained(group, bucket):
-    """Reduce the rows once more when they have been reduced; what counts is the second time."""
+    """Reduce the rows, then reduce the result again; the second result counts."""
     if not isinstance(bucket.buffer(), SparseGradient):
         return hooks.allreduce_hook(group, bucket)
     return bucket.all_reduce(group, SUM).then(lambda _: bucket.all_reduce(group, AVG))
 
 
 def chained_and_waiting(group, bucket):
-    """Do the same, and wait for the second time in the hook."""
+    """Do the same, and wait for the second reduction in the hook."""
     outcome = chained(group, bucket)
     outcome.wait()
     return outcome
@@ -149,7 +150,7 @@ def test_a_hook_sees_the_gradient_and_its_parameter_in_plan_order():
     assert sum(sparse) == 1
 
 
-def test_noop_leaves_the_rows_as_they_are():
+def test_noop_leaves_the_rows_unchanged():
     def run(group):
         return one_pass(reducer_of(group, hooks.noop_hook), group.rank) == bits(rows_of(group.rank))
 
@@ -201,13 +202,13 @@ REFUSING = {
 
 
 @pytest.mark.parametrize(("hook", "state"), REFUSING.values(), ids=list(REFUSING))
-def test_hooks_that_compress_refuse_rows_by_name_before_they_send_anything(hook, state):
+def test_hooks_that_compress_refuse_rows_by_name_before_any_communication(hook, state):
     with pytest.raises(TypeError, match="gradient of rows is sparse"):  # there is no group to use
         hook(state, bucket_of_rows())
 
 
 def refused(group):
-    """A pass whose hook refuses; then one in which nothing is left of that."""
+    """A pass whose hook refuses; then a pass without traces of the failure."""
     chosen = [hooks.fp16_compress_hook]
     reducer = reducer_of(group, lambda state, bucket: chosen[0](state, bucket))
     with pytest.raises(TypeError, match="gradient of rows is sparse"):
@@ -218,13 +219,13 @@ def refused(group):
     return one_pass(reducer, group.rank)
 
 
-def test_a_pass_in_which_rows_were_refused_leaves_the_next_one_free():
+def test_after_a_pass_with_refused_rows_the_next_pass_works():
     expected = run_local(lambda group: one_pass(reducer_of(group, None), group.rank), 2)
     assert run_local(refused, 2) == expected
 
 
 def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share():
-    """A Work's callback runs when this rank is told of its end: reductions would never meet."""
+    """A Work's callback runs at another moment on each rank: reductions would not be matched."""
 
     def elsewhere(group, bucket):
         if not isinstance(bucket.buffer(), SparseGradient):
@@ -240,7 +241,7 @@ def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share():
 
 
 def failing_after_rows(group):
-    """The hook fails at the bucket after the rows, which are on their way by then."""
+    """The hook fails at the bucket after the rows, when their exchange is in flight."""
     failing = [True]
 
     def hook(state, bucket):
@@ -262,7 +263,7 @@ def failing_after_rows(group):
     return one_pass(reducer, group.rank)
 
 
-def test_a_pass_that_fails_while_rows_are_on_their_way_ends_and_leaves_the_next_one_free():
+def test_after_a_pass_that_fails_with_rows_in_flight_the_next_pass_works():
     expected = run_local(lambda group: one_pass(reducer_of(group, None), group.rank), 2)
     assert run_local(failing_after_rows, 2) == expected
 
@@ -295,7 +296,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("make", "error", "words"), ANSWERS.values(), ids=list(ANSWERS))
-def test_what_is_no_gradient_of_the_parameter_is_refused(make, error, words):
+def test_a_result_that_is_no_gradient_of_the_parameter_is_refused(make, error, words):
     def run(group):
         with pytest.raises(error, match=words):
             one_pass(reducer_of(group, ending_with(make)), group.rank)
@@ -318,6 +319,6 @@ def test_a_hook_may_end_with_rows_of_its_own_a_list_of_them_or_nothing():
     assert run_local(run, 1, [lambda mine: None]) == [bits(rows_of(0))]
 
 
-def test_rows_have_sums_and_means_alone():
+def test_rows_have_sums_and_means_only():
     with pytest.raises(ValueError, match="there is no MAX"):
         run_local(lambda group: bucket_of_rows().all_reduce(group, MAX), 1)

@@ -1,7 +1,7 @@
 """A group in pure Python whose Works are made from futures: delayed, out of order, or failed.
 
-`UnrulyGroup` is what a user writes: two base classes, and `_run`. It hands operations to another
-group in their order, on a thread of its own, and ends their Works when and as it likes.
+`UnrulyGroup` is a group as a user writes it: two base classes, and `_run`. Its own thread passes
+operations to another group in their order, and ends their Works late, out of order, or with errors.
 """
 
 import queue
@@ -17,14 +17,14 @@ from nc10d.errors import PeerLost
 from nc10d.group.collectives import Collectives
 from nc10d.group.members import Members
 from nc10d.reducer.hooks import allreduce_hook, bf16_compress_hook, fp16_compress_wrapper
-from nc10d.reducer.powersgd import PowerSGDState, powerSGD_hook
+from nc10d.reducer.hooks.powersgd import PowerSGDState, powerSGD_hook
 from nc10d.reducer.reducer import Reducer
 from nc10d.testing import run_local, run_ranks
 from nc10d.work import Future, Work
 
 
 class UnrulyGroup(Collectives, Members):
-    """Ends Works late and in an order of its own; those for a bucket in `dropped` fail."""
+    """Ends Works late and in random order; Works of a bucket in `dropped` fail."""
 
     def __init__(self, group, seed, dropped=()):
         Members.__init__(self, group.name, group.ranks, group.rank)
@@ -82,7 +82,7 @@ PARAMS = [np.zeros((3, 4), np.float32), np.zeros(5, np.float32), np.zeros((8, 8)
 
 
 def train(group, seed, hook):
-    """Return what gradients were after each of three passes on an unruly group of this rank."""
+    """Return the gradients after each of three passes on an unruly group of this rank."""
     order = random.Random(100 * seed + group.rank)
     found = []
     with UnrulyGroup(group, 7 * seed + group.rank) as unruly:
@@ -104,7 +104,7 @@ HOOKS = [None, bf16_compress_hook, fp16_compress_wrapper(allreduce_hook), powerS
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 1000), size=st.sampled_from([1, 2, 4]), hook=st.sampled_from(HOOKS))
-def test_means_are_means_whenever_and_however_works_end(seed, size, hook):
+def test_gradients_are_the_means_in_any_order_of_the_ends_of_works(seed, size, hook):
     mean = (size + 1) / 2
     for found in run_local(train, size, [seed] * size, [hook] * size):
         for step, gradients in enumerate(found):
@@ -134,5 +134,5 @@ def with_a_drop(group, index):
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_a_call_that_is_dropped_fails_the_pass_and_only_that(index):
+def test_a_dropped_call_fails_only_its_pass(index):
     assert run_local(with_a_drop, 2, [index] * 2) == [[0.5, 0.5, 0.5]] * 2

@@ -1,6 +1,6 @@
-"""Gradients are those of torch's DistributedDataParallel, whatever the model does.
+"""Gradients equal those of torch's DistributedDataParallel for all models.
 
-Dense ones bit for bit; of sparse ones the order of additions is another.
+Dense gradients are equal to the bit; for sparse gradients the order of additions differs.
 """
 
 import copy
@@ -43,7 +43,7 @@ def join_gloo(group, path):
 
 
 def state_of(model):
-    """Return every gradient (None where there is none) and every buffer."""
+    """Return every gradient (or None) and every buffer."""
     return [
         *(x.grad if x.grad is None else x.grad.clone() for x in model.parameters()),
         *(x.clone() for x in model.buffers()),
@@ -51,7 +51,7 @@ def state_of(model):
 
 
 def trained(model, name, rank, passes):
-    """Train; `passes` says of each step whether it is reduced. Return the state after each."""
+    """Train; `passes` has for each step whether it is reduced. Return the state after each step."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
     for step, reduced in enumerate(passes):
@@ -72,14 +72,14 @@ def same(a, b):
         return a is b
     if a.layout is torch.strided and b.layout is torch.strided:
         return torch.equal(a, b)
-    # Rows of one place are added up in another order.
+    # Rows of the same place are added in another order.
     return a.layout is b.layout and torch.allclose(a.to_dense(), b.to_dense(), 1e-13, 1e-14)
 
 
 def both(group, name, passes, options):
-    """Train the same model by torch's DDP and by ours; return where they first differ.
+    """Train the same model by torch's DDP and by nc10d's; return the first difference.
 
-    It is on the GPU of the option `device_ids`, if there is one.
+    With the option `device_ids` the model is on that GPU.
     """
     torch.manual_seed(group.rank)  # ranks begin with different models
     model = zoo.make(name).to(*(f"cuda:{index}" for index in options.get("device_ids", ())))
@@ -105,7 +105,7 @@ def test_gradients_and_buffers_are_torchs(ranks, name, views, kind):
 
 
 def both_as_on_a_device(*arguments):
-    """As `both`, where buckets are tensors and the Reducer moves gradients, as it does on GPUs."""
+    """As `both`, with buckets that are tensors, into which the Reducer copies, as on GPUs."""
     before, slots.MOVED = slots.MOVED, {"cpu"}
     try:
         return both(*arguments)

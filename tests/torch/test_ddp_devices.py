@@ -1,7 +1,7 @@
-"""DistributedDataParallel on devices, as far as that shows without one: rules, inputs, slots.
+"""DistributedDataParallel on devices, as far as testable without a GPU: rules, inputs, slots.
 
-torch's own constructor is asked on tensors that only say where they are (FakeTensors): what it
-takes, it fails to allocate on a GPU.
+The tests compare with torch's constructor on FakeTensors, which have a device but no memory. If
+torch accepts the arguments, it fails later, when it allocates on the GPU.
 """
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
@@ -49,7 +49,7 @@ def torchs(devices, device_ids, output_device):
     except ValueError:
         return ValueError
     except NotImplementedError:
-        pass  # there is no such memory here; the arguments were right
+        pass  # no GPU memory here, but the arguments are accepted
     return made.device_ids, made.output_device
 
 
@@ -61,15 +61,15 @@ def ours(devices, device_ids, output_device):
 
 
 @pytest.mark.parametrize("devices", MODULES, ids=",".join)
-def test_devices_are_taken_and_refused_as_by_torch(devices):
+def test_devices_are_accepted_and_refused_as_by_torch(devices):
     cases = [(ids, output) for ids in IDS for output in OUTPUTS]
     wanted = [torchs(devices, *case) for case in cases]
     assert [ours(devices, *case) for case in cases] == wanted
     mixed = len({device.partition(":")[0] for device in devices}) > 1
-    assert (len(set(map(str, wanted))) == 1) == mixed  # else some are taken and some are not
+    assert (len(set(map(str, wanted))) == 1) == mixed  # both outcomes occur
 
 
-def test_what_is_wrong_is_said_before_ranks_meet():
+def test_mistakes_raise_before_any_communication():
     def run(_group):
         for module in (torch.nn.Linear(2, 2, device="meta"), module_on(("cpu", "cuda:0"))):
             with pytest.raises(ValueError, match="on the CPU or on GPUs, all of it: it is on"):
@@ -103,8 +103,8 @@ def channels_last(x):
 
 @pytest.mark.parametrize("lay", [torch.clone, channels_last, lambda x: x.permute(1, 0, 3, 2)])
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_gradients_memory_is_what_the_reducer_moves(lay, alike):
-    """In memory's order if it lies as its place does; else it is copied, element by element."""
+def test_the_reducer_copies_from_the_memory_of_a_gradient(lay, alike):
+    """The gradient is passed in memory order if its strides match the slot's, else copied."""
     values = torch.arange(36.0).reshape(1, 4, 3, 3)
     x = torch.nn.Parameter(lay(torch.zeros(1, 4, 3, 3)))
     x.grad = lay(values) if alike else lay(values).contiguous().flip(0)
@@ -146,7 +146,7 @@ def test_hooks_see_buckets_that_are_tensors(monkeypatch, hook):
 
 
 class Either(torch.nn.Module):
-    """Uses both of its layers, or the first alone."""
+    """Uses both of its layers, or only the first."""
 
     def __init__(self):
         super().__init__()
@@ -156,8 +156,8 @@ class Either(torch.nn.Module):
         return self.a(x) + self.b(x) if both else self.a(x)
 
 
-def test_what_a_pass_that_failed_has_taken_is_not_taken_for_the_next_ones(monkeypatch):
-    """A parameter that this rank does not use gets the mean of those that do."""
+def test_gradients_of_a_failed_pass_are_not_used_in_the_next_pass(monkeypatch):
+    """A parameter that this rank does not use gets the mean of the ranks that use it."""
     monkeypatch.setattr(slots, "MOVED", {"cpu"})
 
     def run(group):
@@ -196,7 +196,7 @@ def test_what_a_pass_that_failed_has_taken_is_not_taken_for_the_next_ones(monkey
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_inputs_of_other_kinds_are_what_torch_makes_of_them(value):
+def test_inputs_of_other_types_are_moved_as_by_torch(value):
     def kinds(x):
         inner = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
         return type(x), getattr(x, "device", None), [kinds(one) for one in inner]

@@ -1,4 +1,4 @@
-"""What a user of DistributedDataParallel can rely on beyond the numbers: views, hooks, errors."""
+"""The guarantees of DistributedDataParallel besides the numbers: views, hooks, errors."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ from nc10d.work import Future
 
 
 class Two(nn.Module):
-    """Two weights of which the second may be left out."""
+    """Two weights; the second is optional."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def both_gradients(model):
     return [None if x.grad is None else x.grad.tolist() for x in (model.module.a, model.module.b)]
 
 
-def test_ranks_start_with_rank_0s_parameters_and_buffers_unless_told_otherwise():
+def test_ranks_start_with_rank_0s_parameters_and_buffers_by_default():
     def run(group, sync):
         model = nn.BatchNorm1d(2)
         for x in (*model.parameters(), *model.buffers()):
@@ -53,7 +53,7 @@ def test_ranks_start_with_rank_0s_parameters_and_buffers_unless_told_otherwise()
 
 
 @pytest.mark.parametrize("views", [True, False])
-def test_gradients_lie_in_buckets_only_if_asked_to_also_after_a_rebuild(views):
+def test_gradients_are_bucket_views_only_on_request_also_after_a_rebuild(views):
     def run(group):
         model = DistributedDataParallel(Two(), gradient_as_bucket_view=views)
         found = []
@@ -66,7 +66,7 @@ def test_gradients_lie_in_buckets_only_if_asked_to_also_after_a_rebuild(views):
     assert run_local(run, 2) == [([[views] * 2] * 3, [[1.5] * 2, [1.5] * 3])] * 2
 
 
-def test_nothing_is_left_of_a_forward_pass_that_nobody_computes_backwards_from():
+def test_a_forward_pass_without_a_backward_pass_has_no_effect():
     def run(group):
         model = DistributedDataParallel(Two())
         model(torch.tensor(7.0))
@@ -89,7 +89,7 @@ def test_each_of_two_backward_passes_through_one_output_is_reduced():
     assert run_local(run, 2) == [[[1.0] * 2, [1.0] * 3]] * 2
 
 
-def test_gradients_of_inputs_alone_are_nobody_elses_business():
+def test_gradients_of_inputs_only_need_no_other_rank():
     def run(group):
         model = DistributedDataParallel(Two())
         x = torch.tensor(float(group.rank + 1), requires_grad=True)
@@ -102,7 +102,7 @@ def test_gradients_of_inputs_alone_are_nobody_elses_business():
     assert run_local(run, 2) == [[[11.5] * 2, [11.5] * 3]] * 2
 
 
-def test_a_parameter_that_another_rank_used_gets_its_mean_and_one_that_nobody_used_nothing():
+def test_a_parameter_that_another_rank_used_gets_its_mean_an_unused_parameter_nothing():
     def run(group, used):
         model = DistributedDataParallel(Two(), find_unused_parameters=True)
         step(model, 1, both=used)
@@ -139,7 +139,7 @@ def test_each_output_may_have_a_backward_pass_of_its_own_if_unused_ones_are_look
     assert run_local(run, 2) == [[[[1.5], None], [[1.5], [3.0]]]] * 2
 
 
-def test_a_static_graph_forgets_what_other_ranks_put_into_an_unused_gradient():
+def test_a_static_graph_drops_other_ranks_values_of_an_unused_gradient():
     def run(group, used):
         model = DistributedDataParallel(Two(), static_graph=True)
         found = []
@@ -161,11 +161,11 @@ def test_gradients_that_never_come_are_named_with_what_to_do():
         step(model, group.rank)
         return both_gradients(model)
 
-    # What had come in the pass that failed is still there, as the user left it.
+    # Gradients of the failed pass are still there, since the user did not zero them.
     assert run_local(run, 2) == [[[1.5] * 2, [0.5] * 3]] * 2
 
 
-def test_a_pass_that_an_exception_has_ended_is_told_once():
+def test_a_pass_that_an_exception_has_ended_raises_once():
     def run(group):
         model = DistributedDataParallel(Two())
         x = torch.tensor(1.0, requires_grad=True)
@@ -196,7 +196,7 @@ def test_hooks_go_with_their_model():
     assert run_local(run, 1) == [(True, [1.0] * 2, 0)]
 
 
-def test_names_to_ignore_are_left_alone():
+def test_names_to_ignore_are_ignored():
     def run(group):
         model = Two()
         model._ddp_params_and_buffers_to_ignore = ["b"]
@@ -271,7 +271,7 @@ HOOKS = [
 
 @pytest.mark.parametrize(("hook", "means"), HOOKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_hooks_see_tensors_and_say_what_becomes_of_them(hook, means, dtype):
+def test_hooks_see_tensors_and_reduce_them(hook, means, dtype):
     def run(group):
         model = DistributedDataParallel(Two().to(dtype))
         model.register_comm_hook(None, hook)
@@ -332,7 +332,7 @@ def test_a_sparse_gradient_is_the_same_with_a_hook_and_without(hook, dtype):
     assert without[0] == without[1]
 
 
-def test_rows_that_no_hook_has_added_up_are_not_said_to_be():
+def test_rows_are_marked_coalesced_only_after_a_reduction():
     own = [[[1, 3]], [[0]], [[]]], [[[1, 3]], [[1]], [[4]]]
     first, second = run_local(rows_after, 2, [hooks.noop_hook] * 2, [torch.float32] * 2)
     assert ([places for places, _ in first], [places for places, _ in second]) == own
@@ -347,7 +347,7 @@ def test_a_hook_that_compresses_names_the_sparse_gradient():
     run_local(run, 2)
 
 
-def test_a_hook_that_ends_with_a_dense_tensor_for_rows_is_told_so():
+def test_a_dense_result_for_rows_is_a_type_error():
     def dense(group, bucket):
         future = torch.futures.Future()
         x = bucket.buffer()
@@ -361,7 +361,7 @@ def test_a_hook_that_ends_with_a_dense_tensor_for_rows_is_told_so():
     run_local(run, 1)
 
 
-def test_torchs_builtin_hooks_go_by_their_names():
+def test_torchs_builtin_hooks_are_found_by_their_names():
     def run(group, kind):
         model = DistributedDataParallel(Two())
         model._register_builtin_comm_hook(getattr(torch.distributed.BuiltinCommHookType, kind))
@@ -405,7 +405,7 @@ def test_a_copy_has_weights_of_its_own_and_takes_part_when_it_is_trained(again):
         step(model, 1)
         twin = again(model)
         with torch.no_grad():
-            if group.rank == 0:  # alone: an average of weights, say
+            if group.rank == 0:  # only rank 0, as for an average of weights
                 assert again(model)(torch.tensor(1.0)).item() == 5
             model.module.a.zero_()
         twin.zero_grad()
@@ -415,7 +415,7 @@ def test_a_copy_has_weights_of_its_own_and_takes_part_when_it_is_trained(again):
     assert run_local(run, 2) == [([1.0] * 2, [[0.5] * 2, None], [1.0] * 2)] * 2
 
 
-def test_what_a_group_of_some_ranks_trains_has_no_copies():
+def test_a_model_on_a_subgroup_has_no_copies():
     def run(group):
         model = DistributedDataParallel(Two(), process_group=dist.new_group([0, 1]))
         with pytest.raises(RuntimeError, match="by the default group"):
@@ -482,7 +482,7 @@ def test_a_compiled_model_trains_as_others():
     def run(group):
         model = DistributedDataParallel(Two())
         compiled = torch.compile(model, backend="eager")
-        for _ in range(2):  # buckets are laid out anew before the second
+        for _ in range(2):  # buckets are rebuilt before the second pass
             step(compiled, 1)
         return both_gradients(model)
 
@@ -507,7 +507,7 @@ def test_an_output_that_is_a_parameter_does_not_collect_hooks():
     assert run_local(run, 1) == [0]
 
 
-def test_mistakes_are_named_before_anything_is_sent():
+def test_mistakes_are_named_before_any_communication():
     def run(group):
         with pytest.raises(ValueError, match="device_ids"):
             DistributedDataParallel(Two(), device_ids=[0])
@@ -539,7 +539,7 @@ def test_parameters_that_differ_between_ranks_are_named():
     run_local(run, 2)
 
 
-def test_parameters_that_lie_differently_are_named():
+def test_parameters_with_another_memory_order_are_named():
     def run(group):
         model = nn.Conv2d(2, 2, 3)
         if group.rank == 1:

@@ -1,4 +1,4 @@
-"""Tensors are arrays like any other: every call, type and layout, and the same memory."""
+"""Tensors work as arrays: in every call, with every dtype and layout, without copies."""
 
 import contextlib
 import gc
@@ -50,8 +50,8 @@ def performed(group, calls, modes):
     return [[as_numpy(x) for x in strategies.outputs(op)] for op in ops]
 
 
-def messages_that_come_again(group):
-    """Exchange a message of a known kind until it has ended at once on both ranks."""
+def repeated_messages(group):
+    """Exchange a prepared message until it completes immediately on both ranks."""
     ended = []
     for turn in range(12):
         x = torch.full((8,), float(turn))
@@ -59,7 +59,7 @@ def messages_that_come_again(group):
             work = group.isend(x, 1)
             group.barrier()
         else:
-            group.barrier()  # all of it is there
+            group.barrier()  # the whole message has arrived
             x, expected = torch.zeros(8), x
             work = group.irecv(x, 0)
         ended.append(type(work).__name__)
@@ -70,8 +70,8 @@ def messages_that_come_again(group):
     return ended
 
 
-def test_a_message_of_a_tensor_that_ends_at_once_is_about_the_tensor():
-    assert all("EndedMessage" in ended for ended in run_ranks(messages_that_come_again, 2))
+def test_a_completed_message_of_a_tensor_refers_to_the_tensor():
+    assert all("CompletedMessage" in ended for ended in run_ranks(repeated_messages, 2))
 
 
 @settings(deadline=None, max_examples=60)
@@ -99,7 +99,7 @@ def test_messages_are_tensors_too():
     assert run_local(run, 2) == [(1, [0, 1, 2]), [5.0] * 3]
 
 
-def test_parameters_are_taken_as_their_memory_and_autograd_learns_nothing():
+def test_parameters_are_used_as_memory_and_autograd_records_nothing():
     def run(group):
         p = torch.nn.Parameter(torch.ones(3))
         y = p * 1
@@ -111,7 +111,7 @@ def test_parameters_are_taken_as_their_memory_and_autograd_learns_nothing():
     assert run_local(run, 2) == [([2.0] * 3, [1.0] * 3, True)] * 2
 
 
-def test_the_memory_is_followed_when_a_tensor_gets_another():
+def test_a_tensor_with_new_memory_is_noticed():
     def run(group):
         x = torch.ones(2)
         dist.all_reduce(x)
@@ -126,7 +126,7 @@ def test_the_memory_is_followed_when_a_tensor_gets_another():
 
 
 @pytest.mark.parametrize("kind", list(DTYPES), ids=str)
-def test_objects_may_contain_tensors_and_what_comes_can_be_written(kind):
+def test_objects_may_contain_tensors_and_received_tensors_are_writable(kind):
     def run(group):
         mine = {"w": torch.eye(2).to(kind).t(), "p": torch.nn.Parameter(torch.ones(1))}
         found = [mine if group.rank == 0 else None]
@@ -155,9 +155,9 @@ def test_every_type_there_and_back_is_the_same_memory(kind):
 
 
 class Broken:
-    """Stands for a backend whose quick call fails while a peer may still look at its arrays."""
+    """A backend whose fast path fails while a peer may still read the arrays."""
 
-    words, flying = None, ()
+    words, in_flight = None, ()
 
     def __init__(self):
         self.latest = {O.AllReduce: {dist.ReduceOp.SUM: self}}
@@ -166,13 +166,13 @@ class Broken:
         assert isinstance(x, np.ndarray)
         raise dist.PeerLost("gone")
 
-    def let_go(self, known, x, y):
-        assert known is self
+    def abandon(self, prepared, x, y):
+        assert prepared is self
 
 
-def test_a_tensor_that_was_lent_to_a_call_that_failed_stays_alive():
+def test_a_tensor_of_a_failed_call_stays_alive():
     def run(group):
-        group._hot = Broken()
+        group._preparing = Broken()
         x = torch.ones(2)
         with pytest.raises(dist.PeerLost):
             group.all_reduce(x)
@@ -195,7 +195,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_has_no_memory_of_its_values_is_refused(reason):
+def test_a_tensor_without_memory_of_its_values_is_refused(reason):
     def run(group):
         with pytest.raises((TypeError, ValueError), match=reason):
             dist.all_reduce(REFUSED[reason]())
@@ -204,10 +204,10 @@ def test_what_has_no_memory_of_its_values_is_refused(reason):
         one.run(run)
 
 
-def test_a_lazy_negative_does_not_pass_for_the_tensor_whose_memory_it_is():
+def test_a_lazy_negative_is_not_confused_with_the_tensor_of_its_memory():
     def run(group):
         x = torch.zeros(1, dtype=torch.complex64)
-        dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is known now
+        dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is in the cache now
         with pytest.raises(TypeError, match="resolve_neg"):
             dist.all_reduce(x.conj().imag)
 
@@ -225,7 +225,7 @@ def test_dense_tensors_keep_their_strides_in_a_bucket(order, shape):
     assert sorted(like(flat, x).flatten().tolist()) == flat.tolist()
 
 
-def test_other_tensors_lie_side_by_side_in_a_bucket():
+def test_other_tensors_are_contiguous_in_a_bucket():
     x = torch.zeros(4, 4)[:, ::2]
     assert not is_dense(x)
     assert like(torch.arange(8.0), x).tolist() == np.arange(8.0).reshape(4, 2).tolist()
@@ -243,5 +243,5 @@ def fail_and_close(group):
     return [*held, lent() is not None]
 
 
-def test_what_was_lent_to_a_call_that_failed_is_kept_until_the_group_is_closed():
+def test_a_tensor_of_a_failed_call_is_kept_until_the_group_is_closed():
     assert run_ranks(fail_and_close, 2) == [[True, False]] * 2

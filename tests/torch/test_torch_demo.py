@@ -1,4 +1,4 @@
-"""The demo trains by either DistributedDataParallel, along the same curve."""
+"""The demo trains by either DistributedDataParallel, with the same loss curve."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def run(*words):
     )
 
 
-def test_both_come_down_the_same_curve(tmp_path):
+def test_both_have_the_same_loss_curve(tmp_path):
     losses, picture = tmp_path / "losses.json", tmp_path / "loss.png"
     assert run("--ddp", "torch", "--save", losses).returncode == 0
     done = run("--ddp", "nc10d", "--against", losses, "--plot", picture)

@@ -1,6 +1,7 @@
-"""Models that ask different things of data-parallel training, each with one rank's batches.
+"""Models that exercise different features of data-parallel training, with batches for each rank.
 
-Sizes are small, and numbers double: two ranks' means are then the same bits whoever adds them.
+Sizes are small, and numbers are double: the mean of two ranks then has the same bits in any order
+of additions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def convolution():
 
 
 class Transformer(nn.Module):
-    """One block, and an output that shares the weights of the embedding."""
+    """A transformer block, and an output that shares the weights of the embedding."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +52,7 @@ class Rows(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Computes its blocks anew in the backward pass, in backward passes within it."""
+    """Recomputes its blocks in the backward pass, by nested backward passes (checkpointing)."""
 
     def __init__(self):
         super().__init__()
@@ -65,9 +66,9 @@ class Checkpointed(nn.Module):
 
 
 class Branches(nn.Module):
-    """Takes one of three branches by what it is told; one is never taken.
+    """Takes a branch of three by its argument; the last branch is never taken.
 
-    Nothing is computed backwards from what lies beside the output.
+    The second output takes no part in the backward pass.
     """
 
     def __init__(self):
@@ -81,7 +82,7 @@ class Branches(nn.Module):
 
 
 class Repeats(nn.Module):
-    """Goes through one layer as often as the batch's numbers say."""
+    """Applies the same layer as often as the batch's numbers require."""
 
     def __init__(self):
         super().__init__()
@@ -120,11 +121,11 @@ def make(name):
 
 
 def inputs(name, rank, step):
-    """Return what the model is called with."""
+    """Return the arguments of a call of the model."""
     return ZOO[name][1](rank, step)
 
 
 def loss(output):
-    """Return the mean of the squares of all that comes out."""
+    """Return the mean square of all outputs."""
     found = output["y"][0] if isinstance(output, dict) else output
     return (found**2).mean()

@@ -27,8 +27,9 @@ from nc10d.cuda import memory
 from nc10d.cuda.driver import call
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import premul_sum
-from nc10d.reducer import device_packing, hooks, local_sgd, powersgd, quantization
+from nc10d.reducer import device_packing, hooks
 from nc10d.reducer.gradients import SparseGradient
+from nc10d.reducer.hooks import local_sgd, powersgd, quantization
 
 SHAPES = ((3, 4), (7,), (100,), (2, 2, 2), (70_000,))
 WHOLE = 1 << 20

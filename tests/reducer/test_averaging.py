@@ -1,4 +1,4 @@
-"""A mean is over all ranks, or over those that still have a batch."""
+"""A mean is over all ranks, or over the ranks that still have a batch."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SIZE = 4
 
 
 def train(group, batches, static, options):
-    """Go through `batches[rank]` passes, then shadow the others until nobody has any."""
+    """Run `batches[rank]` passes, then shadow passes until no rank has a batch."""
     params = [np.zeros(3), np.zeros(2), np.zeros((4, 1))]
     reducer = Reducer(params, group, expect_sparse=[False, False, True], cap_bytes=8, **options)
     found = []

@@ -14,19 +14,19 @@ PASSES = st.lists(st.sets(st.integers(0, COUNT - 1)), min_size=1, max_size=3)
 
 
 def agree(group, sessions):
-    usage = UsedParameters(COUNT)
+    parameters = UsedParameters(COUNT)
     found = []
     for passes in sessions:
         for param in itertools.chain.from_iterable(passes):
-            usage.mark(param)
-        usage.agree(group)
-        found.append(usage.settle())
+            parameters.mark(param)
+        parameters.agree(group)
+        found.append(parameters.wait())
     return found
 
 
 @settings(deadline=None, max_examples=30)
 @given(data=st.data(), size=st.integers(1, 3), sessions=st.integers(1, 2))
-def test_ranks_agree_on_the_union_of_what_they_used(data, size, sessions):
+def test_ranks_agree_on_the_union_of_their_used_parameters(data, size, sessions):
     drawn = [[data.draw(PASSES) for _ in range(sessions)] for _ in range(size)]
     used = [set().union(*(p for rank in drawn for p in rank[s])) for s in range(sessions)]
     expected = [[param in session for param in range(COUNT)] for session in used]
@@ -34,19 +34,19 @@ def test_ranks_agree_on_the_union_of_what_they_used(data, size, sessions):
 
 
 def mark_while_under_way(group):
-    usage = UsedParameters(2)
-    usage.mark(group.rank)
-    usage.agree(group)
-    usage.mark(0)
-    first = usage.settle()
-    usage.agree(group)
-    return first, usage.settle()
+    parameters = UsedParameters(2)
+    parameters.mark(group.rank)
+    parameters.agree(group)
+    parameters.mark(0)
+    first = parameters.wait()
+    parameters.agree(group)
+    return first, parameters.wait()
 
 
 def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
     assert run_local(mark_while_under_way, 2) == [([True, True], [True, False])] * 2
 
 
-def test_nothing_is_settled_that_was_not_begun():
+def test_a_wait_without_agree_is_refused():
     with pytest.raises(RuntimeError, match="call agree"):
-        UsedParameters(1).settle()
+        UsedParameters(1).wait()

@@ -1,12 +1,12 @@
-"""Comm hooks that send gradients as bytes: one scale a tensor, or one a channel.
+"""Comm hooks that send gradients in 8 bits, with a scale per bucket or per channel.
 
-Contract: as every hook. Each rank sends one message of uint8: a scale (float32) and a zero point
-(float32, a whole number) for each channel, then a code for each element. Every rank reads the
-messages of all, in the order of ranks, so the means are bitwise the same everywhere. They are as
-exact as 255 steps between a channel's least and largest gradient are. NaN and infinity spoil their
-channel.
+Contract: as every hook. Each rank sends a message of uint8: for each channel a scale (float32) and
+a zero point (a whole number as float32), then a code for each element. Every rank decodes the
+messages of all ranks in rank order, so the means are bitwise the same on all ranks. The error is
+that of 255 steps between a channel's smallest and largest gradient. A NaN or an infinity makes its
+whole channel useless.
 
-The scheme is affine quantisation to 8 bits, as in Jacob et al., "Quantization and Training of
+The scheme is affine quantisation to 8 bits: Jacob et al., "Quantization and Training of
 Neural Networks for Efficient Integer-Arithmetic-Only Inference" (2018), section 2.1.
 """
 
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.ops import Array
-from nc10d.reducer.hooks import GradBucket, started
+from nc10d.reducer.hooks.grad_bucket import GradBucket, require_work
 from nc10d.work import Future
 
 if TYPE_CHECKING:
     from nc10d.group.process_group import ProcessGroup
 
 CHANNEL = 512
-"""The elements of a channel, if nobody says another number (c10d's)."""
+"""The default number of elements of a channel (c10d's)."""
 _STEPS = 255
 _HEAD = 8
 """Bytes of a channel's scale and zero point."""
@@ -32,19 +32,19 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def quantization_pertensor_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
-    """Average the bucket in 8 bits, with one scale for all of it: a quarter of float32's bytes."""
+    """Average the bucket in 8 bits with a single scale: a quarter of float32's bytes."""
     return _exchanged(group, bucket, max(1, bucket.on_host().size))
 
 
 def quantization_perchannel_hook(
     group: ProcessGroup, bucket: GradBucket, bucket_size: int = CHANNEL
 ) -> Future[Array]:
-    """Average the bucket in 8 bits, with a scale for each `bucket_size` elements of it."""
+    """Average the bucket in 8 bits, with a scale for each `bucket_size` elements."""
     return _exchanged(group, bucket, bucket_size)
 
 
 def encode(values: Array, width: int) -> Bytes:
-    """Return the message for a flat array, in channels of `width` elements (the last padded)."""
+    """Return the message for a flat array, in channels of `width` elements (the last is padded)."""
     channels = -(-values.size // width)
     rows = np.zeros((channels, width), np.float32)
     rows.reshape(-1)[: values.size] = values
@@ -69,9 +69,9 @@ def decode(message: Bytes, count: int, width: int) -> Array:
 
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:
     whole = bucket.on_host()
-    mine = encode(whole, width)
-    messages = np.zeros((group.size, mine.size), np.uint8)
-    work = started(group.all_gather_into_tensor(messages, mine, async_op=True))
+    own = encode(whole, width)
+    messages = np.zeros((group.size, own.size), np.uint8)
+    work = require_work(group.all_gather_into_tensor(messages, own, async_op=True))
 
     def average(done: Future[Any]) -> Array:
         done.value()

@@ -1,4 +1,4 @@
-"""Ranks with different parameters are told so, all of them, with the same words."""
+"""Ranks with different parameters all raise an error with the same text."""
 
 import numpy as np
 import pytest
@@ -39,9 +39,9 @@ def test_the_first_difference_is_named_on_every_rank(data, first, size):
         for param in data.draw(st.sets(st.integers(0, len(first) - 1), max_size=2)):
             specs[param] = data.draw(st.builds(spec, SHAPES, st.sampled_from(DTYPES)))
     where = [(p, r) for p in range(len(first)) for r in range(size) if ranks[r][p] != first[p]]
-    told = run_local(complaint, size, ranks)
+    errors = run_local(complaint, size, ranks)
     if not where:
-        assert told == [None] * size
+        assert errors == [None] * size
         return
     param, rank = min(where)
     sides = [
@@ -52,7 +52,7 @@ def test_the_first_difference_is_named_on_every_rank(data, first, size):
         f"parameter {param} is not the same on all ranks: "
         f"rank 0 has {sides[0]}, rank {rank} has {sides[1]}"
     )
-    assert told == [words] * size
+    assert errors == [words] * size
 
 
 def swapped(group):
@@ -73,11 +73,11 @@ def test_parameters_in_another_order_differ_by_their_names_alone():
     assert run_local(swapped, 3) == [words] * 3
 
 
-def test_different_numbers_of_parameters_are_told():
+def test_different_numbers_of_parameters_are_named():
     ranks = [[spec((2,), "float32")] * n for n in (2, 2, 3)]
-    told = run_local(complaint, 3, ranks)
+    errors = run_local(complaint, 3, ranks)
     words = "ranks have different numbers of parameters: rank 0 has 2, rank 2 has 3"
-    assert told == [words] * 3
+    assert errors == [words] * 3
 
 
 def test_more_dimensions_than_any_parameter_has_are_refused():
@@ -99,8 +99,8 @@ def laid_out(group, transposed):
         return str(error)
 
 
-def test_parameters_that_lie_differently_in_memory_differ():
-    """A gradient that lies as its parameter does would be added to other elements."""
+def test_parameters_with_another_memory_order_differ():
+    """With another memory order, a gradient would be added to other elements."""
     words = (
         "parameter 0 is not the same on all ranks: rank 0 has 'w', float32 of shape (4, 3, 2), "
         "rank 1 has 'w', float32 of shape (4, 3, 2) with dimensions in the order (1, 2, 0)"

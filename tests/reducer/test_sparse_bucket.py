@@ -1,4 +1,4 @@
-"""Sparse gradients end as the mean of what all ranks' rows stand for."""
+"""Sparse gradients become the mean of all ranks' gradients."""
 
 import ml_dtypes
 import numpy as np
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.reducer.buckets.sparse_bucket import sum_rows
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.sparse import add_up
 from nc10d.testing import run_local, run_ranks
 
 SHAPE = (4, 3, 2)
@@ -30,9 +30,9 @@ def rows(draw, depth, dtype=np.float32):
 
 
 @given(data=st.data(), depth=st.integers(1, 3), dtype=DTYPES)
-def test_adding_up_leaves_each_place_once_and_the_same_whole(data, depth, dtype):
+def test_sum_rows_has_each_place_once_and_the_same_dense_gradient(data, depth, dtype):
     gradient = data.draw(rows(depth, dtype))
-    found = add_up(gradient.indices, gradient.values, SHAPE)
+    found = sum_rows(gradient.indices, gradient.values, SHAPE)
     places = [tuple(place) for place in found.indices.T]
     assert places == sorted(set(map(tuple, gradient.indices.T)))
     whole = found.dense(SHAPE).astype(np.float64)
@@ -104,7 +104,7 @@ def unused_rows(group):
     return kept, reducer.gradients[0].values.shape
 
 
-def test_rows_that_no_rank_has_used_stay_as_they_were_and_zero_grad_drops_them():
+def test_rows_that_no_rank_has_used_stay_unchanged_and_zero_grad_drops_them():
     assert run_local(unused_rows, 3) == [(True, (0, 3, 2))] * 3
 
 
@@ -153,5 +153,5 @@ def differing_depths(group):
         reducer.finish()
 
 
-def test_ranks_that_address_rows_differently_are_told_so():
+def test_ranks_that_address_rows_differently_all_raise():
     run_local(differing_depths, 2)

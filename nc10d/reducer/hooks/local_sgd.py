@@ -1,8 +1,8 @@
-"""Post-local SGD: after some passes, gradients are averaged among neighbours only, or not at all.
+"""Post-local SGD: after some passes, gradients are averaged over a subgroup only, or not at all.
 
-Contract: as every hook. Whoever uses it averages the parameters themselves over all ranks now and
-then, after a step of the optimizer (`average_parameters`). Lin et al., "Don't Use Large
-Mini-Batches, Use Local SGD" (2020).
+Contract: as every hook. The user also averages the parameters over all ranks at intervals, after an
+optimizer step (`average_parameters`). Source: Lin et al., "Don't Use Large Mini-Batches, Use Local
+SGD" (2020).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nc10d.ops import AVG, Array
-from nc10d.reducer.hooks import GradBucket, PassHook, allreduce_hook, noop_hook
+from nc10d.reducer.hooks import GradBucket, allreduce_hook, noop_hook
+from nc10d.reducer.hooks.grad_bucket import PassCounter
 from nc10d.work import Future, Work
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 class PostLocalSGDState:
     """The state of `post_localSGD_hook`.
 
-    The first `start_localSGD_iter` passes average over `process_group`, those after it over
-    `subgroup` (the ranks of a host, as a rule), or not at all without
-    `post_local_gradient_allreduce`.
+    The first `start_localSGD_iter` passes average over `process_group`. Later passes average over
+    `subgroup` (usually the ranks of a host), or not at all if `post_local_gradient_allreduce` is
+    False. ValueError if a subgroup is needed and missing.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class PostLocalSGDState:
             raise ValueError("post-local SGD needs a subgroup, or no gradient reduction at all")
         self.process_group = process_group
         self.subgroup = subgroup if post_local_gradient_allreduce else None
-        self.passes = PassHook(start_localSGD_iter)
+        self.passes = PassCounter(start_localSGD_iter)
 
 
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | Future[Array]:
-    """Average the bucket over all ranks at first, over the subgroup later."""
-    if not state.passes.begun(bucket):
+    """Average the bucket over all ranks in the first passes, over the subgroup later."""
+    if not state.passes.reached(bucket):
         return allreduce_hook(state.process_group, bucket)
     if state.subgroup is None:
         return noop_hook(None, bucket)
@@ -52,7 +53,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | F
 def average_parameters(parameters: Sequence[Array], group: ProcessGroup) -> None:
     """Average parameters over the ranks of a group, in place; blocks until all ranks have called.
 
-    One submission, however many there are.
+    All reductions are coalesced into one submission.
     """
     with group.coalescing_manager():
         for parameter in parameters:

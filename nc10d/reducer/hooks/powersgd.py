@@ -1,12 +1,12 @@
-"""PowerSGD: a gradient as the product of two thin matrices, which are what travels.
+"""PowerSGD: approximate a gradient by the product of two thin matrices, and send only these.
 
-Contract: as every hook, but for one thing: the hook blocks until the first of the two matrices is
-reduced. A callback that launched the second one would do so at another place on each rank.
+Contract: as every hook, except that the hook blocks until the first of the two matrices is reduced.
+A callback that launched the second reduction would launch it at a different point on each rank.
 
-With M a rank's gradient as a matrix, and Q thin, orthonormal and the same on all ranks:
+Let M be a rank's gradient as a matrix, and Q a thin orthonormal matrix, the same on all ranks:
 P = sum of M Q over the ranks, orthonormalised; Q = mean of M^T P; the reduced gradient is P Q^T.
-What that leaves out of M is added to the rank's next gradient (error feedback), and Q is where the
-next pass begins (warm start). Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient
+The error M - P Q^T is added to the rank's next gradient (error feedback). The next pass begins with
+this Q (warm start). Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization" (2019), algorithms 1 and 2.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import AVG, SUM, Array, ReduceOp
-from nc10d.reducer.hooks import GradBucket, PassHook, allreduce_hook, started
+from nc10d.reducer.hooks.builtin import allreduce_hook
+from nc10d.reducer.hooks.grad_bucket import GradBucket, PassCounter, require_work
 from nc10d.work import Future, Work, collect_all
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ Shapes = Sequence[tuple[int, int]]
 class PowerSGDState:
     """The state of `powerSGD_hook` and `batched_powerSGD_hook`; arguments are c10d's.
 
-    The factors have `matrix_approximation_rank` columns. The first `start_powerSGD_iter` passes are
-    plain means; with error feedback or a warm start they are two at least, since buckets are
-    rebuilt after the first. A gradient is compressed only if that makes it `min_compression_rate`
-    times smaller. `orthogonalization_epsilon` keeps columns of zeros from a division by zero.
-    `random_seed` is the same on all ranks. A pickled state has no group: set `process_group`.
+    The factors have `matrix_approximation_rank` columns. The first `start_powerSGD_iter` passes
+    compute plain means. Error feedback and warm start need at least two such passes, since buckets
+    are rebuilt after the first pass. A gradient is compressed only if this makes it at least
+    `min_compression_rate` times smaller. `orthogonalization_epsilon` avoids a division by zero for
+    columns of zeros. `random_seed` must be the same on all ranks. A pickled state has no group: set
+    `process_group` after loading.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class PowerSGDState:
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
         self.epsilon = orthogonalization_epsilon
-        self.passes = PassHook(start_powerSGD_iter)
+        self.passes = PassCounter(start_powerSGD_iter)
         self.errors: dict[int, Array] = {}
         self.factors: dict[int, Array] = {}
         self._random = np.random.default_rng(random_seed)
@@ -66,35 +68,36 @@ class PowerSGDState:
 
     @property
     def group(self) -> ProcessGroup:
-        """The group; ValueError if a pickled state has not been given one."""
+        """The group; ValueError if an unpickled state has no group yet."""
         if self.process_group is None:
             raise ValueError("a PowerSGDState that was pickled needs a process_group: set it")
         return self.process_group
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """Return how many times fewer elements have travelled, and how many before and after."""
+        """Return (ratio, elements before compression, elements sent), summed over all passes."""
         before, after = self._elements
         return (before / after if after else 0.0), before, after
 
     def count(self, before: int, after: int) -> None:
-        """Take note that `after` elements travel for `before`."""
+        """Record that `after` elements are sent in place of `before`."""
         self._elements[0] += before
         self._elements[1] += after
 
-    def worth_it(self, shape: tuple[int, int]) -> bool:
-        """Say whether a gradient of this shape gets small enough."""
+    def compressible(self, shape: tuple[int, int]) -> bool:
+        """Return whether a gradient of this shape reaches `min_compression_rate`."""
         n, m = shape
         return (n + m) * self.columns(shape) * self.min_compression_rate < n * m
 
     def columns(self, shape: tuple[int, int]) -> int:
-        """Return how many columns the factors of a matrix have."""
+        """Return the number of columns of a matrix's factors."""
         return min(*shape, self.rank)
 
     def factors_of(self, index: int, matrices: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """Return the Qs with which bucket `index` begins, flat and as views.
+        """Return the initial Qs of bucket `index`: the flat array, and its views by matrix.
 
-        They are those of its last pass. New ones, and columns in which nothing is left (a gradient
-        was zero), are random: the same on all ranks, since all see the same.
+        With warm start they are those of the bucket's last pass. New columns are random, and so are
+        columns that became zero because a gradient was zero. All ranks draw the same numbers, since
+        they have the same Qs and the same seed.
         """
         thin = [(x.shape[1], self.columns(x.shape)) for x in matrices]
         flat = self.factors.get(index) if self.warm_start else None
@@ -108,7 +111,7 @@ class PowerSGDState:
         return flat, views
 
     def with_errors(self, index: int, matrices: Sequence[Array]) -> list[Array]:
-        """Return wide copies of gradients, plus what the last pass has left out of them."""
+        """Return wide copies of gradients, plus the errors of the last pass."""
         wide = [x.astype(_wide(matrices)) for x in matrices]
         if index in self.errors:
             for x, error in zip(wide, _cut(self.errors[index], _shapes(wide)), strict=True):
@@ -116,7 +119,7 @@ class PowerSGDState:
         return wide
 
     def remember(self, index: int, errors: Sequence[Array]) -> None:
-        """Keep what a pass has left out."""
+        """Keep the errors of a pass for the next pass."""
         if self.use_error_feedback:
             self.errors[index] = _joined(errors)
 
@@ -125,42 +128,42 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:
-    """Average each gradient of the bucket that is worth it as two factors, the others as they are.
+    """Average each compressible gradient of the bucket as two factors, and the others directly.
 
-    A gradient is a matrix by its first dimension.
+    A gradient becomes a matrix with one row for each index of its first dimension.
     """
-    bucket.on_host()  # sparse ones, and those on devices, are refused from the first pass on
-    if not state.passes.begun(bucket):
+    bucket.on_host()  # refuses sparse and device buckets from the first pass on
+    if not state.passes.reached(bucket):
         return allreduce_hook(state.group, bucket)
     gradients = [as_buffer(x).as_numpy() for x in bucket.gradients()]
     matrices: list[Array] = []
     plain: list[Array] = []
     for x in gradients:
         matrix = x.reshape(len(x), -1) if x.ndim and x.size else x.reshape(1, -1)
-        (matrices if state.worth_it(matrix.shape) else plain).append(matrix)
-    return _Step(state, bucket, matrices, plain).launch()
+        (matrices if state.compressible(matrix.shape) else plain).append(matrix)
+    return _CompressedMean(state, bucket, matrices, plain).launch()
 
 
 def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:
-    """Average the whole bucket as two factors, as if it was a square: quicker and less exact."""
+    """Average the whole bucket as the two factors of a square matrix: faster and less exact."""
     flat = bucket.on_host()
-    if not state.passes.begun(bucket):
+    if not state.passes.reached(bucket):
         return allreduce_hook(state.group, bucket)
     side = math.ceil(math.sqrt(flat.size))
     square = np.zeros(side * side, flat.dtype)
     square[: flat.size] = flat
-    step = _Step(state, bucket, [square.reshape(side, side)])
+    mean = _CompressedMean(state, bucket, [square.reshape(side, side)])
 
-    def cut(ended: Future[Any]) -> Array:
+    def copy_back(ended: Future[Any]) -> Array:
         ended.value()
         flat[...] = square[: flat.size]
         return bucket.buffer()
 
-    return step.launch().then(cut)
+    return mean.launch().then(copy_back)
 
 
-class _Step:
-    """One bucket on its way: `matrices` become the mean's approximation, `plain` the mean."""
+class _CompressedMean:
+    """Compresses a bucket in a pass: `matrices` get approximate means, `plain` gets exact means."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class _Step:
         self._ps = _cut(self._p, thin)
 
     def launch(self) -> Future[Array]:
-        """Take all steps but the last, which the Future is; blocks for P."""
+        """Launch all steps but the last, which the Future runs; blocks until P is reduced."""
         rest = self._reduce(self._rest, AVG)
         self._state.count(self._rest.size, self._rest.size)
         self._state.count(sum(x.size for x in self._local), self._p.size + self._q.size)
@@ -194,11 +197,11 @@ class _Step:
 
     def _reduce(self, flat: Array, op: ReduceOp) -> Work:
         reduction = self._bucket.reduction(op)
-        return started(self._state.group.all_reduce(flat, reduction, async_op=True))
+        return require_work(self._state.group.all_reduce(flat, reduction, async_op=True))
 
     def _restore(self, ended: Future[list[Future[Any]]]) -> Array:
-        for each in ended.value():
-            each.value()
+        for reduced in ended.value():
+            reduced.value()
         for x, mean in zip(self._plain, _cut(self._rest, _shapes(self._plain)), strict=True):
             x[...] = mean
         for x, local, p, q in zip(self._matrices, self._local, self._ps, self._qs, strict=True):
@@ -210,27 +213,27 @@ class _Step:
 
 
 def orthonormal(columns: Array, epsilon: float = 0) -> Array:
-    """Return orthonormal columns that span what `columns` (n, r) span, one after another.
+    """Return orthonormal columns with the span of `columns` (n, r).
 
-    Gram-Schmidt's method in its stable form; lengths count as `epsilon` longer than they are. A
-    column of zeros stays one.
+    The algorithm is modified Gram-Schmidt. `epsilon` is added to each length before the division. A
+    column of zeros stays zero.
     """
-    found = columns.copy()
-    for at in range(found.shape[1]):
-        column = found[:, at]
+    result = columns.copy()
+    for index in range(result.shape[1]):
+        column = result[:, index]
         column /= (np.linalg.norm(column) + epsilon) or 1
-        rest = found[:, at + 1 :]
+        rest = result[:, index + 1 :]
         rest -= np.outer(column, column @ rest)
-    return found
+    return result
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
-    """Return a flat copy of all; narrow floats stay as they are."""
+    """Return a flat copy of all arrays, in their own dtype."""
     return np.concatenate([x.reshape(-1) for x in arrays]) if arrays else np.zeros(0, np.float32)
 
 
 def _wide(matrices: Sequence[Array]) -> type[np.floating[Any]]:
-    """Return the type in which factors of matrices are computed and travel."""
+    """Return the type in which factors of matrices are computed and sent."""
     return np.float64 if any(x.dtype == np.float64 for x in matrices) else np.float32
 
 

@@ -1,4 +1,4 @@
-"""What ends in the thread that waits: what can be made of it, and waits that are too short."""
+"""The waiting thread completes a DeferredFuture: derived Futures, short waits, refused uses."""
 
 import asyncio
 from datetime import timedelta
@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import CollectiveTimeout
-from nc10d.reducer.deferred_future import OrderedFuture
+from nc10d.reducer.hooks.deferred_future import OrderedFuture
 from nc10d.work import Future, Work, collect_all
 
 MOMENT = 0.01
 
 
-def behind(outcome, steps=None):
-    """Return the Lazy of twice the value of an outcome; `steps` are those that have been taken."""
+def doubled(outcome, steps=None):
+    """Return the OrderedFuture of twice the value of an outcome; `steps` collects its results."""
 
     def double(value):
         found = 2 * value()
@@ -33,10 +33,10 @@ def ended(value):
 @pytest.mark.parametrize("timeout", [0, MOMENT, timedelta(seconds=MOMENT)])
 @pytest.mark.parametrize("work", [False, True], ids=["future", "work"])
 @pytest.mark.parametrize("then", [False, True], ids=["itself", "then"])
-def test_a_wait_that_is_too_short_is_its_callers_alone(timeout, work, then):
+def test_a_wait_that_times_out_affects_its_caller_only(timeout, work, then):
     future, steps = Future(), []
-    lazy = behind(Work.from_future(future) if work else future, steps)
-    waiting = lazy.then(lambda done: done.value() + 1) if then else lazy
+    deferred = doubled(Work.from_future(future) if work else future, steps)
+    waiting = deferred.then(lambda done: done.value() + 1) if then else deferred
     for _ in range(2):
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             waiting.wait(timeout)
@@ -53,27 +53,27 @@ def test_a_wait_that_is_interrupted_can_be_repeated():
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    lazy = behind(Interrupted())
+    deferred = doubled(Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        lazy.wait()
-    assert lazy.wait() == 8
+        deferred.wait()
+    assert deferred.wait() == 8
 
 
-def test_a_timeout_of_the_outcome_itself_is_the_steps():
+def test_the_step_receives_a_timeout_of_the_outcome_itself():
     future = Future()
     future.set_exception(CollectiveTimeout("the group's"))
-    lazy = behind(future)
+    deferred = doubled(future)
     for _ in range(2):
         with pytest.raises(CollectiveTimeout, match="the group's"):
-            lazy.wait(3)
+            deferred.wait(3)
 
 
-def test_collect_all_ends_when_somebody_waits_for_it():
+def test_collect_all_ends_inside_a_wait_for_it():
     parts = [
         ended(1),
-        behind(ended(2)),
-        behind(ended("no").then(lambda _: 1 / 0)),
-        behind(ended(3)),
+        doubled(ended(2)),
+        doubled(ended("no").then(lambda _: 1 / 0)),
+        doubled(ended(3)),
     ]
     found = collect_all(parts).wait(3)
     assert found == parts
@@ -82,9 +82,9 @@ def test_collect_all_ends_when_somebody_waits_for_it():
         found[2].value()
 
 
-def test_what_follows_collect_all_ends_too():
-    lazy = collect_all([behind(ended(2)), behind(ended(3))])
-    assert lazy.then(lambda done: sum(part.value() for part in done.value())).wait(3) == 10
+def test_a_future_behind_collect_all_ends_too():
+    deferred = collect_all([doubled(ended(2)), doubled(ended(3))])
+    assert deferred.then(lambda done: sum(part.value() for part in done.value())).wait(3) == 10
 
 
 async def awaiting(future):
@@ -93,27 +93,30 @@ async def awaiting(future):
 
 @pytest.mark.parametrize(
     "make",
-    [behind, lambda end: behind(end).then(lambda _: 2), lambda end: collect_all([behind(end)])],
+    [doubled, lambda end: doubled(end).then(lambda _: 2), lambda end: collect_all([doubled(end)])],
     ids=["itself", "then", "collect_all"],
 )
 @pytest.mark.parametrize(
     "use",
-    [lambda lazy: Work.from_future(lazy).result(), lambda lazy: asyncio.run(awaiting(lazy))],
+    [
+        lambda deferred: Work.from_future(deferred).result(),
+        lambda deferred: asyncio.run(awaiting(deferred)),
+    ],
     ids=["from_future", "await"],
 )
-def test_what_would_wait_for_ever_is_refused(use, make):
-    lazy = make(ended(1))
+def test_a_use_that_would_block_forever_is_refused(use, make):
+    deferred = make(ended(1))
     with pytest.raises(RuntimeError, match="nobody would"):
-        use(lazy)
-    assert lazy.wait() == use(lazy)  # it has ended: nothing to wait for
+        use(deferred)
+    assert deferred.wait() == use(deferred)  # it has ended: no wait is needed
 
 
-def test_a_callback_of_another_future_cannot_end_with_one():
-    child = ended(1).then(lambda _: behind(ended(2)))
+def test_a_callback_of_another_future_cannot_return_a_deferred_future():
+    child = ended(1).then(lambda _: doubled(ended(2)))
     with pytest.raises(RuntimeError, match="nobody would"):
         child.wait(3)
 
 
-def test_a_callback_of_its_own_kind_can():
-    child = behind(ended(1)).then(lambda _: behind(ended(2)))
+def test_a_callback_of_a_deferred_future_can_return_another():
+    child = doubled(ended(1)).then(lambda _: doubled(ended(2)))
     assert child.wait(3) == 4

@@ -1,0 +1,107 @@
+"""A dense bucket: flat memory, the gradients as views of it, and its reduction.
+
+Contract: for each pass the owner calls `keep`, then `take` for each gradient, `launch` when all
+gradients are there, `second_step` when all buckets are launched, then `wait`, `end` and `restore`.
+No thread writes to the bucket between `launch` and the end of `wait`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nc10d.ops import Array
+from nc10d.reducer.gradients import assign, copy_of
+from nc10d.reducer.hooks.grad_bucket import (
+    Allocate,
+    CommHook,
+    GradBucket,
+    call_hook,
+    reduced_array,
+)
+from nc10d.reducer.plan import BucketPlan
+from nc10d.work import Future, Work
+
+Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
+"""An allocator for all devices, an allocator for each device, or None for the default memory."""
+
+
+class Bucket:
+    """Bucket `index` of a plan; `views[param]` is the gradient of a parameter."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: BucketPlan,
+        parameters: Sequence[Array],
+        is_last: bool,
+        allocate: Allocate,
+        purpose: str = "",
+    ) -> None:
+        self.buffer = allocate(plan.count, plan.dtype.numpy)
+        members = [parameters[param] for param in plan.params]
+        self.grad_bucket = self._grad_bucket(index, plan, members, is_last, purpose, allocate)
+        self.views = dict(zip(plan.params, self.grad_bucket.gradients(), strict=True))
+        self._allocate = allocate
+        self._given: dict[int, Array] = {}
+        self._kept: dict[int, Array] = {}
+        self._outcome: Work | Future[Any] | None = None
+
+    def _grad_bucket(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
+        """Return the object that hooks receive."""
+        return GradBucket(index, self.buffer, plan.slots, *more)
+
+    def keep(self, params: Sequence[int]) -> None:
+        """Copy the current gradients of these parameters, in addition to earlier copies."""
+        self._kept.update({param: copy_of(self.views[param]) for param in params})
+
+    def restore(self, params: Sequence[int]) -> None:
+        """Restore these gradients from their copies, and drop all copies."""
+        kept, self._kept = self._kept, {}
+        for param in params:
+            assign(self.views[param], kept[param])
+
+    def take(self, param: int, gradient: Array | None) -> None:
+        """Take a final gradient: an array that gets the mean later, or None if it is in place."""
+        if gradient is not None:
+            self._given[param] = gradient
+            assign(self.views[param], gradient)
+
+    def launch(self, hook: CommHook, state: Any) -> None:
+        """Call the hook; blocks only if the hook blocks."""
+        self._outcome = call_hook(hook, state, self.grad_bucket)
+
+    def second_step(self) -> None:
+        """Launch the second step of the reduction; a dense bucket has none."""
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        self.buffer[...] = 0
+
+    def wait(self) -> None:
+        """Wait for the reduction and copy the result to the views; raise the hook's error.
+
+        Returns at once if the bucket is not launched. After a Ctrl-C the owner can wait again.
+        """
+        if self._outcome is None:
+            return
+        try:
+            reduced = reduced_array(self._outcome, self.grad_bucket)
+            if reduced is not self.buffer:
+                self.buffer[...] = reduced
+            self._outcome = None
+        except Exception:
+            self._outcome = None
+            raise
+        finally:
+            self.grad_bucket.set_buffer(self.buffer)
+
+    def end(self, reduced: bool) -> None:
+        """Release the arrays from `take`; with `reduced`, write the means to them first."""
+        given, self._given = self._given, {}
+        if reduced:
+            self._give(given)
+
+    def _give(self, given: Mapping[int, Array]) -> None:
+        for param, gradient in given.items():
+            assign(gradient, self.views[param])

@@ -1,0 +1,161 @@
+"""Buckets in memory: the storage of a plan, and the layouts that a Reducer uses in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nc10d import cuda
+from nc10d.api import registered
+from nc10d.ops import Array
+from nc10d.reducer.buckets.bucket import Allocation, Bucket
+from nc10d.reducer.buckets.sparse_bucket import SparseBucket
+from nc10d.reducer.hooks.grad_bucket import Allocate
+from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec, plan_buckets
+from nc10d.reducer.schedule import Schedule
+from nc10d.reducer.settings import Settings
+
+if TYPE_CHECKING:
+    from nc10d.group.process_group import ProcessGroup
+
+_NAME = 24
+"""The most characters of a parameter's name in a bucket's purpose."""
+
+
+class Storage:
+    """All buckets of a plan; `gradients[param]` is a view of a bucket, or a SparseGradient.
+
+    `purposes` are descriptions of the buckets, which ranks compare; `names` are the parameters'.
+    `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
+    TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
+    group's backend has such memory, and GPU memory is ordinary memory.
+    """
+
+    def __init__(
+        self,
+        plan: ReducePlan,
+        parameters: Sequence[Array],
+        allocate: Allocation,
+        purposes: Sequence[str],
+        names: Sequence[str],
+        group: ProcessGroup,
+    ) -> None:
+        last = len(plan.buckets) - 1
+        allocators = [_allocator(allocate, bucket.device, group) for bucket in plan.buckets]
+        self.buckets: list[Bucket | SparseBucket] = [
+            SparseBucket(index, bucket, parameters, index == last, names)
+            if bucket.sparse
+            else _bucket_class(bucket.device)(
+                index, bucket, parameters, index == last, allocator, purpose
+            )
+            for index, (bucket, purpose, allocator) in enumerate(
+                zip(plan.buckets, purposes, allocators, strict=True)
+            )
+        ]
+        self._bucket_of = {param: bucket for bucket in self.buckets for param in bucket.views}
+        views: dict[int, Any] = {}
+        for bucket in self.buckets:
+            views.update(bucket.views)
+        self.gradients = [views[param] for param in range(len(parameters))]
+
+    def take(self, param: int, gradient: Any) -> None:
+        """Take a gradient into its bucket; see `Bucket.take`."""
+        self._bucket_of[param].take(param, gradient)
+
+    def keep(self, params: Collection[int]) -> None:
+        """Copy the current gradients of these parameters; see `Bucket.keep`."""
+        for bucket in self.buckets:
+            bucket.keep([param for param in params if param in bucket.views])
+
+    def restore(self, params: Collection[int]) -> None:
+        """Restore these gradients from their copies, and drop all copies."""
+        for bucket in self.buckets:
+            bucket.restore([param for param in params if param in bucket.views])
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        for bucket in self.buckets:
+            bucket.zero()
+
+    def wait(self) -> None:
+        """Wait for the reductions that an interrupted pass has left in flight, if any."""
+        for bucket in self.buckets:
+            bucket.wait()
+
+
+def _bucket_class(device: str) -> type[Bucket]:
+    """Return the class of dense buckets on a device."""
+    if not device.startswith("cuda"):
+        return Bucket
+    from nc10d.reducer.buckets.device_bucket import DeviceBucket
+
+    return DeviceBucket
+
+
+def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
+    """Return the allocator for a device."""
+    if callable(allocate):
+        return allocate
+    if allocate is None:
+        # A group of the user's own making need not have backends.
+        shared = partial(_peer_readable, group) if hasattr(group, "backend") else np.zeros
+        allocate = {"cpu": shared}
+        if device.startswith("cuda"):
+            allocate[device] = partial(cuda.zeros, device=device)
+    allocator = allocate.get(device)
+    if allocator is None:
+        known = ", ".join(allocate)
+        raise TypeError(f"parameters are on {device}, `allocate` knows of {known} alone")
+    return allocator
+
+
+def _peer_readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return zeros in memory that peers can access directly, or ordinary zeros if that is full."""
+    try:
+        return registered.zeros(count, dtype, group)
+    except MemoryError:
+        return np.zeros(count, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """A plan with its storage and its schedule."""
+
+    plan: ReducePlan
+    storage: Storage
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayouts:
+    """Makes the layouts of a Reducer, the `number`th Reducer of its group."""
+
+    parameters: Sequence[Array]
+    specs: Sequence[Spec]
+    settings: Settings
+    allocate: Allocation
+    group: ProcessGroup
+    number: int
+
+    def make(self, order: Sequence[int] | None = None) -> BucketLayout:
+        """Return a new layout, in the order of arrival of gradients if `order` is given."""
+        chosen = self.settings
+        caps = chosen.cap_bytes, chosen.first_bytes
+        plan = plan_buckets(self.specs, *caps, expect_sparse=chosen.sparse, order=order)
+        schedule = Schedule([bucket.params for bucket in plan.buckets], chosen.names)
+        return BucketLayout(plan, self.storage(plan), schedule)
+
+    def storage(self, plan: ReducePlan) -> Storage:
+        """Return new memory for a plan, filled with zeros."""
+        purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
+        names = self.settings.names
+        return Storage(plan, self.parameters, self.allocate, purposes, names, self.group)
+
+    def _purpose(self, index: int, bucket: BucketPlan) -> str:
+        """Return the description of a bucket's reduction; short, since errors show two of them."""
+        first = self.settings.names[bucket.params[0]][-_NAME:]
+        return f"bucket {index} of reducer {self.number} ({first})"
