@@ -1,7 +1,8 @@
-"""What a backend is: one method that runs operations, and the ways to end it.
+"""The protocol of a backend: one method that runs operations, and the ways to end it.
 
 A backend belongs to one group on one kind of device. The registry maps names to factories, so
-that a user's own backend is as good as a built-in one.
+that a user's own backend is as good as a built-in one. It derives from `Backend` and so inherits
+the defaults of the abilities that it does not have.
 """
 
 from __future__ import annotations
@@ -19,8 +20,73 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
+class FailureDetector(Protocol):
+    """The ability to detect dead ranks and to agree with all ranks on one cause."""
+
+    def failure(self) -> BaseException | None:
+        """Return the error of the group, the same on all its ranks; None if it has not failed."""
+        ...
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        ...
+
+    @property
+    def record_address(self) -> int:
+        """The address of the record where this rank publishes its launches on other devices."""
+        ...
+
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        """Return each rank's latest call: as the end of a message, and its number by rank."""
+        ...
+
+
+class CallRecords(Protocol):
+    """The ability to report which calls and messages a rank has begun; for flight recorders."""
+
+    rank: int
+    size: int
+
+    def logged(self) -> Sequence[tuple[Any, str, bool]]:
+        """Return the latest entries, oldest first: entry, text, and whether it is a message."""
+        ...
+
+    def waits_for(self) -> int | None:
+        """Return the rank that the latest collective waits for now, None if it does not wait."""
+        ...
+
+    def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
+        """Return direction, peer, messages begun, and whether this rank waits, for each link."""
+        ...
+
+    def progress(self) -> dict[int, int]:
+        """Return the number of the latest collective of each rank of this host."""
+        ...
+
+    def observe_failure(self, observer: Callable[[DistError], None]) -> None:
+        """Have `observer` called with the error when the group fails."""
+        ...
+
+
+class Shrinkable(Protocol):
+    """The ability to make a backend of the ranks that survive; `council` connects them."""
+
+    council: Any
+
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more."""
+        ...
+
+    def shrink(self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline) -> Backend:
+        """Make the backend of the surviving `ranks`; all of them call."""
+        ...
+
+
 class Backend(Protocol):
-    """Runs operations for one group on one kind of device."""
+    """Runs operations for one group on one kind of device.
+
+    The properties from `failure_detector` on are abilities; by default a backend has none.
+    """
 
     name: str
     device_type: str
@@ -28,15 +94,16 @@ class Backend(Protocol):
     size: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops` in order, as one submission; more than one is one fused or grouped launch.
+        """Run validated `ops` in order, as one submission; several are fused or grouped.
 
-        The operations have been validated. `timeout` (seconds, math.inf for none) runs from this
-        call. Without `async_op` the call blocks until all are done and returns None, or raises
-        what made it fail; with it the Work completes when all are done. A receive's
-        result is its sender; that of several operations with receives among them is a list with
-        one entry each, the sender or None. Any thread may call;
-        the order of launch is the order of execution, except that point-to-point operations
-        have links of their own and overtake, each other too where nobody can tell.
+        `timeout` (seconds, math.inf for none) runs from this call. Without `async_op` the call
+        blocks until all operations have ended, and returns None or raises the error of the failed
+        operation. With `async_op` it returns a Work that completes when all have ended.
+
+        The result of a receive is its sender. The result of several operations with receives among
+        them is a list with an entry for each operation, the sender or None. Any thread may call.
+        Operations execute in the order of launch. Point-to-point operations have links of their
+        own: they may overtake, also each other where no rank can observe the difference.
         """
         ...
 
@@ -48,61 +115,80 @@ class Backend(Protocol):
         deadline: Deadline,
         options: Any = None,
     ) -> Backend:
-        """Make the backend of a group of some of my ranks; only they call, all of them.
+        """Make the backend of a group of `ranks` of this group; all of them call, and no other.
 
-        It may wait for them, until `deadline`; if one does not come, it gives back all that it
-        has taken and raises who. `options` are as in BackendSetup.
+        It may wait for them until `deadline`. If a rank does not come, it releases everything that
+        it has taken, and raises an error that names the rank. `options` are as in BackendSetup.
         """
         ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
-        Any thread, any time; never blocks. The first reason in the group wins.
+        Any thread may call at any time; never blocks. The first reason in the group wins.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; idempotent. Operations still in flight fail with GroupClosed."""
+        """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
         ...
+
+    @property
+    def failure_detector(self) -> FailureDetector | None:
+        """This backend as a failure detector, None if it can't detect dead ranks."""
+        return None
+
+    @property
+    def call_records(self) -> CallRecords | None:
+        """This backend as the source of a flight recorder, None if it keeps no records."""
+        return None
+
+    @property
+    def shrinkable(self) -> Shrinkable | None:
+        """This backend as the maker of a smaller group, None if it can't make any."""
+        return None
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return registered memory as an array of bytes, None if the backend registers none."""
+        return None
 
 
 class OtherBackends:
-    """The other backends of a group, as one of them sees them; here, that there are none."""
+    """The other backends of a group, as one of its backends sees them; here there are none."""
 
     @property
     def agree(self) -> bool:
-        """Say whether one of them learns of deaths, and finds one cause with all ranks."""
+        """Whether another backend detects dead ranks, and agrees with all ranks on one cause."""
         return False
 
-    def note(self) -> int:
-        """Return where a rank tells what it began last, for the others to read; 0: nowhere.
+    def record_address(self) -> int:
+        """Return the address of the record where a rank publishes its latest launch; 0: none.
 
-        That is the address of a record as `backend.cpu.native.layout` has it, until the group is
+        `backend.cpu.native.offsets` has the layout of the record. It exists until the group is
         closed.
         """
         return 0
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return what each rank began last, as the end of a message, and numbers by rank."""
+        """Return each rank's latest call: as the end of a message, and its number by rank."""
         return "", {}
 
     def cause(self) -> DistError | None:
-        """Return why one of them has failed, None if none has; never blocks for long."""
+        """Return the error of another backend, None if none has failed; blocks only shortly."""
         return None
 
-    def tell(self, error: DistError) -> DistError | None:
-        """Fail with `error`, on every rank; return the cause that counts, None if none `agree`."""
+    def notify(self, error: DistError) -> DistError | None:
+        """Fail with `error` on every rank; return the agreed cause, None if none `agree`."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSetup:
-    """What a backend is made from: its place in the group, where and by when to meet the others.
+    """The arguments of a factory: a rank's place in the group, and how to meet the other ranks.
 
     `options` are the caller's `pg_options` for this backend, of a type that it was registered
     with, or None. `device` is init_process_group's `device_id`, or None. `others` are the group's
-    backends of other devices: what one of them learns of a death or an abort ends the group on all.
+    backends of other devices: a failure that ends the group for any of them ends it for all.
     """
 
     group_name: str

@@ -22,11 +22,11 @@ class DeviceWork(Work):
 
     blocks: bool
 
-    def _await_place(self) -> None:
+    def _await_queued(self) -> None:
         """Block until streams can be told to wait for the operation, or it has failed."""
         raise NotImplementedError
 
-    def order(self, stream: int) -> None:
+    def block_stream(self, stream: int) -> None:
         """Let a stream wait for the operation, if it is not over yet; it has its place."""
         raise NotImplementedError
 
@@ -59,9 +59,9 @@ class DeviceWork(Work):
 
         Blocks the host only while other ranks are needed before that can be.
         """
-        self._await_place()
+        self._await_queued()
         if self._state == FAILED:
             assert self._exception is not None
             raise fresh(self._exception)
         current = stream is None
-        self.order(stream_of(first_array(self.ops)) if current else stream_handle(stream))
+        self.block_stream(stream_of(first_array(self.ops)) if current else stream_handle(stream))

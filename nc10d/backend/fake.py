@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.errors import GroupClosed
 from nc10d.ops import Op, Recv
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Completes at once; fails at once after `abort` or `close`."""
 
     name = "fake"

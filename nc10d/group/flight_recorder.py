@@ -131,9 +131,10 @@ class FlightRecorder:
 
     def __init__(self, group: ProcessGroup) -> None:
         backend = group.backend("cpu")
-        if not hasattr(backend, "logged"):
+        records = backend.call_records
+        if records is None:
             raise TypeError(f"the backend {backend.name!r} of {group!r} keeps no records")
-        self._backend: Any = backend
+        self._backend = records
         self._name, self._ranks = group.name, [*group.ranks]
 
     def entries(self) -> list[Entry]:
@@ -193,12 +194,11 @@ def attend(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> 
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
     if not folder or "cpu" not in group.config.devices:
         return
-    backend = group.backend("cpu")
-    health = getattr(backend, "health", None)
-    if health is None:
+    records = group.backend("cpu").call_records
+    if records is None:
         return
     recorder = FlightRecorder(group)
-    health.on_failure = lambda error: _write(recorder, Path(folder), error=error)
+    records.observe_failure(lambda error: _write(recorder, Path(folder), error=error))
     _attended.add(group)
     if environment.get(SIGNAL):
         _listen(environment[SIGNAL], Path(folder))

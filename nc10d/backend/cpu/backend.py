@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
 from nc10d.backend.cpu.context import Context
@@ -79,7 +79,7 @@ def _connected(
     return CpuBackend(Group(spec.context, memory, spec.name, spec.members, remote), detector)
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """One group. Methods that block say so."""
 
     name = "cpu"
@@ -156,8 +156,27 @@ class CpuBackend:
         return self.group.memory.progress()
 
     @property
-    def note(self) -> int:
-        """The address of the record of this rank's latest call on another device."""
+    def failure_detector(self) -> CpuBackend:
+        """This backend: it detects dead ranks."""
+        return self
+
+    @property
+    def call_records(self) -> CpuBackend:
+        """This backend: its worker records calls."""
+        return self
+
+    @property
+    def shrinkable(self) -> CpuBackend:
+        """This backend: survivors agree over its group control."""
+        return self
+
+    def observe_failure(self, observer: Callable[[DistError], object]) -> None:
+        """Have `observer` called with the error when the group fails."""
+        self.group.health.on_failure = observer
+
+    @property
+    def record_address(self) -> int:
+        """The address of the record where this rank publishes its launches on other devices."""
         return self.group.memory.note
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:

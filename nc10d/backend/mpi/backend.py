@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.mpi.devices import check_devices
-from nc10d.backend.mpi.forming import come_together
+from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.group import MpiGroup
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.progress_thread import engine
@@ -49,7 +49,7 @@ def make(setup: BackendSetup) -> MpiBackend:
             f"the program with mpirun -n {setup.size}"
         )
     if setup.size == world.size:
-        come_together(world, range(world.size), setup.group_name, setup.deadline)
+        wait_for_members(world, range(world.size), setup.group_name, setup.deadline)
         with _blocking():
             comm = world.Split(0, setup.rank)
     else:
@@ -76,7 +76,7 @@ def _of_some(setup: BackendSetup) -> Comm:
 
 def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -> Comm:
     """Make the communicator of some ranks of `comm`; only they call."""
-    come_together(comm, members, name, deadline)
+    wait_for_members(comm, members, name, deadline)
     # Groups that different threads make at the same time are told apart by the tag.
     with _blocking():
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
@@ -89,7 +89,7 @@ def _blocking() -> Iterator[None]:
         yield
 
 
-class MpiBackend:
+class MpiBackend(Backend):
     """One group's operations by MPI. Methods that block say so."""
 
     name = "mpi"

@@ -14,7 +14,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.mpi.datatypes import moved
+from nc10d.backend.mpi.datatypes import carrier
 from nc10d.backend.mpi.library import MPI
 
 
@@ -44,11 +44,11 @@ class FlatBuffer:
 
     def all(self) -> list[Any]:
         """Return mpi4py's description of all elements."""
-        return [self.memory(), self.count, moved(self.dtype)]
+        return [self.memory(), self.count, carrier(self.dtype)]
 
     def cut(self, counts: Sequence[int]) -> list[Any]:
         """Return mpi4py's description of chunks that follow one another."""
-        return [self.memory(), (counts, None), moved(self.dtype)]
+        return [self.memory(), (counts, None), carrier(self.dtype)]
 
 
 class OpBuffers:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.mpi.library import MPI, Request
-from nc10d.backend.mpi.mpi_collectives import announced
+from nc10d.backend.mpi.mpi_collectives import exchanges_sizes
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import (
     OP_NAMES,
@@ -64,7 +64,7 @@ def _dtype(op: Any) -> str:
 
 
 def _sizes(op: Any) -> str:
-    if announced(op):
+    if exchanges_sizes(op):
         return "announced sizes"
     if isinstance(op, (AllGather, ReduceScatter)):
         whole = op.out if isinstance(op, AllGather) else op.inp
@@ -102,7 +102,7 @@ class CallCheck:
         return bool(self._least[2] < 0)
 
 
-def shown(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def exchanged_texts(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return a description as bytes to send, and room for those of all ranks."""
     cut = text.encode()[:WORDS].ljust(WORDS, b"\0")
     return np.frombuffer(cut, np.uint8), np.empty((size, WORDS), np.uint8)

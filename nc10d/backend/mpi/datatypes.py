@@ -62,7 +62,7 @@ class MpiReduction:
     op: Any
 
 
-def moved(dtype: DType) -> Any:
+def carrier(dtype: DType) -> Any:
     """Return the MPI datatype that carries elements of `dtype` unread."""
     return _MOVED[dtype.itemsize]
 

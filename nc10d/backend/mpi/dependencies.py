@@ -13,11 +13,11 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.intervals import Use, clash
 from nc10d.ops import Op
 
-Needs = dict[int, frozenset[int]]
+Dependencies = dict[int, frozenset[int]]
 """Place in the batch of an operation -> places of the earlier ones that it waits for."""
 
 
-def needs(ops: Sequence[Op]) -> Needs:
+def dependencies_of(ops: Sequence[Op]) -> Dependencies:
     """Return what waits for what; empty where any order will do."""
     if len(ops) == 1:
         return {}

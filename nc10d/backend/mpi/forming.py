@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi.library import MPI, Comm, Request, keep
-from nc10d.backend.mpi.message_queue import KEPT, largest_tag
+from nc10d.backend.mpi.message_queue import RESERVED_TAGS, largest_tag
 from nc10d.backend.mpi.progress_thread import SLICE, YIELDS, engine
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -26,7 +26,7 @@ _REFUSED = b"!"
 _never = threading.Event()
 
 
-def come_together(
+def wait_for_members(
     comm: Comm,
     members: Sequence[int],
     name: str,
@@ -40,7 +40,7 @@ def come_together(
     what it raises. RendezvousError names who has not come by `deadline`.
     """
     # Groups that are formed at the same time should have different tags.
-    tag = largest_tag() - zlib.crc32(name.encode()) % KEPT
+    tag = largest_tag() - zlib.crc32(name.encode()) % RESERVED_TAGS
     if comm.rank == members[0]:
         return _lead(comm, members, name, deadline, mine, answer, tag)
     _send(comm, mine, members[0], tag)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.backend.mpi.call_check import CallCheck, describe, mismatch, shown
+from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
-from nc10d.backend.mpi.dependencies import Needs, needs
+from nc10d.backend.mpi.dependencies import Dependencies, dependencies_of
 from nc10d.backend.mpi.leaving import LeaveProtocol
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.message_queue import MessageQueue
@@ -64,7 +64,7 @@ class MpiGroup:
         together = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
         apart = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
         work = MpiWork(ops, self._engine, len(apart) + bool(together))
-        waits = needs(ops)
+        waits = dependencies_of(ops)
         with self._engine.lock:
             self._hear()
             self.check()
@@ -79,18 +79,20 @@ class MpiGroup:
         if self.failure is not None:
             raise fresh(self.failure) from None  # it was never raised here: once is enough
 
-    def _call(self, work: MpiWork, places: Sequence[int], waits: Needs, deadline: Deadline) -> None:
+    def _call(
+        self, work: MpiWork, places: Sequence[int], waits: Dependencies, deadline: Deadline
+    ) -> None:
         task = Task(work, places, deadline, next(self._seq))
         self._calls.append(task)
         self._begin(task, self._agreed(work, places, waits, task.seq))
 
-    def _agreed(self, work: MpiWork, places: Sequence[int], waits: Needs, seq: int) -> Steps:
+    def _agreed(self, work: MpiWork, places: Sequence[int], waits: Dependencies, seq: int) -> Steps:
         """Ask whether all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
         agreement = CallCheck(describe(ops), bool(waits))
         yield [agreement.ask(self._control)]
         if not agreement.reached:
-            mine, everybody = shown(agreement.text, self.comm.size)
+            mine, everybody = exchanged_texts(agreement.text, self.comm.size)
             yield [self.comm.Iallgather(mine, everybody)]
             raise mismatch(everybody, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]
@@ -102,7 +104,7 @@ class MpiGroup:
             yield from side_by_side(parts)
 
     def _one_by_one(
-        self, work: MpiWork, places: Sequence[int], parts: Sequence[Steps], waits: Needs
+        self, work: MpiWork, places: Sequence[int], parts: Sequence[Steps], waits: Dependencies
     ) -> Steps:
         """Make the calls of a block one after another; messages of it may come between."""
         for place, part in zip(places, parts, strict=True):

@@ -17,11 +17,11 @@ from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
 
-NUMBERS = 4096
+NUMBERED_TAGS = 4096
 """Messages with large tags that may be on their way between two ranks at a time."""
 
 
-KEPT = 4096
+RESERVED_TAGS = 4096
 """Tags above these, for forming groups (forming.py)."""
 
 
@@ -37,8 +37,8 @@ class MessageQueue:
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         # Some thousand of the 32768 tags that every MPI must have are left for all other messages.
-        self._announcing = largest_tag() - KEPT
-        self._numbered = self._announcing - NUMBERS
+        self._announcing = largest_tag() - RESERVED_TAGS
+        self._numbered = self._announcing - NUMBERED_TAGS
         self._numbers = [0] * comm.size
         self._announced: list[tuple[int, int, int]] = []
         self._waiting = 0
@@ -70,7 +70,7 @@ class MessageQueue:
         return self._received(x, room, status)
 
     def _send_announced(self, op: Send) -> Steps:
-        number = self._numbers[op.peer] % NUMBERS
+        number = self._numbers[op.peer] % NUMBERED_TAGS
         self._numbers[op.peer] += 1
         told = np.array([op.tag, number], np.int64)
         first = self._comm.Isend(told, op.peer, self._announcing)

@@ -139,7 +139,7 @@ def _all_gather(comm: Comm, op: AllGather, room: OpBuffers, any_order: bool) -> 
 def _all_to_all(comm: Comm, op: AllToAll, room: OpBuffers, any_order: bool) -> Steps:
     inp, sends = room.chunks(op.inp, comm.size, False)
     out, takes = room.chunks(op.out, comm.size, True)
-    if announced(op):
+    if exchanges_sizes(op):
         sends = _split(inp.count, op.in_splits, sends)
         takes = _split(out.count, op.out_splits, takes)
         yield from _announce(comm, op, sends, takes)
@@ -194,7 +194,7 @@ def _split(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[
 # Sizes that only two ranks know
 
 
-def announced(op: Op) -> bool:
+def exchanges_sizes(op: Op) -> bool:
     """Say whether ranks must tell each other the sizes: what all know is in the fingerprint."""
     if isinstance(op, AllToAll):
         splits = (op.in_splits, op.out_splits)

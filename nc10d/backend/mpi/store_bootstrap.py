@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from nc10d.backend.mpi.forming import come_together
+from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, require_threads
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -42,7 +42,7 @@ def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
         return HashStore(), 0, 1
     store = _Host(min(deadline.remaining(), _LONGEST))
     mine = MPI.Get_processor_name().encode()
-    told = come_together(world, range(world.size), "the store", deadline, mine, store.start)
+    told = wait_for_members(world, range(world.size), "the store", deadline, mine, store.start)
     host, port = json.loads(told)
     return store.mine or TCPStore(host, port, timeout=store.timeout), world.rank, world.size
 

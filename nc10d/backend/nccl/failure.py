@@ -10,36 +10,36 @@ from nc10d.errors import CollectiveTimeout, DistError
 
 if TYPE_CHECKING:
     from nc10d.backend.base import OtherBackends
-    from nc10d.backend.nccl.comm_streams import GroupIdentity
+    from nc10d.backend.nccl.comm.comm_streams import GroupIdentity
     from nc10d.backend.nccl.works import NcclWork
     from nc10d.store.base import Store
 
 KEY = "cause"
 
 
-def told(store: Store, cause: DistError) -> DistError:
+def publish(store: Store, cause: DistError) -> DistError:
     """Tell the others a cause; return the one that holds: the first that anybody told."""
     mine = error_wire.written(cause)
     said = store.compare_set(KEY, "", mine)
     return cause if said == mine else error_wire.read(said)
 
 
-def heard(store: Store) -> DistError | None:
+def published(store: Store) -> DistError | None:
     """Return the cause that somebody has told, if anybody has; never blocks."""
     return error_wire.read(store.get(KEY)) if store.check([KEY]) else None
 
 
-def too_late(who: GroupIdentity, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
+def timeout_of(identity: GroupIdentity, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
     """Return the failure of a launch that has not ended by its deadline."""
     name = work._describe()
-    what = f"{name} #{work.seq} of rank {who.rank} in group {who.group!r}"
+    what = f"{name} #{work.seq} of rank {identity.rank} in group {identity.group!r}"
     where = "has waited for other ranks to come" if work.submitted else "is still under way"
-    told, last = others.whereabouts()
+    latest, last = others.whereabouts()
     return CollectiveTimeout(
-        f"{what} {where} at its timeout{told}",
-        rank=who.rank,
+        f"{what} {where} at its timeout{latest}",
+        rank=identity.rank,
         pid=os.getpid(),
-        group=who.group,
+        group=identity.group,
         op=name,
         seq=work.seq,
         last=last or None,

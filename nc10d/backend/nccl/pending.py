@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from nc10d.backend.nccl.communicator import UNTIL_ABORT_ANYWAY
+from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork, WorkOwner
 from nc10d.base.outcome import PENDING
@@ -65,21 +65,21 @@ class PendingWorks(WorkOwner):
         if not self.lock.acquire(blocking=wait):
             return
         try:
-            if self._frozen or not self._are_well(works):
+            if self._frozen or not self._check_communicators(works):
                 return
             for work in works:
                 self._works.pop(work, None)
                 self._hurried.discard(work)
-                self._take_back(work)
+                self._recycle_events(work)
         finally:
             self.lock.release()
         for work in works:
             work._finish(None, work.outcome())
 
-    def _are_well(self, works: list[NcclWork]) -> bool:
+    def _check_communicators(self, works: list[NcclWork]) -> bool:
         try:
-            for lane in {lane for work in works for lane in work.lanes}:
-                lane.check()
+            for comm_stream in {comm_stream for work in works for comm_stream in work.comm_streams}:
+                comm_stream.check()
         except DistError as error:
             self._frozen = True
             self._fail(error)
@@ -95,7 +95,7 @@ class PendingWorks(WorkOwner):
         if self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY):
             self.lock.release()
 
-    def _take_back(self, work: NcclWork) -> None:
+    def _recycle_events(self, work: NcclWork) -> None:
         event, begun = work.event, work.begun
         if begun and event:
             work.measure()
@@ -124,12 +124,12 @@ class PendingWorks(WorkOwner):
 
         Usually the latest is over, too, and then one look a lane is enough.
         """
-        lanes: dict[object, list[NcclWork]] = {}
+        comm_streams: dict[object, list[NcclWork]] = {}
         for work in self._works:
-            lanes.setdefault(work.lanes, []).append(work)
+            comm_streams.setdefault(work.comm_streams, []).append(work)
         over: list[NcclWork] = []
-        for works in lanes.values():
-            done = works if _is_over(works[-1]) else itertools.takewhile(_is_over, works)
+        for works in comm_streams.values():
+            done = works if _has_ended(works[-1]) else itertools.takewhile(_has_ended, works)
             over += done
         return over
 
@@ -161,5 +161,5 @@ class PendingWorks(WorkOwner):
                 work.submitted.set()
 
 
-def _is_over(work: NcclWork) -> bool:
+def _has_ended(work: NcclWork) -> bool:
     return bool(work.event) and is_over(work.event)

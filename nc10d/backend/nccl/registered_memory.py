@@ -21,7 +21,7 @@ import numpy as np
 
 from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.nccl.backend import NcclBackend
-from nc10d.backend.nccl.communicator import Communicator, Registration, mem_alloc, mem_free
+from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call
 from nc10d.cuda.events import event_pool, is_over

@@ -43,10 +43,10 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self.idle = True
 
-    def watch(self, one: Watched) -> None:
+    def watch(self, watched_object: Watched) -> None:
         """Look after `one` as long as it lives."""
         with self._lock:
-            self._watched.add(one)
+            self._watched.add(watched_object)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nc10d-nccl", daemon=True)
                 self._thread.start()
@@ -67,22 +67,24 @@ class Watchdog:
             self._wake.wait(pause)
 
     def _look(self) -> float | None:
-        _beat()
+        _set_heartbeat()
         with self._lock:
-            watched = list(self._watched)
-        pauses = [pause for one in watched if (pause := _tick(one)) is not None]
+            objects = list(self._watched)
+        pauses = [
+            pause for watched_object in objects if (pause := _tick(watched_object)) is not None
+        ]
         return min(pauses, default=None)
 
 
-def _tick(one: Watched) -> float | None:
+def _tick(watched_object: Watched) -> float | None:
     try:
-        return one.tick()
+        return watched_object.tick()
     except Exception:  # noqa: BLE001  (the others still need looking after)
-        _log.exception("looking after %r failed", one)
+        _log.exception("looking after %r failed", watched_object)
         return SLOW
 
 
-def _beat() -> None:
+def _set_heartbeat() -> None:
     limit = float(os.environ.get(HEARTBEAT) or 0)
     if limit > 0:
         faulthandler.dump_traceback_later(limit, exit=True)

@@ -15,8 +15,8 @@ from nc10d.errors import CudaError
 from nc10d.ops import Op, Recv
 
 if TYPE_CHECKING:
-    from nc10d.backend.nccl.comm_streams import CommStream
-    from nc10d.backend.nccl.launch_cache import CachedLaunch
+    from nc10d.backend.nccl.comm.comm_streams import CommStream
+    from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 
 _SPINS = 50  # looks at full speed, then looks that grow apart
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
@@ -50,11 +50,11 @@ class NcclWork(DeviceWork):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "lanes", "recipe", "seq", "submitted"),
+        *("event", "comm_streams", "cached", "seq", "submitted"),
     )
 
     def __init__(
-        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, recipe: CachedLaunch
+        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, cached: CachedLaunch
     ) -> None:
         """Describe a launch as its recipe has it; the timeout, in seconds, runs from now."""
         # Written out instead of super().__init__(ops): one of these is made per launch.
@@ -70,12 +70,12 @@ class NcclWork(DeviceWork):
         self._owner = owner
         self._seconds: float | None = None
         self.due = now + timeout
-        self.blocks = recipe.blocks
-        self.recipe = recipe  # with what its calls use, as long as they are under way
+        self.blocks = cached.blocks
+        self.cached = cached  # with what its calls use, as long as they are under way
         self.event = 0
         self.begun = 0
         self.seq = 0
-        self.lanes: tuple[CommStream, ...] = ()
+        self.comm_streams: tuple[CommStream, ...] = ()
         self.submitted: threading.Event | None = None
 
     @property
@@ -83,11 +83,11 @@ class NcclWork(DeviceWork):
         """By when it must have ended."""
         return Deadline(self.due)
 
-    def _await_place(self) -> None:
+    def _await_queued(self) -> None:
         if self.submitted is not None:
             self.submitted.wait()
 
-    def order(self, stream: int) -> None:
+    def block_stream(self, stream: int) -> None:
         """Let a stream wait for the operation, if it is under way."""
         with self._owner.lock:
             if self.event:
@@ -109,7 +109,7 @@ class NcclWork(DeviceWork):
 
     def outcome(self) -> Any:
         """Return what `result()` answers with: the sender, a list of them, or None."""
-        if not self.recipe.receives:
+        if not self.cached.receives:
             return None
         senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
         return senders if len(senders) > 1 else senders[0]

@@ -25,12 +25,12 @@ class Copies:
 
     def __init__(self, device: int, closing: threading.Event) -> None:
         self.device = device
-        self._down, self._up = Stream(device), Stream(device)
+        self._down_stream, self._up_stream = Stream(device), Stream(device)
         self._pool = pinned_pool(device)
         self._closing = closing
         self._events = event_pool(device)
 
-    def mark(self, stream: int) -> int:
+    def record_event(self, stream: int) -> int:
         """Return an event behind what is queued on the caller's stream now."""
         with on_device(self.device):
             if call("cuStreamIsCapturing", stream):
@@ -42,44 +42,44 @@ class Copies:
             call("cuEventRecord", event, stream)
         return event
 
-    def follow(self, work: StagedWork) -> None:
+    def wait_for_copies_of(self, work: StagedWork) -> None:
         """Let the copies down wait for what an earlier launch puts back."""
-        work.order(self._down.handle)
+        work.block_stream(self._down_stream.handle)
 
-    def bring(self, stage: Staging, event: int, deadline: Deadline) -> bool:
+    def copy_down(self, staging: Staging, event: int, deadline: Deadline) -> bool:
         """Copy what is read to the host, behind the event; False if that is not there in time."""
         with on_device(self.device):
-            call("cuStreamWaitEvent", self._down.handle, event, 0)
-            stage.bring(self._pool, self._down.handle)
-            call("cuEventRecord", event, self._down.handle)
-            there = _past(event, deadline, self._closing)
-        if there:
+            call("cuStreamWaitEvent", self._down_stream.handle, event, 0)
+            staging.copy_down(self._pool, self._down_stream.handle)
+            call("cuEventRecord", event, self._down_stream.handle)
+            reached = _wait_for_event(event, deadline, self._closing)
+        if reached:
             self._events.give(event)
-        return there
+        return reached
 
-    def put_back(self, stage: Staging, work: StagedWork) -> None:
+    def copy_up(self, staging: Staging, work: StagedWork) -> None:
         """Queue the copies of what was written to the device; `work` is placed then."""
         with on_device(self.device):
             event = self._events.take()
-            stage.put_back(self._up.handle)
-            call("cuEventRecord", event, self._up.handle)
-        work.place(event)
+            staging.copy_up(self._up_stream.handle)
+            call("cuEventRecord", event, self._up_stream.handle)
+        work.set_queued(event)
 
-    def settle(self, work: StagedWork) -> None:
+    def wait_until_copied(self, work: StagedWork) -> None:
         """Wait until what was queued for a placed work is over, and take its event back."""
         with on_device(self.device):
-            _past(work.event, NEVER, threading.Event())
+            _wait_for_event(work.event, NEVER, threading.Event())
         self._events.give(work.take_event())
 
 
-def _past(event: int, deadline: Deadline, ending: threading.Event) -> bool:
+def _wait_for_event(event: int, deadline: Deadline, stop: threading.Event) -> bool:
     """Wait until a stream is past an event; False at the deadline, or when `ending` is set."""
-    looks, pause = 0, _FIRST_PAUSE
+    polls, pause = 0, _FIRST_PAUSE
     while not is_over(event):
-        if deadline.expired() or ending.is_set():
+        if deadline.expired() or stop.is_set():
             return False
-        looks += 1
-        if looks > _SPINS:  # CUDA wakes nobody
-            ending.wait(deadline.slice(pause))
+        polls += 1
+        if polls > _SPINS:  # CUDA wakes nobody
+            stop.wait(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
     return True

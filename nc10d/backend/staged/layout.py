@@ -80,7 +80,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def meet(ones: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
+def overlap_any(ones: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
     """Say whether some of `ones` and some of `others` may share bytes: their spans overlap."""
     found = [other.span for other in others]
     return any(spans.meet(one.span, other) for one in ones for other in found)

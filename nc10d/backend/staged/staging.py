@@ -10,7 +10,7 @@ import numpy as np
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.interop import on_each
-from nc10d.backend.staged.layout import HostLayout, StridedRows, meet, rows
+from nc10d.backend.staged.layout import HostLayout, StridedRows, overlap_any, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.cuda.driver import call, driver
 from nc10d.ops import Array, Op
@@ -35,16 +35,18 @@ class Staging:
 
     def follows(self, earlier: Staging) -> bool:
         """Say whether an earlier launch uses memory in a way that this one must wait for."""
-        return meet(self._buffers, earlier._writes) or meet(self._writes, earlier._buffers)
+        return overlap_any(self._buffers, earlier._writes) or overlap_any(
+            self._writes, earlier._buffers
+        )
 
-    def bring(self, pool: PinnedPool, stream: int) -> None:
+    def copy_down(self, pool: PinnedPool, stream: int) -> None:
         """Queue the copies of what is read; with `ops` on them the inner backend can go on."""
         if self._layout.nbytes:
             self._pinned = pool.take(self._layout.nbytes)
         # What is written but not in full, by an operation of the block, keeps its other bytes.
         self._copy(self._reads, stream, to_device=False)
 
-    def put_back(self, stream: int) -> None:
+    def copy_up(self, stream: int) -> None:
         """Queue the copies of what was written."""
         self._copy(self._writes, stream, to_device=True)
 

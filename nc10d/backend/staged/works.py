@@ -15,7 +15,7 @@ from nc10d.ops import Op
 class StagedWork(DeviceWork):
     """One launch. `placed` is set when its way back is queued behind `event`, or when it failed."""
 
-    __slots__ = ("_lock", "deadline", "event", "placed")
+    __slots__ = ("_lock", "deadline", "event", "queued")
 
     blocks = False
 
@@ -23,24 +23,24 @@ class StagedWork(DeviceWork):
         super().__init__(ops)
         self.deadline = deadline
         self.event = 0
-        self.placed = threading.Event()
+        self.queued = threading.Event()
         self._lock = threading.Lock()
 
-    def _await_place(self) -> None:
-        self.placed.wait()
+    def _await_queued(self) -> None:
+        self.queued.wait()
 
     def result(self) -> Any:
         """Wait for the copies, then return the sender's rank, or the list of outputs."""
         self.wait_blocking()
         return self._value()
 
-    def place(self, event: int) -> None:
+    def set_queued(self, event: int) -> None:
         """The way back is queued, and ends with `event`."""
         with self._lock:
             self.event = event
-        self.placed.set()
+        self.queued.set()
 
-    def order(self, stream: int) -> None:
+    def block_stream(self, stream: int) -> None:
         """Let a stream wait for the copies back, if they are not over yet."""
         with self._lock:
             if self.event:
@@ -55,4 +55,4 @@ class StagedWork(DeviceWork):
     def end(self, error: BaseException | None, result: Any) -> None:
         """Be over; with an `error`, what it was to write is as it was."""
         self._finish(error, result)
-        self.placed.set()
+        self.queued.set()

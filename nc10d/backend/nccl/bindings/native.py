@@ -97,7 +97,7 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
 
 
 @compiled_callback("int64(int64, int64)")
-def nc10d_nccl_note(record, text):  # type: ignore[no-untyped-def]
+def nc10d_nccl_record(record, text):  # type: ignore[no-untyped-def]
     """Write a launch into a record: its number, when it began (ns), and what it is."""
     store(record, load(record) + 1)
     store(record + 8, nc10d_now())
@@ -132,7 +132,7 @@ _SIZE = object.__basicsize__
 
 
 @compiled("int64(int64, int64, int64)")
-def nc10d_nccl_same(items, known, count):  # type: ignore[no-untyped-def]
+def nc10d_nccl_same_objects(items, known, count):  # type: ignore[no-untyped-def]
     """Say whether the list at an address has these `count` objects, by their addresses (ids)."""
     if load(items + _SIZE) != count:
         return 0
@@ -162,7 +162,7 @@ def nc10d_nccl_sort(keys, order, count):  # type: ignore[no-untyped-def]
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
-def nc10d_nccl_alike(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
+def nc10d_nccl_uniform(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
     """Fill in where arrays are, and how large, in `count` rows that are alike.
 
     `places` is the address of `count` addresses, as many counts, and as many words of room. Says

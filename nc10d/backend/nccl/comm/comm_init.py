@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GO = "go"
 
 
-def meet(
+def wait_for_ranks(
     store: Store,
     library: Library,
     what: str,

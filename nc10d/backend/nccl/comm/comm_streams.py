@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm_init import meet
-from nc10d.backend.nccl.communicator import Communicator
-from nc10d.backend.nccl.options import NcclOptions
+from nc10d.backend.nccl.comm.comm_init import wait_for_ranks
+from nc10d.backend.nccl.comm.communicator import Communicator
+from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import on_device
 from nc10d.cuda.events import EventPool
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
-ALL = "all"
+COLLECTIVES = "all"
 """The name of the lane of a group's collectives."""
 
 
@@ -89,7 +89,7 @@ class CommStreams:
 
     def __init__(
         self,
-        who: GroupIdentity,
+        identity: GroupIdentity,
         store: Store,
         library: Library,
         options: NcclOptions,
@@ -99,7 +99,7 @@ class CommStreams:
         fail: Callable[[DistError], None],
         check: Callable[[], None],
     ) -> None:
-        self._group, self._rank, self._size = who
+        self._group, self._rank, self._size = identity
         self._store = store
         self._library = library
         self._options = options
@@ -107,16 +107,16 @@ class CommStreams:
         self._formed = formed
         self._fail = fail
         self._check = check
-        self._lanes: dict[str, CommStream] = {}
+        self._comm_streams: dict[str, CommStream] = {}
         self._ended = False
 
     def all(self) -> list[CommStream]:
         """Return the lanes that there are."""
-        return list(self._lanes.values())
+        return list(self._comm_streams.values())
 
     def find(self, name: str) -> CommStream | None:
         """Return a lane by name if there is one."""
-        return self._lanes.get(name)
+        return self._comm_streams.get(name)
 
     def of(self, op: Op, deadline: Deadline) -> CommStream:
         """Return the lane of an operation; begins to form it, until `deadline`, if it is new."""
@@ -125,52 +125,56 @@ class CommStreams:
         if isinstance(op, Recv):
             assert op.peer is not None, "a receive from anybody is refused before"
             return self._link(op.peer, self._rank, op.tag, deadline)
-        return self.get(ALL, self._rank, self._size, deadline)
+        return self.get(COLLECTIVES, self._rank, self._size, deadline)
 
     def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> CommStream:
         return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)
 
     def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
         """Return a lane by name; begins to form it if it is new."""
-        lane = self._lanes.get(name)
-        if lane is None:
+        comm_stream = self._comm_streams.get(name)
+        if comm_stream is None:
             stream = Stream(self._pool.device, self._options.high_priority)
-            lane = self._lanes[name] = CommStream(name, rank, size, stream, self._pool.take())
-            form = threading.Thread(
-                target=self._form,
-                args=(lane, deadline),
+            comm_stream = self._comm_streams[name] = CommStream(
+                name, rank, size, stream, self._pool.take()
+            )
+            thread = threading.Thread(
+                target=self._form_communicator,
+                args=(comm_stream, deadline),
                 name=f"nc10d-nccl-form-{name}",
                 daemon=True,
             )
-            form.start()
-        return lane
+            thread.start()
+        return comm_stream
 
-    def _form(self, lane: CommStream, deadline: Deadline) -> None:
+    def _form_communicator(self, comm_stream: CommStream, deadline: Deadline) -> None:
         """Form a lane, on a thread of its own; whatever goes wrong is the group's failure."""
         try:
-            comm = self._communicator(lane, deadline)
+            comm = self._communicator(comm_stream, deadline)
         except DistError as error:
             self._fail(error)
             return
-        lane.comm = comm
+        comm_stream.comm = comm
         if self._ended:  # meanwhile: whoever ended the others has not seen this one
             comm.abort()
         else:
             self._formed()
 
-    def _communicator(self, lane: CommStream, deadline: Deadline) -> Communicator:
+    def _communicator(self, comm_stream: CommStream, deadline: Deadline) -> Communicator:
         store = self._store.clone()
         try:
-            what = f"group {self._group!r}, nccl lane {lane.name!r}"
-            keys = PrefixStore(lane.name, store)
-            unique = meet(keys, self._library, what, lane.rank, lane.size, deadline, self._check)
+            what = f"group {self._group!r}, nccl lane {comm_stream.name!r}"
+            keys = PrefixStore(comm_stream.name, store)
+            unique = wait_for_ranks(
+                keys, self._library, what, comm_stream.rank, comm_stream.size, deadline, self._check
+            )
         finally:
             store.close()
         return Communicator.create(
             self._library,
             unique,
-            lane.rank,
-            lane.size,
+            comm_stream.rank,
+            comm_stream.size,
             deadline,
             lambda: on_device(self._pool.device),
             self._options.config,
@@ -185,8 +189,8 @@ class CommStreams:
         self._ended = True
         for comm in self._communicators():
             comm.abort()
-        for lane in self.all():
-            lane.queue.clear()
+        for comm_stream in self.all():
+            comm_stream.queue.clear()
 
     def close(self) -> None:
         """Give all communicators back; nothing is under way."""
@@ -195,4 +199,4 @@ class CommStreams:
             comm.close()
 
     def _communicators(self) -> list[Communicator]:
-        return [lane.comm for lane in self.all() if lane.comm is not None]
+        return [comm_stream.comm for comm_stream in self.all() if comm_stream.comm is not None]

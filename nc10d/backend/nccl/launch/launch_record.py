@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.cpu.native.offsets import RECORD_BYTES, TEXT_BYTES
-from nc10d.backend.nccl.bindings.native import nc10d_nccl_note
+from nc10d.backend.nccl.bindings.native import nc10d_nccl_record
 from nc10d.ops import OP_NAMES, AllReduces, Op
 
-_write = nc10d_nccl_note.ctypes
+_write = nc10d_nccl_record.ctypes
 
 
-class Text:
+class LaunchText:
     """Words at an `address`, as long as this object lives."""
 
     __slots__ = ("_bytes", "address")
@@ -29,19 +29,19 @@ class Text:
         self.address = self._bytes.buffer_info()[0]
 
 
-class Note:
+class LaunchRecord:
     """The record at `address`, or one of its own; `write` does what a row of a program does."""
 
     def __init__(self, address: int = 0) -> None:
         self._own = array("B", bytes(RECORD_BYTES))
         self.address = address or self._own.buffer_info()[0]
 
-    def write(self, text: Text) -> None:
+    def write(self, text: LaunchText) -> None:
         """Count a launch and tell what it is."""
         _write(self.address, text.address)
 
 
-def words_of(ops: Sequence[Op]) -> str:
+def text_of_launch(ops: Sequence[Op]) -> str:
     """Return a launch as the errors of all backends show a call."""
     if isinstance(ops, AllReduces):  # without an operation made of each
         x = as_buffer(ops.arrays[0])

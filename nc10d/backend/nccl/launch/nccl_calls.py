@@ -17,7 +17,7 @@ from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
+from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
 from nc10d.ops import (
     OP_NAMES,
     AllGather,
@@ -52,7 +52,7 @@ class CallContext:
     rank: int
     size: int
     has: Callable[[str], bool]
-    scaled: Callable[[float, int, DType], int]
+    premul_op: Callable[[float, int, DType], int]
     scratch: int
     fp8: bool = True
 
@@ -101,7 +101,7 @@ def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op
     assert how.factor is not None, "PREMUL_SUM has a factor"
-    operator = place.scaled(how.factor, found.datatype, found.scalar)
+    operator = place.premul_op(how.factor, found.datatype, found.scalar)
     return x.count * found.elements, found.datatype, operator
 
 

@@ -16,12 +16,12 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType, allows
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.native import GROUPED
-from nc10d.backend.nccl.datatypes import FP8, reduction
+from nc10d.backend.nccl.launch.datatypes import FP8, reduction
 from nc10d.cuda.memory import device_of
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import AllReduces, Array
 
-_fill_in = entry_point(native.nc10d_nccl_alike)
+_fill_rows = entry_point(native.nc10d_nccl_uniform)
 _look = attrgetter("address", "count", "dtype", "contiguous", "writable", "device")
 Words: TypeAlias = "array[int]"
 
@@ -42,7 +42,7 @@ def rows_of(ops: AllReduces, device: int, fp8: bool, ends: tuple[int, int, int])
     row = array("q", (function, 7, GROUPED, 0, 0, 0, datatype, op, comm, stream, 0))
     rows = row * len(ops)
     (at, _), (table, _) = places.buffer_info(), rows.buffer_info()
-    return rows if _fill_in(at, table, len(ops), dtype.itemsize, elements) else None
+    return rows if _fill_rows(at, table, len(ops), dtype.itemsize, elements) else None
 
 
 def _places(arrays: Sequence[Array], device: int) -> tuple[DType, Words] | None:

@@ -22,26 +22,26 @@ from typing import TYPE_CHECKING, NamedTuple
 from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import apart
-from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_note
-from nc10d.backend.nccl.nccl_calls import Call
-from nc10d.backend.nccl.peer_notes import Note, Text
+from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_record
+from nc10d.backend.nccl.launch.launch_record import LaunchRecord, LaunchText
+from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
 from nc10d.ops import Op
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.bindings.library import Library
-    from nc10d.backend.nccl.comm_streams import CommStream
+    from nc10d.backend.nccl.comm.comm_streams import CommStream
 
 _PAD = (0,) * 8
-LATE = 2
-_OF_CUDA = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2")
+AFTER_EVENT = 2
+_CUDA_FUNCTIONS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2")
 Row = tuple[int, ...]
 
 
 class Placed(NamedTuple):
     """A call, the lane that makes it, and the place of its operation in the launch."""
 
-    lane: CommStream
+    comm_stream: CommStream
     call: Call
     place: int
 
@@ -65,50 +65,52 @@ class LaunchTable:
     recorded, runs from row LATE.
     """
 
-    __slots__ = ("_keep", "_words", "address", "begun", "ended", "lanes", "lock", "places")
+    __slots__ = ("_keep", "_rows", "address", "begun", "comm_streams", "ended", "lock", "places")
 
     def __init__(
         self,
-        lanes: tuple[CommStream, ...],
+        comm_streams: tuple[CommStream, ...],
         events: Events,
         body: Body,
-        words: TableRows,
-        note: Note,
-        keep: tuple[Text, object],
+        rows: TableRows,
+        launch_record: LaunchRecord,
+        keep: tuple[LaunchText, object],
     ) -> None:
         """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`.
 
         It keeps the words that are told of it, and what else its calls need.
         """
         self._keep = keep
-        self.lanes = lanes
-        self.lock = lanes[0].lock if len(lanes) == 1 else _Locks(lanes)
+        self.comm_streams = comm_streams
+        self.lock = comm_streams[0].lock if len(comm_streams) == 1 else _Locks(comm_streams)
         self.begun = events.begun
         record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
-        words.add(nc10d_nccl_note.address, note.address, keep[0].address)
-        words.add(record, events.before, 0)
-        for lane in lanes:
-            words.add(wait, lane.stream, events.before, 0)
+        rows.add(nc10d_nccl_record.address, launch_record.address, keep[0].address)
+        rows.add(record, events.before, 0)
+        for comm_stream in comm_streams:
+            rows.add(wait, comm_stream.stream, events.before, 0)
         if events.begun:
-            words.add(record, events.begun, lanes[0].stream)
-        body(words)
-        last = lanes[0].stream
-        if len(lanes) > 1:
+            rows.add(record, events.begun, comm_streams[0].stream)
+        body(rows)
+        last = comm_streams[0].stream
+        if len(comm_streams) > 1:
             last = events.joint
-            words.extend((record, lane.event, lane.stream) for lane in lanes)
-            words.extend((wait, last, lane.event, 0) for lane in lanes)
-        self.ended = words.count
-        words.add(record, 0, last)
-        words.add(wait, 0, 0, 0)
-        self.places = words.places
-        self._words = words.words
-        self.address = self._words.buffer_info()[0]
+            rows.extend(
+                (record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams
+            )
+            rows.extend((wait, last, comm_stream.event, 0) for comm_stream in comm_streams)
+        self.ended = rows.count
+        rows.add(record, 0, last)
+        rows.add(wait, 0, 0, 0)
+        self.places = rows.places
+        self._rows = rows.words
+        self.address = self._rows.buffer_info()[0]
 
     def culprit(self, answer: int) -> tuple[int, int | None, bool]:
         """Return the code of a failed run, the place of the operation (None: none), if CUDA's."""
         number, code = divmod(answer, SCALE)
         row = number - 1
-        by_cuda = self._words[row * WORDS] in map(address, _OF_CUDA)
+        by_cuda = self._rows[row * WORDS] in map(address, _CUDA_FUNCTIONS)
         spans = (places[row - at : row - at + 1] for at, places in self.places if row >= at)
         return code, next((place for span in spans for place in span), None), by_cuda
 
@@ -124,20 +126,20 @@ class DeviceContext:
             (push, 1, PLAIN, int(context(device)), *_PAD[1:]),
             (pop, 1, PLAIN, put_back, *_PAD[1:]),
         )
-        self._words = array("q", [*rows[0], *rows[1]])
-        self.address = self._words.buffer_info()[0]
+        self._rows = array("q", [*rows[0], *rows[1]])
+        self.address = self._rows.buffer_info()[0]
 
 
 class _Locks:
     """The locks of several lanes, held together."""
 
-    def __init__(self, lanes: Sequence[CommStream]) -> None:
-        self._lanes = lanes
+    def __init__(self, comm_streams: Sequence[CommStream]) -> None:
+        self._comm_streams = comm_streams
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        for lane in self._lanes:
-            self._stack.enter_context(lane.lock)
+        for comm_stream in self._comm_streams:
+            self._stack.enter_context(comm_stream.lock)
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -158,9 +160,9 @@ class TableRows:
         self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
-    def on(self, lane: CommStream, rows: Iterable[Row]) -> None:
+    def on(self, comm_stream: CommStream, rows: Iterable[Row]) -> None:
         """Add calls that are given without their last argument, the stream of a lane."""
-        self.extend((*row, lane.stream) for row in rows)
+        self.extend((*row, comm_stream.stream) for row in rows)
 
     def extend(self, rows: Iterable[Row]) -> None:
         """Add calls that are no operations."""
@@ -173,10 +175,12 @@ class TableRows:
         mark = GROUPED if several else PLAIN
         if several:
             self.add(self._address("ncclGroupStart"))
-        ends = {lane: (lane.handle, lane.stream) for lane, _, _ in placed}
+        ends = {
+            comm_stream: (comm_stream.handle, comm_stream.stream) for comm_stream, _, _ in placed
+        }
         self.places.append((self.count, [place for _, _, place in placed]))
-        for lane, call, _ in placed:
-            self.add(self._address(call[0]), *call[1:], *ends[lane], mark=mark)
+        for comm_stream, call, _ in placed:
+            self.add(self._address(call[0]), *call[1:], *ends[comm_stream], mark=mark)
         if several:
             self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
@@ -202,28 +206,32 @@ class Grouped(NamedTuple):
     behind: Sequence[Sequence[Row]]
 
 
-def grouped(groups: Sequence[Grouped], lanes: tuple[CommStream, ...]) -> Body:
+def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> Body:
     """Return what adds groups of calls, which are made one after the other."""
 
     def add(rows: TableRows) -> None:
         for number, group in enumerate(groups):
             if number:
-                rows.extend(_in_step(lanes, address("cuEventRecord"), address("cuStreamWaitEvent")))
-            for lane, copies in zip(lanes, group.before, strict=True):
-                rows.on(lane, copies)
+                rows.extend(
+                    _in_step(comm_streams, address("cuEventRecord"), address("cuStreamWaitEvent"))
+                )
+            for comm_stream, copies in zip(comm_streams, group.before, strict=True):
+                rows.on(comm_stream, copies)
             rows.group(group.placed)
-            for lane, copies in zip(lanes, group.behind, strict=True):
-                rows.on(lane, copies)
+            for comm_stream, copies in zip(comm_streams, group.behind, strict=True):
+                rows.on(comm_stream, copies)
 
     return add
 
 
-def _in_step(lanes: Sequence[CommStream], record: int, wait: int) -> Iterable[Row]:
+def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iterable[Row]:
     """Let no lane go on before all have come here."""
-    if len(lanes) > 1:
-        yield from ((record, lane.event, lane.stream) for lane in lanes)
-        for lane in lanes:
-            yield from ((wait, lane.stream, o.event, 0) for o in lanes if o is not lane)
+    if len(comm_streams) > 1:
+        yield from ((record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams)
+        for comm_stream in comm_streams:
+            yield from (
+                (wait, comm_stream.stream, o.event, 0) for o in comm_streams if o is not comm_stream
+            )
 
 
 def in_groups(ops: Sequence[Op]) -> list[list[int]]:

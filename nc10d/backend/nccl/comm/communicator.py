@@ -46,7 +46,7 @@ class Communicator:
         self.lock = threading.RLock()
         self.enter = enter
         self._handle: int | None = handle
-        self._scaled: dict[tuple[float, int], int] = {}
+        self._premul_ops: dict[tuple[float, int], int] = {}
 
     @classmethod
     def create(
@@ -175,7 +175,7 @@ class Communicator:
 
         Made once for each factor and type; they go with the communicator.
         """
-        found = self._scaled.get((factor, datatype))
+        found = self._premul_ops.get((factor, datatype))
         if found is None:
             made = ctypes.c_int()
             pointer, here = ctypes.byref(scalar), 1  # ncclScalarHostImmediate
@@ -184,7 +184,7 @@ class Communicator:
                     "ncclRedOpCreatePreMulSum",
                     *(ctypes.byref(made), pointer, datatype, here, self.handle),
                 )
-            found = self._scaled[factor, datatype] = made.value
+            found = self._premul_ops[factor, datatype] = made.value
         return found
 
     def register(self, address: int, nbytes: int) -> Registration:

@@ -16,8 +16,8 @@ from typing import Any
 from nc10d.arrays.access import arrays_of, first_array
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.nccl.bindings import native
-from nc10d.backend.nccl.comm_streams import CommStream
-from nc10d.backend.nccl.launch_table import LaunchTable
+from nc10d.backend.nccl.comm.comm_streams import CommStream
+from nc10d.backend.nccl.launch.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
 from nc10d.cuda.streams import home_of
 from nc10d.kernels.cache import entry_point
@@ -34,7 +34,7 @@ from nc10d.ops import (
     Send,
 )
 
-_same = entry_point(native.nc10d_nccl_same)
+_same = entry_point(native.nc10d_nccl_same_objects)
 MOST = 64
 Key = tuple[Any, ...]
 
@@ -59,53 +59,53 @@ class CachedLaunch:
     """
 
     __slots__ = (
-        *("_gone", "_ids", "_refs", "_spots"),
-        *("blocks", "home", "lanes", "program", "receives"),
+        *("_freed", "_ids", "_refs", "_descriptions"),
+        *("blocks", "default_stream", "comm_streams", "table", "receives"),
     )
 
-    def __init__(self, lanes: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
-        alike = type(ops) is AllReduces
-        self.lanes = lanes
-        self.home = home_of(first_array(ops))
-        self.receives = not alike and any(type(op) is Recv for op in ops)
-        self.blocks = not alike and any(type(op) is Barrier for op in ops)
-        self.program: LaunchTable | None = None
-        self._gone: list[object] = []
+    def __init__(self, comm_streams: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
+        uniform = type(ops) is AllReduces
+        self.comm_streams = comm_streams
+        self.default_stream = home_of(first_array(ops))
+        self.receives = not uniform and any(type(op) is Recv for op in ops)
+        self.blocks = not uniform and any(type(op) is Barrier for op in ops)
+        self.table: LaunchTable | None = None
+        self._freed: list[object] = []
         self._ids = array("q")
         self._refs: Sequence[Callable[[], Any]] = ()
-        self._spots: list[tuple[Callable[[], Any], Spot]] = []
+        self._descriptions: list[tuple[Callable[[], Any], Description]] = []
 
     def remember(self, arrays: Sequence[Any]) -> None:
         """Hold the arrays weakly; TypeError if they can't be."""
-        gone = self._gone.append  # called with the reference when an array is freed
+        gone = self._freed.append  # called with the reference when an array is freed
         self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
         self._ids = array("q", map(id, arrays))
         if set(map(type, arrays)) != {DeviceArray}:
-            self._spots = [
-                (ref, _spot(x))
+            self._descriptions = [
+                (ref, _description(x))
                 for ref, x in zip(refs, arrays, strict=True)
                 if type(x) is not DeviceArray
             ]
 
-    def fits(self) -> bool:
+    def is_valid(self) -> bool:
         """Say whether all arrays are alive, and what they were."""
-        return not self._gone and (not self._spots or self._in_place())
+        return not self._freed and (not self._descriptions or self._unchanged())
 
-    def is_of(self, arrays: Sequence[Any]) -> bool:
+    def is_for(self, arrays: Sequence[Any]) -> bool:
         """Say whether these are the very arrays, all of which are alive."""
         if type(arrays) is not list:
             return list(map(id, arrays)) == self._ids.tolist()
         ids, count = self._ids.buffer_info()
         return bool(_same(id(arrays), ids, count))
 
-    def _in_place(self) -> bool:
-        return all(_spot(ref()) == spot for ref, spot in self._spots)
+    def _unchanged(self) -> bool:
+        return all(_description(ref()) == spot for ref, spot in self._descriptions)
 
 
-Spot = tuple[Any, ...]
+Description = tuple[Any, ...]
 
 
-def _spot(x: Any) -> Spot:
+def _description(x: Any) -> Description:
     """Return all that a program knows of an array which may change."""
     found = as_buffer(x)
     return found.address, found.shape, found.strides, found.dtype, found.writable
@@ -122,22 +122,22 @@ class LaunchCache:
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
             return None
-        if found.fits() and (type(ops) is not AllReduces or found.is_of(ops.arrays)):
+        if found.is_valid() and (type(ops) is not AllReduces or found.is_for(ops.arrays)):
             return found
         del self._known[key]
         return None
 
-    def keep(self, key: Key | None, ops: Sequence[Op], recipe: CachedLaunch) -> None:
+    def keep(self, key: Key | None, ops: Sequence[Op], cached: CachedLaunch) -> None:
         """Keep a recipe that is complete, in place of the oldest."""
-        if key is None or recipe.program is None:
+        if key is None or cached.table is None:
             return
         try:
-            recipe.remember(_all_arrays(ops))
+            cached.remember(_all_arrays(ops))
         except TypeError:  # arrays that can't be referred to weakly
             return
         if len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
-        self._known[key] = recipe
+        self._known[key] = cached
 
 
 def key_of(ops: Sequence[Op]) -> Key | None:

@@ -60,7 +60,7 @@ def pieces(x: Buffer) -> Iterator[Piece]:
         yield Piece(at, tall.step, to, tall.to_step, width, tall.length)
 
 
-def how_many(x: Buffer) -> int:
+def piece_count(x: Buffer) -> int:
     """Return how many pieces an array has."""
     if not x.count:
         return 0
@@ -112,15 +112,15 @@ class ContiguousCopies:
         self.kept: object = (self._copies, self._rectangles)
         self.ops: Sequence[Op] = ops
         if any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op)):
-            self.ops = [self._straightened(op) for op in ops]
+            self.ops = [self._on_copies(op) for op in ops]
 
-    def _straightened(self, op: Op) -> Op:
+    def _on_copies(self, op: Op) -> Op:
         try:
-            return on_each(op, self._see)
+            return on_each(op, self._copy_if_strided)
         except ValueError as error:
             raise ValueError(f"{OP_NAMES[type(op)]}: {error}") from None
 
-    def _see(self, x: Array) -> Array:
+    def _copy_if_strided(self, x: Array) -> Array:
         found = as_buffer(x)
         return x if found.contiguous or found.device != "cuda" else self._copy(found)
 
@@ -128,10 +128,10 @@ class ContiguousCopies:
         key = (x.address, x.shape, x.strides, x.dtype)
         made = self._copies.get(key)
         if made is None:
-            if how_many(x) > MOST:
+            if piece_count(x) > MOST:
                 raise ValueError(
-                    f"an array of shape {x.shape} and strides {x.strides} lies in {how_many(x)} "
-                    f"pieces, more than {MOST}: copy it, and copy back what comes"
+                    f"an array of shape {x.shape} and strides {x.strides} lies in "
+                    f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
                 )
             made = self._copies[key] = empty(x.shape, x.dtype, self._device)
         return made
