@@ -1,4 +1,4 @@
-"""A group's backends: one for each kind of device, made when first needed, ended together.
+"""A group's backends: a backend for each kind of device, made when first needed, ended together.
 
 The first failure (an abort, a close, a fork) stays: no backend is made or found after it. An abort
 does not wait for a backend that is being made; that backend is aborted as soon as it exists.
@@ -37,7 +37,7 @@ class BackendTable:
         return self._made.get(device)
 
     def make(self, device: str, deadline: Deadline, maker: Maker) -> Backend:
-        """Return a device's backend; if it is missing, one thread makes it while others wait."""
+        """Return a device's backend; the first caller makes it while others wait."""
         with self._lock:
             backend = self.find(device)
             if backend is None:
@@ -53,7 +53,7 @@ class BackendTable:
         return self.ready.get(device)
 
     def others(self, device: str) -> OtherBackends:
-        """Return a live view of the backends of all other devices, later ones included."""
+        """Return a live view of the backends of all other devices, also those made later."""
         return _OthersThan(device, self._made)
 
     def fail(self, reason: DistError) -> None:
@@ -84,7 +84,7 @@ class BackendTable:
 
     @property
     def inherited(self) -> bool:
-        """Whether the backends belong to the process that forked this one."""
+        """Whether the backends belong to the process that forked this process."""
         return isinstance(self.failure, ForkedGroupError)
 
     def disown(self, reason: ForkedGroupError) -> None:
@@ -133,5 +133,6 @@ def _detectors(backends: Iterable[Backend]) -> Iterator[FailureDetector]:
 def _cause_of(detector: FailureDetector) -> DistError | None:
     """Return why a backend has failed; that it was closed is no cause for others."""
     found = detector.failure()
-    failed = isinstance(found, DistError) and not isinstance(found, GroupClosed)
-    return found if failed else None
+    if isinstance(found, GroupClosed) or not isinstance(found, DistError):
+        return None
+    return found

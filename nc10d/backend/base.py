@@ -1,7 +1,7 @@
-"""The protocol of a backend: one method that runs operations, and the ways to end it.
+"""The protocol of a backend: a method that runs operations, and the ways to end it.
 
-A backend belongs to one group on one kind of device. The registry maps names to factories, so
-that a user's own backend is as good as a built-in one. It derives from `Backend` and so inherits
+A backend serves a group on one kind of device. The registry maps names to factories, so
+that a user's own backend is as good as a built-in backend. It derives from `Backend`, and inherits
 the defaults of the abilities that it does not have.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FailureDetector(Protocol):
-    """The ability to detect dead ranks and to agree with all ranks on one cause."""
+    """The ability to detect dead ranks and to agree with all ranks on a cause."""
 
     def failure(self) -> BaseException | None:
         """Return the error of the group, the same on all its ranks; None if it has not failed."""
@@ -83,7 +83,7 @@ class Shrinkable(Protocol):
 
 
 class Backend(Protocol):
-    """Runs operations for one group on one kind of device.
+    """Runs operations for a group on one kind of device.
 
     The properties from `failure_detector` on are abilities; by default a backend has none.
     """
@@ -94,7 +94,7 @@ class Backend(Protocol):
     size: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run validated `ops` in order, as one submission; several are fused or grouped.
+        """Run validated `ops` in order, as a single submission; several are fused or grouped.
 
         `timeout` (seconds, math.inf for none) runs from this call. Without `async_op` the call
         blocks until all operations have ended, and returns None or raises the error of the failed
@@ -158,7 +158,7 @@ class OtherBackends:
 
     @property
     def agree(self) -> bool:
-        """Whether another backend detects dead ranks, and agrees with all ranks on one cause."""
+        """Whether another backend detects dead ranks, and agrees with all ranks on a cause."""
         return False
 
     def record_address(self) -> int:

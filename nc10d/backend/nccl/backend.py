@@ -1,8 +1,7 @@
-"""The NCCL backend: one group's operations on the device that its first array is on.
+"""The NCCL backend: a group's operations on the device of its first array.
 
-Nothing is met or formed before the first operation (or at once, with init_process_group's
-`device_id`): the first launch begins to form the group's communicator, and what is launched until
-then is submitted when it is there.
+The ranks first meet at the first operation, or at once with init_process_group's `device_id`. The
+first launch begins to form the group's communicator; launches are submitted when it is formed.
 """
 
 from __future__ import annotations
@@ -37,17 +36,14 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 _ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
-_CAUSE_GRACE, _CAUSE_PAUSE = (
-    0.5,
-    0.01,
-)  # seconds for the cause of such an error to become known; between looks
-
-_CLOSE_PATIENCE = 10.0  # seconds for NCCL to let go of communicators
+_CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
+_CAUSE_PAUSE = 0.01  # seconds between polls for it
+_CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
 _log = logging.getLogger(__name__)
 
 
 def make(setup: BackendSetup) -> NcclBackend:
-    """Make the backend of a group; meets nobody unless the group has a device already.
+    """Make the backend of a group; waits for other ranks only if the group has a device already.
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
@@ -60,7 +56,7 @@ def make(setup: BackendSetup) -> NcclBackend:
 
 
 class NcclBackend(Backend):
-    """One group by NCCL. Only `bind`, `close` and a first synchronous call wait for others."""
+    """A group on NCCL. Only `bind`, `close` and a first synchronous call wait for other ranks."""
 
     name = "nccl"
     device_type = "cuda"
@@ -80,12 +76,12 @@ class NcclBackend(Backend):
         self._ended = threading.Event()
 
     def bind(self, device: int, deadline: Deadline) -> None:
-        """Take a device and form the communicator; blocks until all ranks have, or raises."""
+        """Choose the device and form the communicator; blocks until all ranks have, or raises."""
         device_group = self._on_device(device)
         device_group.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
 
     def communicator(self, deadline: Deadline) -> Communicator:
-        """Return the group's communicator; all ranks call, and it blocks until they have met."""
+        """Return the group's communicator; all ranks call, and it blocks until they have."""
         self.bind(self._on_device(current_device()).device, deadline)
         assert self._device_group is not None
         main = self._device_group.comm_streams.find(COLLECTIVES)
@@ -95,20 +91,20 @@ class NcclBackend(Backend):
 
     @property
     def device(self) -> int:
-        """The number of the group's device; the current one, if it has none yet."""
+        """The number of the group's device; of the current device, if it has none yet."""
         return current_device() if self._device_group is None else self._device_group.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Queue `ops` on the device; see Backend.
 
-        Without `async_op` the current stream waits for them and the host goes on, except behind a
-        barrier, and where the ranks have not met yet.
+        Without `async_op` the current stream waits for them. The host does not, except for a
+        barrier, and for the ranks to meet.
         """
         device_group = self._device_group or self._on_device(_device_of(ops))
         try:
             work = device_group.launch(ops, timeout, not async_op)
         except DistError:
-            self._check()  # the cause that holds for all ranks, if this one's is not the first
+            self._check()  # raises the agreed cause, if another rank failed first
             raise
         if async_op:
             return work
@@ -125,7 +121,7 @@ class NcclBackend(Backend):
             raise
 
     def _on_device(self, device: int) -> DeviceGroup:
-        """Return the group's place, which is on the device that was named first."""
+        """Return the group on its device, which is the first `device` that was given."""
         self._check()
         with self._binding:
             if self._device_group is None:
@@ -144,7 +140,7 @@ class NcclBackend(Backend):
             return self._device_group
 
     def _check(self) -> None:
-        """Raise what has made the group fail; waits until the ranks have agreed on it."""
+        """Raise the group's failure, if it has failed; waits until the ranks have agreed on it."""
         if self._failure is not None:
             self._cause_agreed.wait()
             raise fresh(self._failure)
@@ -157,9 +153,9 @@ class NcclBackend(Backend):
         deadline: Deadline,
         options: Any = None,
     ) -> NcclBackend:
-        """Make the backend of a group of some of my ranks; it meets them when it is used.
+        """Make the backend of a group of `ranks` of this group; they meet at its first operation.
 
-        ncclCommSplit is not used: every rank of the whole group would have to call it.
+        It does not use ncclCommSplit, which every rank of the whole group would have to call.
         """
         self._check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
@@ -170,7 +166,7 @@ class NcclBackend(Backend):
         self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
 
     def fail(self, error: DistError, notify: bool = True) -> None:
-        """End the group with `error`; the first wins, and is told to the others."""
+        """End the group with `error`; the first error wins, and peers are notified of it."""
         with self._binding:
             if self._failure is not None:
                 return
@@ -180,16 +176,15 @@ class NcclBackend(Backend):
         end.start()
 
     def _refuse_launches(self, error: DistError) -> None:
-        """Let nothing be launched any more."""
+        """Refuse all launches from now on."""
         self._failure = error
         if self._device_group is not None:
             self._device_group.failed = True
 
     def _end(self, error: DistError, notify: bool) -> None:
-        """End communicators, then Works: only then nothing touches their arrays any more.
+        """Abort communicators, then end Works, whose arrays nothing touches after the abort.
 
-        If NCCL never comes back from its abort, the Works stay pending for good, and keep their
-        arrays.
+        If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
         """
         error = self._root_cause(error)
         if notify:
@@ -204,15 +199,15 @@ class NcclBackend(Backend):
         self._ended.set()
 
     def _notify_peers(self, error: DistError) -> DistError:
-        """Tell the others a cause; return the one that holds for all."""
+        """Notify the peers of an error; return the error that holds for all ranks."""
         found = self._others.notify(error)
-        if found is None:  # nobody else knows them, so the store has to do
-            with contextlib.suppress(DistError, OSError):  # one that is gone tells nobody
+        if found is None:  # without a failure detector the store carries it
+            with contextlib.suppress(DistError, OSError):  # the store may be gone
                 found = failure.publish(self._store or self._keys.clone(), error)
         return found or error
 
     def _root_cause(self, error: DistError) -> DistError:
-        """Return what an error of NCCL's about a peer comes from, if another backend can tell."""
+        """Return another backend's cause for an error of NCCL about a peer, else the error."""
         if isinstance(error, NCCLError) and error.code in _ABOUT_A_PEER:
             grace = Deadline.after(_CAUSE_GRACE)
             while not grace.expired():
@@ -223,7 +218,7 @@ class NcclBackend(Backend):
         return error
 
     def tick(self) -> float | None:
-        """Look for what has ended or failed, as the watchdog does; see Watched."""
+        """Check for ended works and for failures, on the watchdog's thread; see Watched."""
         device_group = self._device_group
         if device_group is None or self._failure is not None:
             return None
@@ -233,7 +228,7 @@ class NcclBackend(Backend):
         except (CudaError, NCCLError) as error:
             self.fail(error)
             return None
-        except GroupClosed:  # ended by another thread meanwhile
+        except GroupClosed:  # another thread has closed the group meanwhile
             return None
         late = device_group.pending.late()
         if late is not None:
@@ -245,7 +240,7 @@ class NcclBackend(Backend):
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():
             comm = comm_stream.comm
-            # Who holds the lock is in NCCL, and will hear of an error itself.
+            # A thread that holds the lock is in NCCL, which will return the error to it.
             if comm is not None and comm.lock.acquire(blocking=False):
                 try:
                     comm_stream.check()
@@ -253,7 +248,7 @@ class NcclBackend(Backend):
                     comm.lock.release()
 
     def _check_for_peer_failure(self) -> None:
-        """Fail as the group's other backends have, or as a peer has told in the store."""
+        """Fail with the error of the group's other backends, or of a peer, from the store."""
         assert self._store is not None
         cause = self._others.cause()
         if cause is None and not self._others.agree:
@@ -263,9 +258,9 @@ class NcclBackend(Backend):
             self.fail(cause, notify=False)
 
     def close(self) -> None:
-        """Give the communicators back; idempotent. What is in flight fails with GroupClosed.
+        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
 
-        Blocks until NCCL has let go of them, at most ten seconds.
+        Blocks until NCCL has released them, at most ten seconds.
         """
         gone = GroupClosed(
             f"group {self._identity.group!r} has been closed", group=self._identity.group
@@ -294,7 +289,7 @@ class NcclBackend(Backend):
             )
 
     def _release(self, device_group: DeviceGroup) -> None:
-        device_group.pending.freeze()  # a launch that has just begun still uses what goes now
+        device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
         self._ended.set()
 

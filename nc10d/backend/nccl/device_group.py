@@ -1,4 +1,4 @@
-"""A group's place on its device: what is launched there, at once or when its lanes are formed."""
+"""A group on its device: launches are submitted at once, or when their communicators are formed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _run_rows = entry_point(native.nc10d_nccl_run)
 
 
 class DeferredLaunch(NamedTuple):
-    """A launch that waits for its lanes; `before` is an event of its own, recorded at the call."""
+    """A launch that waits for its communicators; `before` is its event, recorded at the call."""
 
     work: NcclWork
     comm_streams: tuple[CommStream, ...]
@@ -38,10 +38,10 @@ class DeferredLaunch(NamedTuple):
 
 
 class DeviceGroup:
-    """All that a group needs on one device. `launch` is called by any thread.
+    """A group's launches on its device. Any thread may call `launch`.
 
-    `failed` is set by whoever lets nothing be launched any more; `check` says why. `note` is where
-    peers read what is launched; see Others.
+    The backend sets `failed` to refuse launches; `check` then raises the reason. `record_address`
+    is the record in which peers read this rank's launches; see OtherBackends.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class DeviceGroup:
         self._planner = LaunchPlanner(
             identity, library, options, self._pool, self.comm_streams, record_address
         )
-        self._captured: list[tuple[int, CachedLaunch]] = []  # what graphs use
+        self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
         self._context = DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = options.timing
-        self._waiting = 0  # launches that wait for their lanes
+        self._waiting = 0  # number of deferred launches
         self.failed = False
         self._take = self._pool.take
 
     def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
-        """Submit operations, or have it done as soon as their lanes are formed.
+        """Submit operations at once, or as soon as their communicators are formed.
 
-        With `join` the current stream waits for them. ValueError and TypeError for what NCCL
-        can't do, before anything is sent.
+        With `join` the current stream waits for them. ValueError and TypeError for operations that
+        NCCL can't run, before anything is sent.
         """
         pending = self.pending
         with pending.lock:
@@ -101,9 +101,9 @@ class DeviceGroup:
             table = cached.table
             if table is not None and not self._waiting:
                 if not captured:
-                    pending.add(work)  # before: a thread that NCCL keeps is looked after, too
+                    pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
                 self._submit(table, work, current, join)
-                if captured:  # its event is the graph's, and never over
+                if captured:  # its event belongs to the graph, and never ends
                     self._captured.append((work.event, cached))
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
@@ -122,12 +122,12 @@ class DeviceGroup:
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)
         self.pending.add(work)
-        self.pump()  # the lanes may have been formed just now
+        self.pump()  # they may have been formed just now
 
     def pump(self) -> None:
-        """Submit what has waited for lanes that are formed now, in order."""
+        """Submit deferred launches whose communicators are formed, in order."""
         with self.pending.lock:
-            # A group that has ended has given the arrays back: nobody may write to them.
+            # The caller may reuse the arrays of a failed group: no launch may write to them.
             while not self.failed:
                 heads = {
                     id(comm_stream.queue[0]): comm_stream.queue[0]
@@ -142,7 +142,7 @@ class DeviceGroup:
                         self._submit_deferred(deferred)
 
     def _submit_deferred(self, deferred: DeferredLaunch) -> None:
-        """Submit what has waited. Its caller has gone on: an error is the group's failure."""
+        """Submit a deferred launch. Its caller has returned, so an error fails the group."""
         for comm_stream in deferred.comm_streams:
             comm_stream.queue.popleft()
         self._waiting -= 1
@@ -163,14 +163,14 @@ class DeviceGroup:
     def _submit(
         self, table: LaunchTable, work: NcclWork, current: int, join: bool, first: int = 0
     ) -> None:
-        """Run a table of calls; what can't be submitted is the failure of the group."""
+        """Run a table of calls; a failed submission fails the group."""
         ended = self._take(self._timing)
         rows, device, end = table.address, self._device_rows, table.ended
         count = end + 2 if join else end + 1
         try:
             with table.lock:
                 answer = _run_rows(rows, first, count, device, current, ended, end)
-                while answer < 0:  # nonblocking communicators: what is behind a group has to wait
+                while answer < 0:  # nonblocking: rows after a group wait for its end
                     for comm_stream in table.comm_streams:
                         comm_stream.settle(work.deadline, work._describe())
                     answer = _run_rows(rows, -answer, count, device, current, ended, end)
@@ -188,7 +188,8 @@ class DeviceGroup:
     def _error(self, table: LaunchTable, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
-        what = f"rank {self._identity.rank} of group {self._identity.group!r}, {work._describe()}{which}"
+        identity = self._identity
+        what = f"rank {identity.rank} of group {identity.group!r}, {work._describe()}{which}"
         if by_cuda:
             return CudaError(f"{what}: CUDA error {code}", code=code)
         return NCCLError(f"{what}: {self._library.describe(code)}", code=code)

@@ -1,4 +1,4 @@
-"""Failures: a late launch in words; any as text in the store, so that all ranks raise the same."""
+"""The error of a late launch, and errors published in the store, so that all ranks raise it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ KEY = "cause"
 
 
 def publish(store: Store, cause: DistError) -> DistError:
-    """Tell the others a cause; return the one that holds: the first that anybody told."""
-    mine = error_wire.written(cause)
-    said = store.compare_set(KEY, "", mine)
-    return cause if said == mine else error_wire.read(said)
+    """Publish an error for all ranks; return the first error that any rank has published."""
+    own_text = error_wire.written(cause)
+    first = store.compare_set(KEY, "", own_text)
+    return cause if first == own_text else error_wire.read(first)
 
 
 def published(store: Store) -> DistError | None:
-    """Return the cause that somebody has told, if anybody has; never blocks."""
+    """Return the error that a rank has published, None if none has; never blocks."""
     return error_wire.read(store.get(KEY)) if store.check([KEY]) else None
 
 
 def timeout_of(identity: GroupIdentity, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
     """Return the failure of a launch that has not ended by its deadline."""
     name = work._describe()
-    what = f"{name} #{work.seq} of rank {identity.rank} in group {identity.group!r}"
-    where = "has waited for other ranks to come" if work.submitted else "is still under way"
+    call = f"{name} #{work.seq} of rank {identity.rank} in group {identity.group!r}"
+    state = "has waited for other ranks to come" if work.submitted else "is still under way"
     latest, last = others.whereabouts()
     return CollectiveTimeout(
-        f"{what} {where} at its timeout{latest}",
+        f"{call} {state} at its timeout{latest}",
         rank=identity.rank,
         pid=os.getpid(),
         group=identity.group,

@@ -1,10 +1,11 @@
-"""The staged backend: a launch's way down to the host, through the inner backend, and up again.
+"""The staged backend: a launch goes down to the host, through the inner backend, and up again.
 
-Two threads a group. `down` takes launches in their order: it queues the copies to the host behind
-the caller's stream, waits for them, and launches the operations on the inner backend without
-waiting for their end. `up` takes them as they end and queues the copies back. A blocking call does
-all of that itself if no other launch is on its way. A launch that uses what an earlier one still
-has to write is held back until the copies for that are queued.
+A group has two threads. The down thread takes launches in their order: it queues the copies to the
+host after the work on the caller's stream, waits for them, and launches the operations on the inner
+backend without waiting for their end. The up thread takes launches as they end, and queues the
+copies to the device. A blocking call does all of that in its own thread if no other launch is in
+flight. A launch that uses memory that an earlier launch will write waits until the earlier
+launch's copies to the device are queued.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StagedOptions:
 
 
 def make(setup: BackendSetup) -> StagedBackend:
-    """Make the backend of a group; blocks until all of its ranks have come."""
+    """Make the backend of a group; blocks until all of its ranks have arrived."""
     from nc10d.store import PrefixStore  # the group's own `cpu` backend meets in the same store
 
     options = _checked(setup.options)
@@ -68,13 +69,13 @@ def _checked(options: Any) -> StagedOptions:
 
 
 class StagedBackend(Backend):
-    """One group. Methods that block say so."""
+    """One rank's end of a group; a method's docstring states if it blocks."""
 
     name = "staged"
     device_type = "cuda"
 
     def __init__(self, group_name: str, inner: Backend) -> None:
-        """Stage the arrays of a group for `inner`, which is this object's own from now on."""
+        """Stage the arrays of a group for `inner`, which this object now owns."""
         self.rank = inner.rank
         self.size = inner.size
         self.inner = inner
@@ -89,7 +90,7 @@ class StagedBackend(Backend):
         self._closing = threading.Event()
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops`; see Backend. A sync call returns when the copies back are queued."""
+        """Run `ops`; see Backend. A sync call returns when the copies to the device are queued."""
         for op in ops:
             validate(op, self.rank, self.size)
         array = first_array(ops)
@@ -117,9 +118,9 @@ class StagedBackend(Backend):
     def _run_in_caller(
         self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
     ) -> None:
-        """Carry out a launch in its caller's thread: no other one is on its way down or in between.
+        """Run a launch in its caller's thread, while no other launch is in flight on the host.
 
-        The copies back are waited for by the thread that settles it.
+        The up thread waits for its copies to the device.
         """
         try:
             self._copy_down_after_earlier(work, staging, copies, event)
@@ -135,7 +136,7 @@ class StagedBackend(Backend):
         )
 
     def _copies_for(self, staging: Staging) -> Copies | None:
-        """Return what copies on a launch's device; None if it has no elements to copy."""
+        """Return the Copies of a launch's device; None if it has no elements to copy."""
         sample = staging.sample
         if sample is None:
             return None
@@ -149,13 +150,13 @@ class StagedBackend(Backend):
         try:
             work.wait()
         except BaseException:
-            if not work.queued.is_set():  # Ctrl-C, say
+            if not work.queued.is_set():  # such as by Ctrl-C
                 name = work._describe()
                 text = f"rank {self.rank} was interrupted in {name}"
                 self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), op=name))
             raise
 
-    # The way down, on its own thread
+    # To the host, on the down thread
 
     def _start_down(
         self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
@@ -181,7 +182,7 @@ class StagedBackend(Backend):
                 raise self._timeout_error(work)
 
     def _follow_earlier(self, work: StagedWork, staging: Staging, copies: Copies) -> None:
-        """Let what earlier launches write for this one go first."""
+        """Wait for earlier launches that write memory of this launch."""
         with self._lock:
             in_flight = list(self._in_flight.items())
         for earlier, earlier_staging in in_flight:
@@ -198,7 +199,7 @@ class StagedBackend(Backend):
         message = f"{name}: its arrays were not computed within the operation's timeout"
         return CollectiveTimeout(message, rank=self.rank, group=self._name, op=name)
 
-    # The way up, on its own thread
+    # To the device, on the up thread
 
     def _finish(
         self, work: StagedWork, staging: Staging, copies: Copies | None, inner: Work
@@ -218,7 +219,7 @@ class StagedBackend(Backend):
     def _wait_until_copied(
         self, work: StagedWork, staging: Staging, copies: Copies | None, result: Any
     ) -> None:
-        """Wait until the copies back are over; `stage` keeps the host memory until then."""
+        """Wait until the copies to the device end; `staging` keeps the host memory until then."""
         error = None
         try:
             if copies is not None:
@@ -245,7 +246,7 @@ class StagedBackend(Backend):
         deadline: Deadline,
         options: Any = None,
     ) -> StagedBackend:
-        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)
         return StagedBackend(name, inner)
 
@@ -254,7 +255,7 @@ class StagedBackend(Backend):
         self.inner.abort(reason)
 
     def close(self) -> None:
-        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
+        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
         with self._lock:
             if self._closing.is_set():
                 return

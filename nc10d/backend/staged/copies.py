@@ -1,6 +1,7 @@
-"""A group's copies on one device: a stream for each direction, and waiting for what is queued.
+"""A group's copies on one device: a stream for each direction, and waiting for the copies.
 
-Two streams, because what goes down waits for the caller's work, and what comes up must not.
+Two streams, because copies to the host wait for the caller's work, and copies to the device must
+not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nc10d.cuda.events import event_pool, is_over
 from nc10d.cuda.streams import Stream
 from nc10d.errors import UnsupportedPlatform
 
-_SPINS = 50  # looks at full speed, then looks that grow apart
+_SPINS = 50  # polls at full speed, before pauses that grow
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
@@ -31,7 +32,7 @@ class Copies:
         self._events = event_pool(device)
 
     def record_event(self, stream: int) -> int:
-        """Return an event behind what is queued on the caller's stream now."""
+        """Return an event recorded after the work that is queued on the caller's stream now."""
         with on_device(self.device):
             if call("cuStreamIsCapturing", stream):
                 raise UnsupportedPlatform(
@@ -43,11 +44,11 @@ class Copies:
         return event
 
     def wait_for_copies_of(self, work: StagedWork) -> None:
-        """Let the copies down wait for what an earlier launch puts back."""
+        """Make copies to the host wait for an earlier launch's copies to the device."""
         work.block_stream(self._down_stream.handle)
 
     def copy_down(self, staging: Staging, event: int, deadline: Deadline) -> bool:
-        """Copy what is read to the host, behind the event; False if that is not there in time."""
+        """Copy the arrays that are read to the host, after `event`; return False if it is late."""
         with on_device(self.device):
             call("cuStreamWaitEvent", self._down_stream.handle, event, 0)
             staging.copy_down(self._pool, self._down_stream.handle)
@@ -58,7 +59,7 @@ class Copies:
         return reached
 
     def copy_up(self, staging: Staging, work: StagedWork) -> None:
-        """Queue the copies of what was written to the device; `work` is placed then."""
+        """Queue the copies of written arrays to the device, and mark `work` as queued."""
         with on_device(self.device):
             event = self._events.take()
             staging.copy_up(self._up_stream.handle)
@@ -66,20 +67,20 @@ class Copies:
         work.set_queued(event)
 
     def wait_until_copied(self, work: StagedWork) -> None:
-        """Wait until what was queued for a placed work is over, and take its event back."""
+        """Wait until the copies of a queued work end, and recycle its event."""
         with on_device(self.device):
             _wait_for_event(work.event, NEVER, threading.Event())
         self._events.give(work.take_event())
 
 
 def _wait_for_event(event: int, deadline: Deadline, stop: threading.Event) -> bool:
-    """Wait until a stream is past an event; False at the deadline, or when `ending` is set."""
+    """Wait until a stream has passed an event; False at the deadline, or when `stop` is set."""
     polls, pause = 0, _FIRST_PAUSE
     while not is_over(event):
         if deadline.expired() or stop.is_set():
             return False
         polls += 1
-        if polls > _SPINS:  # CUDA wakes nobody
+        if polls > _SPINS:  # CUDA can't wake a thread
             stop.wait(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
     return True

@@ -1,4 +1,4 @@
-"""The Work of a staged launch: over when what it wrote is on the device again."""
+"""The Work of a staged launch: it ends when the written arrays are on the device again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nc10d.ops import Op
 
 
 class StagedWork(DeviceWork):
-    """One launch. `placed` is set when its way back is queued behind `event`, or when it failed."""
+    """One launch. `queued` is set when `event` follows its copies to the device, or on failure."""
 
     __slots__ = ("_lock", "deadline", "event", "queued")
 
@@ -35,24 +35,24 @@ class StagedWork(DeviceWork):
         return self._value()
 
     def set_queued(self, event: int) -> None:
-        """The way back is queued, and ends with `event`."""
+        """Record that the copies to the device are queued, and followed by `event`."""
         with self._lock:
             self.event = event
         self.queued.set()
 
     def block_stream(self, stream: int) -> None:
-        """Let a stream wait for the copies back, if they are not over yet."""
+        """Make a stream wait for the copies to the device, unless they have ended."""
         with self._lock:
             if self.event:
                 call("cuStreamWaitEvent", stream, self.event, 0)
 
     def take_event(self) -> int:
-        """Return the event, which no stream will be told to wait for any more."""
+        """Return the event; no stream will wait for it any more."""
         with self._lock:
             event, self.event = self.event, 0
         return event
 
     def end(self, error: BaseException | None, result: Any) -> None:
-        """Be over; with an `error`, what it was to write is as it was."""
+        """Finish the work; after an `error` its arrays have their old values."""
         self._finish(error, result)
         self.queued.set()

@@ -1,10 +1,10 @@
-"""Lanes: a communicator and the stream that it works on, for a group and for each of its links.
+"""Communicators with a stream each: for a group's collectives, and for each of its links.
 
-A link is a direction between two ranks for one tag; messages so overtake collectives and each
-other, and both ranks may send first, which one communicator would not allow: it does one thing
-after the other. A lane is formed when it is first used, on a thread of its own, because the other
-ranks may come to it later, by way of operations that this rank has to do first. What is launched
-meanwhile is submitted when the lane is there.
+A link is a direction between two ranks for a tag. A communicator executes in order; because links
+have communicators of their own, messages overtake collectives and each other, and both ranks may
+send first. A communicator is formed at its first use, on a thread of its own: other ranks may come
+to it later, after operations that this rank has to do first. Launches meanwhile are deferred until
+it is formed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 COLLECTIVES = "all"
-"""The name of the lane of a group's collectives."""
+"""The name of the communicator of a group's collectives."""
 
 
 class GroupIdentity(NamedTuple):
-    """Which group this is, and who is this rank in it."""
+    """The name of a group, this rank in it, and its size."""
 
     group: str
     rank: int
@@ -43,7 +43,7 @@ class GroupIdentity(NamedTuple):
 
 
 class CommStream:
-    """One communicator with its stream. `queue` is what waits for it to be formed."""
+    """A communicator with its stream; `queue` holds the launches deferred until it is formed."""
 
     def __init__(self, name: str, rank: int, size: int, stream: Stream, event: int) -> None:
         self.name = name
@@ -58,33 +58,33 @@ class CommStream:
 
     @property
     def lock(self) -> threading.RLock:
-        """What a thread holds while it is in NCCL with the communicator."""
-        assert self.comm is not None, "a lane has no communicator before it is formed"
+        """The lock that a thread holds while it is in NCCL with the communicator."""
+        assert self.comm is not None, "the communicator has not been formed"
         return self.comm.lock
 
     @property
     def handle(self) -> int:
         """The ncclComm_t; GroupClosed once it has ended."""
-        assert self.comm is not None, "a lane has no communicator before it is formed"
+        assert self.comm is not None, "the communicator has not been formed"
         return self.comm.handle
 
-    def settle(self, deadline: Deadline, what: str) -> None:
+    def settle(self, deadline: Deadline, call: str) -> None:
         """Wait until a nonblocking communicator takes calls again."""
-        assert self.comm is not None, "a lane has no communicator before it is formed"
-        self.comm.settle(deadline, what)
+        assert self.comm is not None, "the communicator has not been formed"
+        self.comm.settle(deadline, call)
 
     def check(self) -> None:
-        """Raise NCCLError if something has failed on the way."""
+        """Raise NCCLError if an operation has failed asynchronously."""
         comm = self.comm
-        assert comm is not None, "a lane has no communicator before it is formed"
-        comm.library.check(comm.async_error(), f"nccl lane {self.name!r}")
+        assert comm is not None, "the communicator has not been formed"
+        comm.library.check(comm.async_error(), f"nccl communicator {self.name!r}")
 
 
 class CommStreams:
-    """The lanes of one group on one device.
+    """The communicators of a group on its device.
 
-    `formed` is called when one is, and `fail` with what kept it from being formed, both on the
-    thread that formed it; `check` raises what has made the group fail.
+    `formed` is called when a communicator is formed, `fail` with the error if it can't be, both on
+    the thread that forms it. `check` raises the group's failure.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class CommStreams:
         self._ended = False
 
     def all(self) -> list[CommStream]:
-        """Return the lanes that there are."""
+        """Return all communicators, formed or not."""
         return list(self._comm_streams.values())
 
     def find(self, name: str) -> CommStream | None:
-        """Return a lane by name if there is one."""
+        """Return a communicator by name, None if it was not used yet."""
         return self._comm_streams.get(name)
 
     def of(self, op: Op, deadline: Deadline) -> CommStream:
-        """Return the lane of an operation; begins to form it, until `deadline`, if it is new."""
+        """Return an operation's communicator; begins to form a new one, until `deadline`."""
         if isinstance(op, Send):
             return self._link(self._rank, op.peer, op.tag, deadline)
         if isinstance(op, Recv):
-            assert op.peer is not None, "a receive from anybody is refused before"
+            assert op.peer is not None, "a receive from any rank has been refused"
             return self._link(op.peer, self._rank, op.tag, deadline)
         return self.get(COLLECTIVES, self._rank, self._size, deadline)
 
@@ -131,7 +131,7 @@ class CommStreams:
         return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)
 
     def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
-        """Return a lane by name; begins to form it if it is new."""
+        """Return a communicator by name; begins to form it if it is new."""
         comm_stream = self._comm_streams.get(name)
         if comm_stream is None:
             stream = Stream(self._pool.device, self._options.high_priority)
@@ -148,14 +148,14 @@ class CommStreams:
         return comm_stream
 
     def _form_communicator(self, comm_stream: CommStream, deadline: Deadline) -> None:
-        """Form a lane, on a thread of its own; whatever goes wrong is the group's failure."""
+        """Form a communicator, on a thread of its own; an error fails the group."""
         try:
             comm = self._communicator(comm_stream, deadline)
         except DistError as error:
             self._fail(error)
             return
         comm_stream.comm = comm
-        if self._ended:  # meanwhile: whoever ended the others has not seen this one
+        if self._ended:  # meanwhile, and `abort` has not seen this communicator
             comm.abort()
         else:
             self._formed()
@@ -163,10 +163,10 @@ class CommStreams:
     def _communicator(self, comm_stream: CommStream, deadline: Deadline) -> Communicator:
         store = self._store.clone()
         try:
-            what = f"group {self._group!r}, nccl lane {comm_stream.name!r}"
+            name = f"group {self._group!r}, nccl communicator {comm_stream.name!r}"
             keys = PrefixStore(comm_stream.name, store)
             unique = wait_for_ranks(
-                keys, self._library, what, comm_stream.rank, comm_stream.size, deadline, self._check
+                keys, self._library, name, comm_stream.rank, comm_stream.size, deadline, self._check
             )
         finally:
             store.close()
@@ -181,10 +181,10 @@ class CommStreams:
         )
 
     def abort(self) -> None:
-        """End all communicators and what is under way on them; waits for NCCL to have done so.
+        """Abort all communicators and the operations on them; blocks until NCCL has done so.
 
-        One that is being formed ends when it is. What has waited for it is dropped: nothing may be
-        submitted any more.
+        A communicator that is being formed is aborted when it is formed. Deferred launches are
+        dropped.
         """
         self._ended = True
         for comm in self._communicators():
@@ -193,7 +193,7 @@ class CommStreams:
             comm_stream.queue.clear()
 
     def close(self) -> None:
-        """Give all communicators back; nothing is under way."""
+        """Close all communicators; no operation is in flight."""
         self._ended = True
         for comm in self._communicators():
             comm.close()

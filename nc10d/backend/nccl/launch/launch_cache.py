@@ -1,8 +1,9 @@
-"""Launches that are known: found again by the identity of their arrays.
+"""The cache of launches, which are found again by the identity of their arrays.
 
-A recipe is found only while each array is the very object that it was made for, at the same address
-and of the same size and type (an array that can't change is not looked at again). It holds arrays
-weakly: what nobody else needs is freed, and its recipe is never found again, whose ids others have.
+A cached launch is found only while each array is the same object, at the same address and of the
+same size and type (an array that can't change is not compared again). It refers to arrays weakly,
+so that it does not keep them alive. After an array is freed, another object may get its id; the
+cached launch is not found any more.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _same = entry_point(native.nc10d_nccl_same_objects)
 MOST = 64
 Key = tuple[Any, ...]
 
-# What makes two operations the same; lists of arrays are not kept.
+# The key of an operation; operations on lists of arrays are not cached.
 _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
     AllReduce: lambda op: (AllReduce, id(op.x), op.op),
     Reduce: lambda op: (Reduce, id(op.x), op.op, op.root),
@@ -51,11 +52,11 @@ _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
 
 
 class CachedLaunch:
-    """How a launch is run: its lanes, and the table of calls once they are formed.
+    """A launch's communicators, and its table of calls once they are formed.
 
-    `receives` says whether there are receives in it, whose senders are the launch's result;
-    `blocks` whether there is a barrier, for which the host waits too. `home` is the stream that is
-    current for its first array where nobody chooses one; None: that has to be asked.
+    `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it has
+    a barrier, for which the host waits too. `default_stream` is the current stream for its first
+    array unless the user chooses a stream; None: it has to be looked up.
     """
 
     __slots__ = (
@@ -76,8 +77,8 @@ class CachedLaunch:
         self._descriptions: list[tuple[Callable[[], Any], Description]] = []
 
     def remember(self, arrays: Sequence[Any]) -> None:
-        """Hold the arrays weakly; TypeError if they can't be."""
-        gone = self._freed.append  # called with the reference when an array is freed
+        """Refer to the arrays weakly; TypeError for an array without weak references."""
+        gone = self._freed.append  # called when an array is freed
         self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
         self._ids = array("q", map(id, arrays))
         if set(map(type, arrays)) != {DeviceArray}:
@@ -88,11 +89,11 @@ class CachedLaunch:
             ]
 
     def is_valid(self) -> bool:
-        """Say whether all arrays are alive, and what they were."""
+        """Return whether all arrays are alive and unchanged."""
         return not self._freed and (not self._descriptions or self._unchanged())
 
     def is_for(self, arrays: Sequence[Any]) -> bool:
-        """Say whether these are the very arrays, all of which are alive."""
+        """Return whether these are the same objects; all of them are alive."""
         if type(arrays) is not list:
             return list(map(id, arrays)) == self._ids.tolist()
         ids, count = self._ids.buffer_info()
@@ -106,19 +107,19 @@ Description = tuple[Any, ...]
 
 
 def _description(x: Any) -> Description:
-    """Return all that a program knows of an array which may change."""
+    """Return the properties of an array on which a launch table depends."""
     found = as_buffer(x)
     return found.address, found.shape, found.strides, found.dtype, found.writable
 
 
 class LaunchCache:
-    """The latest recipes; used under the lock of the launches."""
+    """The latest cached launches; used under the lock of the launches."""
 
     def __init__(self) -> None:
         self._known: dict[Key, CachedLaunch] = {}
 
     def find(self, key: Key | None, ops: Sequence[Op]) -> CachedLaunch | None:
-        """Return the recipe of operations with a key if it still fits."""
+        """Return the cached launch of operations with a key if it is still valid."""
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
             return None
@@ -128,12 +129,12 @@ class LaunchCache:
         return None
 
     def keep(self, key: Key | None, ops: Sequence[Op], cached: CachedLaunch) -> None:
-        """Keep a recipe that is complete, in place of the oldest."""
+        """Keep a cached launch that has its table, in place of the oldest."""
         if key is None or cached.table is None:
             return
         try:
             cached.remember(_all_arrays(ops))
-        except TypeError:  # arrays that can't be referred to weakly
+        except TypeError:  # an array without weak references
             return
         if len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
@@ -141,9 +142,9 @@ class LaunchCache:
 
 
 def key_of(ops: Sequence[Op]) -> Key | None:
-    """Return what a launch is known by; None for one that is not kept.
+    """Return the key of a launch, None if it is not cached.
 
-    A block of all_reduces is looked for by its ends, and then looked at in full.
+    The key of a block of all_reduces has its first and last array only; `find` compares all.
     """
     if isinstance(ops, AllReduces):
         arrays = ops.arrays

@@ -1,8 +1,8 @@
-"""What a rank tells of its launches, for the errors of those who survive it.
+"""The record of a rank's latest launch, which peers read for their errors if the rank dies.
 
-Contract: a Note is a record that the group's other backend shows to all ranks of the host
-(`Others.note`), or where there is none, one that nobody reads. A launch on the group's own
-communicator writes there, from the compiled loop, its number and its words.
+Contract: the record is in memory that the group's failure detector shares with all ranks of the
+host (`OtherBackends.record_address`); without a detector it is private. The compiled loop writes
+number and text of each launch on the communicator of the collectives.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ _write = nc10d_nccl_record.ctypes
 
 
 class LaunchText:
-    """Words at an `address`, as long as this object lives."""
+    """Text in memory at `address`, as long as this object lives."""
 
     __slots__ = ("_bytes", "address")
 
-    def __init__(self, words: str) -> None:
-        self._bytes = array("B", words.encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0"))
+    def __init__(self, text: str) -> None:
+        self._bytes = array("B", text.encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0"))
         self.address = self._bytes.buffer_info()[0]
 
 
 class LaunchRecord:
-    """The record at `address`, or one of its own; `write` does what a row of a program does."""
+    """The record at `address`, by default a private record."""
 
     def __init__(self, address: int = 0) -> None:
         self._own = array("B", bytes(RECORD_BYTES))
         self.address = address or self._own.buffer_info()[0]
 
     def write(self, text: LaunchText) -> None:
-        """Count a launch and tell what it is."""
+        """Count a launch and record its text, as the compiled loop does."""
         _write(self.address, text.address)
 
 
 def text_of_launch(ops: Sequence[Op]) -> str:
-    """Return a launch as the errors of all backends show a call."""
-    if isinstance(ops, AllReduces):  # without an operation made of each
+    """Return a launch's text, in the form that the errors of all backends have."""
+    if isinstance(ops, AllReduces):  # without making its operations
         x = as_buffer(ops.arrays[0])
-        told = f"all_reduce(dtype={x.dtype.label}, count={x.count}, op={ops.op.name})"
+        first = f"all_reduce(dtype={x.dtype.label}, count={x.count}, op={ops.op.name})"
     else:
-        told = _words(ops[0])
-    return told if len(ops) == 1 else f"coalesced({told} and {len(ops) - 1} more)"
+        first = _text_of_op(ops[0])
+    return first if len(ops) == 1 else f"coalesced({first} and {len(ops) - 1} more)"
 
 
-def _words(op: Op) -> str:
+def _text_of_op(op: Op) -> str:
     parts = []
     x = first_array((op,))
     if x is not None:

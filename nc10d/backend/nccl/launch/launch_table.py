@@ -1,15 +1,14 @@
 """A launch as a table of C calls: events, group, operations, events. Built once, run often.
 
-    tell the peers what comes                  a record that they read if this rank dies
-    record `before` on the current stream      what is queued there comes first
-    wait for it on each lane's stream
+    write the launch record                    peers read it if this rank dies
+    record `before` on the current stream      the work queued there comes first
+    wait for it on each communicator's stream
     group start, the operations' calls, group end
-    record `ended` on the lane's stream        the Work looks at this
+    record `ended` on that stream              the Work polls it
     wait for it on the current stream          only if the call is synchronous
 
-What differs from launch to launch, the current stream and `ended`, is set by the loop. Where a
-block's operations touch the same memory they are in several groups, one behind the other: inside a
-group NCCL has no order.
+The compiled loop sets the current stream and `ended`, which differ from launch to launch. NCCL
+has no order inside a group, so operations of a block that share memory are in different groups.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Row = tuple[int, ...]
 
 
 class Placed(NamedTuple):
-    """A call, the lane that makes it, and the place of its operation in the launch."""
+    """A call, the communicator that it is for, and the place of its operation in the launch."""
 
     comm_stream: CommStream
     call: Call
@@ -49,7 +48,7 @@ class Placed(NamedTuple):
 class Events(NamedTuple):
     """The events of a launch by handle; `begun` is 0 without timing, `joint` a stream or 0.
 
-    `joint` is where a launch on several lanes ends; a single lane's ends on its own stream.
+    A launch ends on the stream `joint` if it has several communicators, else on its own stream.
     """
 
     before: int
@@ -58,11 +57,11 @@ class Events(NamedTuple):
 
 
 class LaunchTable:
-    """The rows of one launch, at `address`; run under the lock of whoever owns its lanes.
+    """The rows of one launch, at `address`; run under the locks of its communicators.
 
-    Row `ended` records the event by which the launch ends, the one behind it, the last, lets the
-    current stream wait for it. A launch that waited for its lanes, told of and with its `before`
-    recorded, runs from row LATE.
+    Row `ended` records the event by which the launch ends. The last row, after it, makes the
+    current stream wait for that event. A deferred launch has its launch record and its event
+    `before` already, and runs from row AFTER_EVENT.
     """
 
     __slots__ = ("_keep", "_rows", "address", "begun", "comm_streams", "ended", "lock", "places")
@@ -76,9 +75,9 @@ class LaunchTable:
         launch_record: LaunchRecord,
         keep: tuple[LaunchText, object],
     ) -> None:
-        """Lay out what `body` adds, and what goes around it, as rows on formed `lanes`.
+        """Lay out the rows of `body`, and those around them, for formed `comm_streams`.
 
-        It keeps the words that are told of it, and what else its calls need.
+        `keep` is the memory that its calls use: the text of the launch record, and more.
         """
         self._keep = keep
         self.comm_streams = comm_streams
@@ -107,7 +106,7 @@ class LaunchTable:
         self.address = self._rows.buffer_info()[0]
 
     def culprit(self, answer: int) -> tuple[int, int | None, bool]:
-        """Return the code of a failed run, the place of the operation (None: none), if CUDA's."""
+        """Return a failed run's code, its operation's place or None, and whether CUDA failed."""
         number, code = divmod(answer, SCALE)
         row = number - 1
         by_cuda = self._rows[row * WORDS] in map(address, _CUDA_FUNCTIONS)
@@ -116,10 +115,10 @@ class LaunchTable:
 
 
 class DeviceContext:
-    """The rows that make a device's context current around a program, and their `address`."""
+    """The rows that make a device's context current around a table, and their `address`."""
 
     def __init__(self, device: int) -> None:
-        self._before = array("q", [0])  # where the driver tells what it has popped
+        self._before = array("q", [0])  # the driver writes the popped context here
         put_back = self._before.buffer_info()[0]
         push, pop = address("cuCtxPushCurrent_v2"), address("cuCtxPopCurrent_v2")
         rows = (
@@ -131,7 +130,7 @@ class DeviceContext:
 
 
 class _Locks:
-    """The locks of several lanes, held together."""
+    """The locks of several communicators, held together."""
 
     def __init__(self, comm_streams: Sequence[CommStream]) -> None:
         self._comm_streams = comm_streams
@@ -146,7 +145,7 @@ class _Locks:
 
 
 class TableRows:
-    """Rows on their way into a table."""
+    """The rows of a table that is being built."""
 
     def __init__(self, library: Library) -> None:
         self.words = array("q")
@@ -161,16 +160,16 @@ class TableRows:
         self.count += 1
 
     def on(self, comm_stream: CommStream, rows: Iterable[Row]) -> None:
-        """Add calls that are given without their last argument, the stream of a lane."""
+        """Add calls that lack their last argument, the stream of `comm_stream`."""
         self.extend((*row, comm_stream.stream) for row in rows)
 
     def extend(self, rows: Iterable[Row]) -> None:
-        """Add calls that are no operations."""
+        """Add calls that belong to no operation."""
         for row in rows:
             self.add(*row)
 
     def group(self, placed: Sequence[Placed]) -> None:
-        """Add calls as one group; a single one needs none."""
+        """Add calls as a group; a single call needs no group."""
         several = len(placed) > 1
         mark = GROUPED if several else PLAIN
         if several:
@@ -185,7 +184,7 @@ class TableRows:
             self.add(self._address("ncclGroupEnd"), mark=ENDS)
 
     def block(self, rows: array[int]) -> None:
-        """Add a group of calls that are rows already, one for each operation in order."""
+        """Add a group of finished rows, a row for each operation in order."""
         count = len(rows) // WORDS
         self.add(self._address("ncclGroupStart"))
         self.places.append((self.count, range(count)))
@@ -195,11 +194,11 @@ class TableRows:
 
 
 Body = Callable[[TableRows], None]
-"""What adds the calls of a launch's operations."""
+"""A function that adds the calls of a launch's operations."""
 
 
 class Grouped(NamedTuple):
-    """Calls of one group; for each lane, in order, what is queued there before and behind them."""
+    """Calls of a group, and the copies before and after them for each communicator, in order."""
 
     placed: Sequence[Placed]
     before: Sequence[Sequence[Row]]
@@ -207,7 +206,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> Body:
-    """Return what adds groups of calls, which are made one after the other."""
+    """Return the function that adds groups of calls, in order."""
 
     def add(rows: TableRows) -> None:
         for number, group in enumerate(groups):
@@ -225,7 +224,7 @@ def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> 
 
 
 def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iterable[Row]:
-    """Let no lane go on before all have come here."""
+    """Make the streams wait for each other."""
     if len(comm_streams) > 1:
         yield from ((record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams)
         for comm_stream in comm_streams:
@@ -235,11 +234,11 @@ def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iter
 
 
 def in_groups(ops: Sequence[Op]) -> list[list[int]]:
-    """Return the places of a block's operations in groups inside which none touches another's.
+    """Return the places of a block's operations, in groups without shared memory.
 
-    An operation begins a new group where it writes what one of the present group uses, or uses what
-    one of them writes. All ranks must come to the same groups: where a block's arrays overlap
-    on one rank only, the program is wrong.
+    An operation begins a new group if it shares memory with an operation of the present group, and
+    either writes it. All ranks must compute the same groups: a program whose arrays overlap on
+    some ranks only is wrong.
     """
     together = [list(range(len(ops)))]
     if len(ops) < 2:
@@ -261,8 +260,8 @@ def _uses(op: Op) -> list[tuple[Buffer, bool]]:
 
 
 def _clash(some: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
-    """Say whether some use of the ones writes what one of the others uses, or the reverse.
+    """Return whether an array of `some` overlaps an array of `others`, and either is written.
 
-    Elements count, and not what lies between them: that only this rank may know of.
+    Only elements count, not the gaps between them, which may differ between ranks.
     """
     return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

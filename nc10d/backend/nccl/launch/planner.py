@@ -1,4 +1,4 @@
-"""From operations to a recipe: known ones are found, new ones checked, planned and laid out."""
+"""From operations to a cached launch: found in the cache, or else checked, planned and laid out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nc10d.ops import OP_NAMES, AllReduces, Kept, Op
 
 
 class LaunchPlanner:
-    """Makes what a group launches on one device; used under the lock of the launches."""
+    """Makes the launch tables of a group on its device; used under the lock of the launches."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class LaunchPlanner:
         self._fp8 = _reduces_fp8(library, self.device)
 
     def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
-        """Return how to run a launch: as it was run before if it is a known one.
+        """Return the cached launch of operations; makes it if it is not in the cache.
 
-        ValueError and TypeError for what NCCL can't do.
+        ValueError and TypeError for operations that NCCL can't run.
         """
         key = None if self._timing else key_of(ops)
         cached = self._cache.find(key, ops) or self._uniform_launch(ops, key)
@@ -75,7 +75,7 @@ class LaunchPlanner:
         return cached
 
     def _uniform_launch(self, ops: Sequence[Op], key: Key | None) -> CachedLaunch | None:
-        """Make the recipe of a block of all_reduces that are right; None for any other launch."""
+        """Make the launch of a valid block of uniform all_reduces; None for any other launch."""
         main = self._comm_streams.find(COLLECTIVES)
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
             return None
@@ -93,7 +93,7 @@ class LaunchPlanner:
     def _checked_launch(
         self, ops: Sequence[Op], key: Key | None, deadline: Deadline
     ) -> CachedLaunch:
-        """Check what a caller can get wrong, and make the recipe of a launch."""
+        """Check the caller's operations, and make their launch."""
         for op in ops:
             validate(op, self._identity.rank, self._identity.size)
             if getattr(op, "peer", 0) is None:
@@ -137,7 +137,7 @@ class LaunchPlanner:
         deadline: Deadline,
         before: int,
     ) -> LaunchTable:
-        """Lay out a launch that was checked before its lanes were formed.
+        """Lay out a deferred launch, which has been checked; its communicators are formed.
 
         The event `before` has been recorded already.
         """
@@ -146,11 +146,11 @@ class LaunchPlanner:
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
     def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
-        """Tell the peers of a launch that waits for its lanes."""
+        """Write the launch record of a deferred launch."""
         self._record_for(comm_streams).write(LaunchText(text_of_launch(ops)))
 
     def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
-        """Return where to tell of a launch: messages alone, as everywhere, are not told of."""
+        """Return the record of a launch; launches of messages only are not published."""
         return (
             self._record
             if any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
@@ -198,7 +198,7 @@ class LaunchPlanner:
         """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
         main = self._comm_streams.find(COLLECTIVES)
         assert main is not None
-        assert main.comm is not None, "only what runs on a formed lane is scaled"
+        assert main.comm is not None, "its communicator has been formed"
         value = np.array(factor).astype(dtype.numpy)
         scalar = ctypes.create_string_buffer(value.tobytes())
         return main.comm.premul_sum(factor, datatype, scalar)

@@ -1,8 +1,8 @@
-"""A block of many all_reduces by one reduction: checked, and laid out as rows, in one pass.
+"""A uniform block: many all_reduces by the same reduction, checked and laid out in a single pass.
 
-Contract: `rows_of` gives the rows of ncclAllReduce for arrays of which nothing has to be said: of
-one dtype that NCCL reduces, writable, in one piece, aligned, not empty, apart from each other, and
-on the device. None for all others, mistakes among them: the way of any operation knows those.
+Contract: `rows_of` returns the rows of ncclAllReduce if all arrays are on the device, of the same
+dtype that NCCL reduces, writable, contiguous, aligned, not empty, and without shared memory. It
+returns None for any other block, also for mistakes, which the general path handles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Words: TypeAlias = "array[int]"
 
 
 def rows_of(ops: AllReduces, device: int, fp8: bool, ends: tuple[int, int, int]) -> Words | None:
-    """Return a row for each array; `ends` are function, communicator and stream."""
+    """Return a row for each array, None if they are not uniform.
+
+    `ends` are the addresses of the function, the communicator and the stream.
+    """
     if len(ops) < 2 or ops.op.factor is not None:
         return None
     found = _places(ops.arrays, device)
@@ -46,9 +49,9 @@ def rows_of(ops: AllReduces, device: int, fp8: bool, ends: tuple[int, int, int])
 
 
 def _places(arrays: Sequence[Array], device: int) -> tuple[DType, Words] | None:
-    """Return the only dtype of all arrays, their addresses and counts, and as much room again.
+    """Return the dtype of all arrays; their addresses, counts, and a scratch word for each.
 
-    None where that is not so, or not all may be written.
+    None if dtypes or devices differ, or an array is strided or read-only.
     """
     addresses, counts, dtypes, contiguous, writable, kinds = zip(
         *map(_look, map(as_buffer, arrays)), strict=True
