@@ -69,9 +69,12 @@ class CallRecords(Protocol):
 
 
 class Shrinkable(Protocol):
-    """The ability to make a backend of the ranks that survive; `council` connects them."""
+    """The ability to make a backend of the ranks that survive; `control` connects them."""
 
-    council: Any
+    @property
+    def control(self) -> Any:
+        """The control channel over which survivors agree."""
+        ...
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""

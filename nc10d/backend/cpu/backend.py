@@ -9,13 +9,13 @@ every rank finds the cause within 50 ms, stops its channels and raises the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.tuning import DIRECT, Boards, asking, one_shot_bytes
 from nc10d.backend.cpu.context import Context
@@ -79,7 +79,7 @@ def _connected(
     return CpuBackend(Group(spec.context, memory, spec.name, spec.members, remote), detector)
 
 
-class CpuBackend(Backend):
+class CpuBackend:
     """One group. Methods that block say so."""
 
     name = "cpu"
