@@ -265,7 +265,7 @@ def an_array_in_the_place_of_a_freed_one_is_another(group: ProcessGroup) -> None
 
 
 def a_block_is_its_calls(group: ProcessGroup) -> None:
-    """Blocks of all_reduces alike, and such that begin alike and don't end so."""
+    """Uniform blocks of all_reduces, and blocks that only begin uniformly."""
     ops = [(SUM, SUM, SUM), (MAX, MAX, MAX), (SUM, MAX, SUM), (AVG, AVG, premul_sum(0.5))]
     for how in ops:
         for counts in ((8, 8, 8), (8, 0, 3), (1, 2, 4000)):

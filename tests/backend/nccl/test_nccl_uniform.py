@@ -29,7 +29,7 @@ FLAWS = [None, "type", "empty", "touching", "unaligned", "elsewhere"]
 
 @st.composite
 def blocks(draw: st.DrawFn) -> AllReduces:
-    """Arrays that are alike and apart, except perhaps one."""
+    """Uniform arrays without shared memory, except for at most one of them."""
     common = draw(st.sampled_from(DTYPES))
     flaw, where = draw(st.sampled_from(FLAWS)), draw(st.integers(0, 3))
     arrays, end = [], 4096

@@ -18,7 +18,7 @@ from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
 from nc10d.backend.nccl.launch.contiguous import MOST, piece_count
@@ -40,7 +40,7 @@ def make(setup: BackendSetup) -> ThroughDevice:
     return ThroughDevice(make_nccl(setup), setup.rank % count)
 
 
-class ThroughDevice:
+class ThroughDevice(Backend):
     """Copies, launches, copies back."""
 
     device_type = "cpu"

@@ -247,8 +247,8 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     if apart(x.span for several in uses for x, _ in several):
         return together
     groups: list[list[int]] = [[]]
-    for place, mine in enumerate(uses):
-        if any(_clash(mine, uses[other]) for other in groups[-1]):
+    for place, own_uses in enumerate(uses):
+        if any(_clash(own_uses, uses[other]) for other in groups[-1]):
             groups.append([])
         groups[-1].append(place)
     return groups

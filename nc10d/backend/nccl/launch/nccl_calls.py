@@ -127,8 +127,8 @@ def _all_gather(op: AllGather, place: CallContext) -> Iterator[Call]:
         yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
         return
     for root, out in enumerate(_flats(op, op.out)):
-        mine = x.address if root == place.rank else out.address
-        yield "ncclBroadcast", mine, out.address, out.nbytes, BYTES, root
+        source = x.address if root == place.rank else out.address
+        yield "ncclBroadcast", source, out.address, out.nbytes, BYTES, root
 
 
 def _reduce_scatter(op: ReduceScatter, place: CallContext) -> Iterator[Call]:
