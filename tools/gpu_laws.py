@@ -18,7 +18,7 @@ from test_nccl_device import LAWS
 
 import nc10d as dist
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.options import NONBLOCKING
+from nc10d.backend.nccl.comm.options import NONBLOCKING
 from nc10d.backend.registry import find_backend, register_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import check_backend

@@ -59,7 +59,7 @@ class Costs:
         self._fresh: list[Any] = []
         dist.all_reduce(self._arrays[0])
         cuda.synchronize()
-        self._site: Any = self._group.backend("cuda")._site
+        self._device_group: Any = self._group.backend("cuda")._device_group
         self._silence()
         with dist.coalescing_manager() as block:
             self._by_functions(self._arrays)
@@ -69,17 +69,17 @@ class Costs:
         """Make all later launch tables call an empty function."""
         from numba import cfunc
 
-        from nc10d.backend.nccl import launch_table
+        from nc10d.backend.nccl.launch import launch_table
 
         self._nothing = cfunc("int32()")(lambda: 0)
         where = self._nothing.address
         vars(launch_table)["address"] = lambda _: where
-        self._site._library.address = lambda _: where
-        self._site._maker._known._known.clear()
+        self._device_group._library.address = lambda _: where
+        self._device_group._planner._cache._by_key.clear()
 
     def sweep(self) -> None:
         """Complete the pending launches."""
-        self._site.flights.sweep()
+        self._device_group.pending.sweep()
 
     def renew(self) -> None:
         """Complete the pending launches, and make new array objects in the same memory."""

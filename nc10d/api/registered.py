@@ -53,10 +53,10 @@ def empty(
         raise TypeError(f"an array of {wanted} holds references, which mean nothing to other ranks")
     nbytes = prod(shape) * wanted.itemsize
     owner = get_default_group() if group is None else group
-    allocate = getattr(owner.backend("cpu"), "allocate", None)
-    if allocate is None or nbytes == 0:
+    backend = owner.backend("cpu")
+    memory: Array | None = backend.allocate(nbytes) if nbytes else None
+    if memory is None:
         return np.empty(shape, wanted)
-    memory: Array = allocate(nbytes)
     return memory.view(wanted).reshape(shape)
 
 

@@ -1,1 +1,1 @@
-"""What runs operations: the protocol, the registry of names, and the backends."""
+"""Backends run operations: the protocol, the registry of names, and the built-in backends."""

@@ -1,16 +1,15 @@
-"""A group's backends: one for each kind of device, made when first needed, ended together.
+"""A group's backends: a backend for each kind of device, made when first needed, ended together.
 
-The first failure (an abort, a close, a fork) stays: nothing is made or found after it. An abort
-does not wait for a backend that is being made; that one is aborted as soon as it exists.
+The first failure (an abort, a close, a fork) stays: no backend is made or found after it. An abort
+does not wait for a backend that is being made; that backend is aborted as soon as it exists.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from nc10d.backend.base import Backend, OtherBackends
+from nc10d.backend.base import Backend, FailureDetector, OtherBackends
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import DistError, ForkedGroupError, GroupClosed
@@ -20,9 +19,9 @@ Maker = Callable[[str, Deadline], Backend]
 
 
 class BackendTable:
-    """Device → backend. All methods may be called by any thread.
+    """Map devices to backends. Any thread may call all methods.
 
-    `ready` has those that are made, as long as nothing has failed.
+    `ready` maps devices to the backends that exist, and is empty after a failure.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class BackendTable:
         return self._made.get(device)
 
     def make(self, device: str, deadline: Deadline, maker: Maker) -> Backend:
-        """Return a device's backend; if need be one thread makes it while others wait."""
+        """Return a device's backend; the first caller makes it while others wait."""
         with self._lock:
             backend = self.find(device)
             if backend is None:
@@ -50,85 +49,90 @@ class BackendTable:
         return backend
 
     def usable(self, device: str) -> Backend | None:
-        """Return a device's backend if it is there and nothing has failed."""
+        """Return a device's backend, None if it does not exist or the table has failed."""
         return self.ready.get(device)
 
     def others(self, device: str) -> OtherBackends:
-        """Return the backends of all devices but one, those that are made later among them."""
+        """Return a live view of the backends of all other devices, also those made later."""
         return _OthersThan(device, self._made)
 
     def fail(self, reason: DistError) -> None:
-        """Let nothing be found or made any more; the first reason stays."""
+        """Refuse to find or make backends from now on; the first reason stays."""
         self.failure = self.failure or reason
         self.ready.clear()
 
     def abort(self, reason: DistError) -> None:
-        """Fail everything, here and on every peer, with `reason`; never blocks."""
+        """Fail all backends, here and on every peer, with `reason`; never blocks."""
         self.fail(reason)
         made = tuple(self._made.values())
         for backend in made:
             backend.abort(reason)
-        if self.failure is reason:  # all ranks raise what was the cause before, if anything was
-            causes = [_cause_of(backend) for backend in made if hasattr(backend, "failure")]
+        if self.failure is reason:  # a cause that ranks had agreed on before wins
+            causes = map(_cause_of, _detectors(made))
             earlier = (cause for cause in causes if cause and str(cause) != str(reason))
             self.failure = next(earlier, reason)
 
     def close(self, reason: DistError) -> None:
-        """Give all backends back; idempotent. A forked child has none to give."""
+        """Close all backends; idempotent. In a forked child it closes none."""
         self.fail(reason)
         with self._lock:
             made, self._made = self._made, {}
         if not self.inherited:
-            # The latest first: those made before it may know why others have left.
+            # Latest first: an earlier backend may know why peers have left.
             for backend in reversed(made.values()):
                 backend.close()
 
     @property
     def inherited(self) -> bool:
-        """Say whether the backends belong to the process that forked this one."""
+        """Whether the backends belong to the process that forked this process."""
         return isinstance(self.failure, ForkedGroupError)
 
     def disown(self, reason: ForkedGroupError) -> None:
-        """Be over in a forked child, whose parent may have held the lock."""
+        """Mark the table as failed in a forked child, whose parent may have held the lock."""
         self._lock = threading.RLock()
         self.failure = reason
         self.ready.clear()
 
 
 class _OthersThan(OtherBackends):
-    """What backends of other devices know; only those that have a `failure()` can tell."""
+    """The failure detectors among the backends of other devices."""
 
     def __init__(self, device: str, made: Mapping[str, Backend]) -> None:
         self._device = device
         self._made = made
 
-    def _knowing(self) -> Iterator[Any]:
-        for device, backend in tuple(self._made.items()):
-            if device != self._device and hasattr(backend, "failure"):
-                yield backend
+    def _detectors(self) -> Iterator[FailureDetector]:
+        made = tuple(self._made.items())
+        return _detectors(backend for device, backend in made if device != self._device)
 
     @property
     def agree(self) -> bool:
-        return any(True for _ in self._knowing())
+        return any(True for _ in self._detectors())
 
-    def note(self) -> int:
-        return next((int(backend.note) for backend in self._knowing()), 0)
+    def record_address(self) -> int:
+        return next((detector.record_address for detector in self._detectors()), 0)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        found = next(self._knowing(), None)
-        return ("", {}) if found is None else found.whereabouts()
+        detector = next(self._detectors(), None)
+        return ("", {}) if detector is None else detector.whereabouts()
 
     def cause(self) -> DistError | None:
-        return next(filter(None, map(_cause_of, self._knowing())), None)
+        return next(filter(None, map(_cause_of, self._detectors())), None)
 
-    def tell(self, error: DistError) -> DistError | None:
-        for backend in self._knowing():
-            backend.abort(error)
+    def notify(self, error: DistError) -> DistError | None:
+        for detector in self._detectors():
+            detector.abort(error)
         return self.cause()
 
 
-def _cause_of(backend: Any) -> DistError | None:
+def _detectors(backends: Iterable[Backend]) -> Iterator[FailureDetector]:
+    found = (backend.failure_detector for backend in backends)
+    return (detector for detector in found if detector is not None)
+
+
+def _cause_of(detector: FailureDetector) -> DistError | None:
     """Return why a backend has failed; that it was closed is no cause for others."""
-    found = backend.failure()
-    failed = isinstance(found, DistError) and not isinstance(found, GroupClosed)
-    return found if failed else None
+    found = detector.failure()
+    if isinstance(found, GroupClosed) or not isinstance(found, DistError):
+        return None
+    return found

@@ -1,12 +1,13 @@
-"""What a backend is: one method that runs operations, and the ways to end it.
+"""The protocol of a backend: a method that runs operations, and the ways to end it.
 
-A backend belongs to one group on one kind of device. The registry maps names to factories, so
-that a user's own backend is as good as a built-in one.
+A backend serves a group on one kind of device. The registry maps names to factories, so
+that a user's own backend is as good as a built-in backend. It derives from `Backend`, and inherits
+the defaults of the abilities that it does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,8 +20,121 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
+class FailureDetector(Protocol):
+    """The ability to detect dead ranks and to agree with all ranks on a cause."""
+
+    def failure(self) -> BaseException | None:
+        """Return the error of the group, the same on all its ranks; None if it has not failed."""
+        ...
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        ...
+
+    @property
+    def record_address(self) -> int:
+        """The address of the record where this rank publishes its launches on other devices."""
+        ...
+
+    def whereabouts(self) -> tuple[str, dict[int, int]]:
+        """Return each rank's latest call: as the end of a message, and its number by rank."""
+        ...
+
+
+class CallRecords(Protocol):
+    """The ability to report which calls and messages a rank has begun; for flight recorders."""
+
+    rank: int
+    size: int
+
+    def logged(self) -> Sequence[tuple[Any, str, bool]]:
+        """Return the latest entries, oldest first: entry, text, and whether it is a message."""
+        ...
+
+    def waits_for(self) -> int | None:
+        """Return the rank that the latest collective waits for now, None if it does not wait."""
+        ...
+
+    def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
+        """Return direction, peer, messages begun, and whether this rank waits, for each link."""
+        ...
+
+    def progress(self) -> dict[int, int]:
+        """Return the number of the latest collective of each rank of this host."""
+        ...
+
+    def observe_failure(self, observer: Callable[[DistError], None]) -> None:
+        """Have `observer` called with the error when the group fails."""
+        ...
+
+
+class Shrinkable(Protocol):
+    """The ability to make a backend of the ranks that survive; `control` connects them."""
+
+    @property
+    def control(self) -> Any:
+        """The control channel over which survivors agree."""
+        ...
+
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more."""
+        ...
+
+    def shrink(self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline) -> Backend:
+        """Make the backend of the surviving `ranks`; all of them call."""
+        ...
+
+
+class PreparedCall(Protocol):
+    """An operation that has passed all checks, ready to run again.
+
+    run(words, x, y) returns 0 once the call has ended. Any other answer goes to
+    PreparingBackend.finish, and so does 0 while operations are `in_flight` on the same channel.
+    x and y are input and output (output and input of a ReduceScatter), or one array twice, or
+    array and tag. They may be any objects: `run` itself checks them.
+    """
+
+    run: Callable[[Any, Any, Any], int]
+    words: Any
+    in_flight: Any
+
+
+class PreparingBackend(Protocol):
+    """The ability to prepare calls, so that the next such call skips all checks."""
+
+    @property
+    def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
+        """The call prepared last, by kind of operation and `extra`.
+
+        `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or peer.
+        """
+        ...
+
+    def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
+        """Complete a call after `prepared.run` has returned `answer`; may block.
+
+        False: nothing has happened, and the operation has to be launched.
+        """
+        ...
+
+    def abandon(self, prepared: Any, x: Any, y: Any) -> None:
+        """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
+        ...
+
+    def start(self, prepared: Any, x: Any, y: Any, timeout: float) -> Work | None:
+        """Submit a prepared call and return its Work; None: nothing has happened."""
+        ...
+
+    def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
+        """Submit messages, sends first, if all are prepared; None: nothing has happened."""
+        ...
+
+
 class Backend(Protocol):
-    """Runs operations for one group on one kind of device."""
+    """Runs operations for a group on one kind of device.
+
+    The properties from `failure_detector` on are abilities; by default a backend has none.
+    """
 
     name: str
     device_type: str
@@ -28,15 +142,16 @@ class Backend(Protocol):
     size: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops` in order, as one submission; more than one is one fused or grouped launch.
+        """Run validated `ops` in order, as a single submission; several are fused or grouped.
 
-        The operations have been validated. `timeout` (seconds, math.inf for none) runs from this
-        call. Without `async_op` the call blocks until all are done and returns None, or raises
-        what made it fail; with it the Work completes when all are done. A receive's
-        result is its sender; that of several operations with receives among them is a list with
-        one entry each, the sender or None. Any thread may call;
-        the order of launch is the order of execution, except that point-to-point operations
-        have links of their own and overtake, each other too where nobody can tell.
+        `timeout` (seconds, math.inf for none) runs from this call. Without `async_op` the call
+        blocks until all operations have ended, and returns None or raises the error of the failed
+        operation. With `async_op` it returns a Work that completes when all have ended.
+
+        The result of a receive is its sender. The result of several operations with receives among
+        them is a list with an entry for each operation, the sender or None. Any thread may call.
+        Operations execute in the order of launch. Point-to-point operations have links of their
+        own: they may overtake, also each other where no rank can observe the difference.
         """
         ...
 
@@ -48,61 +163,85 @@ class Backend(Protocol):
         deadline: Deadline,
         options: Any = None,
     ) -> Backend:
-        """Make the backend of a group of some of my ranks; only they call, all of them.
+        """Make the backend of a group of `ranks` of this group; all of them call, and no other.
 
-        It may wait for them, until `deadline`; if one does not come, it gives back all that it
-        has taken and raises who. `options` are as in BackendSetup.
+        It may wait for them until `deadline`. If a rank does not come, it releases everything that
+        it has taken, and raises an error that names the rank. `options` are as in BackendSetup.
         """
         ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
-        Any thread, any time; never blocks. The first reason in the group wins.
+        Any thread may call at any time; never blocks. The first reason in the group wins.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; idempotent. Operations still in flight fail with GroupClosed."""
+        """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
         ...
+
+    @property
+    def failure_detector(self) -> FailureDetector | None:
+        """This backend as a failure detector, None if it can't detect dead ranks."""
+        return None
+
+    @property
+    def call_records(self) -> CallRecords | None:
+        """This backend as the source of a flight recorder, None if it keeps no records."""
+        return None
+
+    @property
+    def shrinkable(self) -> Shrinkable | None:
+        """This backend as the maker of a smaller group, None if it can't make any."""
+        return None
+
+    @property
+    def preparing(self) -> PreparingBackend | None:
+        """This backend as the source of prepared calls, None if it prepares none."""
+        return None
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return registered memory as an array of bytes, None if the backend registers none."""
+        return None
 
 
 class OtherBackends:
-    """The other backends of a group, as one of them sees them; here, that there are none."""
+    """The other backends of a group, as one of its backends sees them; here there are none."""
 
     @property
     def agree(self) -> bool:
-        """Say whether one of them learns of deaths, and finds one cause with all ranks."""
+        """Whether another backend detects dead ranks, and agrees with all ranks on a cause."""
         return False
 
-    def note(self) -> int:
-        """Return where a rank tells what it began last, for the others to read; 0: nowhere.
+    def record_address(self) -> int:
+        """Return the address of the record where a rank publishes its latest launch; 0: none.
 
-        That is the address of a record as `backend.cpu.native.layout` has it, until the group is
+        `backend.cpu.native.offsets` has the layout of the record. It exists until the group is
         closed.
         """
         return 0
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return what each rank began last, as the end of a message, and numbers by rank."""
+        """Return each rank's latest call: as the end of a message, and its number by rank."""
         return "", {}
 
     def cause(self) -> DistError | None:
-        """Return why one of them has failed, None if none has; never blocks for long."""
+        """Return the error of another backend, None if none has failed; blocks only shortly."""
         return None
 
-    def tell(self, error: DistError) -> DistError | None:
-        """Fail with `error`, on every rank; return the cause that counts, None if none `agree`."""
+    def notify(self, error: DistError) -> DistError | None:
+        """Fail with `error` on every rank; return the agreed cause, None if none `agree`."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSetup:
-    """What a backend is made from: its place in the group, where and by when to meet the others.
+    """The arguments of a factory: a rank's place in the group, and how to meet the other ranks.
 
     `options` are the caller's `pg_options` for this backend, of a type that it was registered
     with, or None. `device` is init_process_group's `device_id`, or None. `others` are the group's
-    backends of other devices: what one of them learns of a death or an abort ends the group on all.
+    backends of other devices: a failure that ends the group for any of them ends it for all.
     """
 
     group_name: str

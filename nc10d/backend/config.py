@@ -11,15 +11,15 @@ from nc10d.backend.registry import find_backend, load_meeting
 
 DEFAULT = "cpu:cpu,cuda:nccl"
 
-# c10d scripts ask for gloo where they mean "the one for the CPU, which also takes device arrays".
+# c10d scripts that ask for gloo mean a backend for the CPU that also takes device arrays.
 _GLOO = {"cpu": "cpu", "cuda": "staged"}
 
 LOOKOUT = "lookout"
-"""Where a group has the backend that serves no arrays of its own, but learns of deaths."""
+"""The place of a failure detector in a group without a backend for CPU arrays."""
 
 
 class BackendConfig:
-    """A table from device type to backend name, read from what a user asked for."""
+    """A table from device type to backend name, parsed from the user's string."""
 
     __slots__ = ("asked", "devices", "places")
 
@@ -36,7 +36,7 @@ class BackendConfig:
 
     @property
     def lookout(self) -> str:
-        """Where the backend is that learns of deaths, if one does."""
+        """The place of the failure detector, if the group has any."""
         return LOOKOUT if LOOKOUT in self.places else "cpu"
 
     def backend_for(self, device: str) -> str:
@@ -47,15 +47,15 @@ class BackendConfig:
         return name
 
     def meeting(self) -> Meeting | None:
-        """Return how ranks meet where nobody says how: as their only backend does, if it does."""
+        """Return how ranks meet by default: by their only backend, None if it has no way."""
         names = set(self.devices.values())
         return load_meeting(find_backend(names.pop())) if len(names) == 1 else None
 
     def options(self, given: Any) -> dict[str, Any]:
-        """Return a caller's `pg_options` by backend name; TypeError for what none of them knows.
+        """Return a caller's `pg_options` by backend name; TypeError if a backend refuses them.
 
-        One backend takes them as they are. Where there are several, they are a mapping from the
-        backend's name to its options.
+        A single backend takes them as they are. For several backends they are a mapping from
+        backend name to options.
         """
         names = set(self.devices.values())
         if given is None:
@@ -74,7 +74,7 @@ class BackendConfig:
 
 
 def _with_lookout(devices: Mapping[str, str]) -> dict[str, str]:
-    """Return who is made for each device, and as the lookout where the CPU's backend is none."""
+    """Add the failure detector that a backend asks for, unless a CPU backend is there."""
     wanted = [entry.lookout for entry in map(find_backend, devices.values()) if entry.lookout]
     return {**({LOOKOUT: wanted[0]} if wanted and "cpu" not in devices else {}), **devices}
 

@@ -1,7 +1,7 @@
-"""What waiting means for operations on a device, whichever backend runs them: c10d's semantics.
+"""Waiting for operations on a device, for every backend that runs them: c10d's semantics.
 
-`wait()` puts the operation in front of what is queued next on the current stream; `wait_blocking`,
-or a timeout, blocks the host. A subclass says when a stream can be told to wait, and how.
+`wait()` makes the current stream wait for the operation; `wait_blocking`, or a timeout, blocks the
+host. A subclass defines when a stream can be made to wait, and how.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from nc10d.work import Work
 
 
 class DeviceWork(Work):
-    """One launch on a device; `blocks` says whether the host waits for it in any case."""
+    """One launch on a device; if `blocks`, `wait()` also blocks the host."""
 
     __slots__ = ()
 
     blocks: bool
 
-    def _await_place(self) -> None:
-        """Block until streams can be told to wait for the operation, or it has failed."""
+    def _await_queued(self) -> None:
+        """Block until streams can wait for the operation, or it has failed."""
         raise NotImplementedError
 
-    def order(self, stream: int) -> None:
-        """Let a stream wait for the operation, if it is not over yet; it has its place."""
+    def block_stream(self, stream: int) -> None:
+        """Make a stream wait for the operation, which is queued, unless it has ended."""
         raise NotImplementedError
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Put the operation in front of what is queued next on the current stream; return True.
+        """Make the current stream wait for the operation; return True.
 
-        As in c10d the host goes on, except for a barrier, and where other ranks are needed first.
-        With `timeout` (seconds or timedelta) it waits, as `wait_blocking` does. Raises what made
-        the operation fail, if that is known.
+        As in c10d the host does not wait, except for a barrier, and while other ranks are needed
+        before the operation can be queued. With `timeout` (seconds or timedelta) the host waits,
+        as in `wait_blocking`. Raises the operation's error, if it has failed already.
         """
         if timeout is not None or self.blocks:
             return self.wait_blocking(timeout)
@@ -43,7 +43,7 @@ class DeviceWork(Work):
         return True
 
     def wait_blocking(self, timeout: Timeout = None) -> bool:
-        """Block the host until the operation is over; see Work.wait."""
+        """Block the host until the operation has ended; see Work.wait."""
         return super().wait(timeout)
 
     def synchronize(self) -> None:
@@ -51,17 +51,17 @@ class DeviceWork(Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Put the operation in front of what is queued next on the current stream."""
+        """Make the current stream wait for the operation."""
         self.join()
 
     def join(self, stream: Any = None) -> None:
-        """Let a stream (anybody's, or its handle; without one, the current) wait for the operation.
+        """Make `stream` wait for the operation: any library's stream or handle; None: the current.
 
-        Blocks the host only while other ranks are needed before that can be.
+        Blocks the host only while other ranks are needed before the operation can be queued.
         """
-        self._await_place()
+        self._await_queued()
         if self._state == FAILED:
             assert self._exception is not None
             raise copy_to_raise(self._exception)
         current = stream is None
-        self.order(stream_of(first_array(self.ops)) if current else stream_handle(stream))
+        self.block_stream(stream_of(first_array(self.ops)) if current else stream_handle(stream))

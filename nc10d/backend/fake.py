@@ -1,6 +1,6 @@
-"""A backend that moves nothing: every operation is over at once, and no other rank is needed.
+"""A backend that moves no data: every operation ends at once and needs no other rank.
 
-For tracing, and for measuring what the layers above cost. Arrays keep their values. `launched`
+For tracing, and for measuring the cost of the layers above. Arrays keep their values. `launched`
 holds the operations of the latest launch.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.errors import GroupClosed
 from nc10d.ops import Op, Recv
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Completes at once; fails at once after `abort` or `close`."""
 
     name = "fake"
@@ -32,7 +32,7 @@ class FakeBackend:
         self._failure: BaseException | None = None
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Keep `ops` in `launched`, and be done."""
+        """Keep `ops` in `launched`; they have ended."""
         if self._failure is not None:
             raise self._failure
         self.launched = ops
@@ -44,7 +44,7 @@ class FakeBackend:
         return work
 
     def _sender(self, op: Op) -> int | None:
-        """Name the sender that a receive reports: the one asked for, else the next rank."""
+        """Return the sender that a receive reports: its `peer`, else the next rank."""
         if not isinstance(op, Recv):
             return None
         return (self.rank + 1) % self.size if op.peer is None else op.peer
@@ -61,21 +61,21 @@ class FakeBackend:
         return FakeBackend(ranks.index(self.rank), len(ranks))
 
     def abort(self, reason: BaseException) -> None:
-        """Refuse everything from now on, with `reason`; the first reason stays."""
+        """Refuse all later operations with `reason`; the first reason stays."""
         self._failure = self._failure or reason
 
     def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all later operations."""
         self._failure = self._failure or GroupClosed("the fake backend is closed")
 
 
 def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
-    """Meet nobody: a rank is 0, and alone, unless somebody says otherwise."""
+    """Return a store of this process alone; rank and size are 0 and 1 unless given."""
     from nc10d.store import HashStore
 
     return HashStore(), max(rank, 0), max(size, 1)
 
 
 def make(setup: BackendSetup) -> FakeBackend:
-    """Make the fake of one rank; meets nobody."""
+    """Make the fake of one rank; waits for no other rank."""
     return FakeBackend(setup.rank, setup.size)

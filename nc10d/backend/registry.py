@@ -1,4 +1,4 @@
-"""Names of backends: what `init_process_group("name")` can mean.
+"""The registry of backends: names that `init_process_group("name")` accepts.
 
 A factory is a function from BackendSetup to Backend, or its address as "module:function", which
 is imported when the backend is first made. A user's own backend is registered in the same way.
@@ -17,11 +17,11 @@ from nc10d.errors import UnsupportedPlatform
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A registered backend: how to make it, for which devices by default, and its options.
+    """A registered backend: its factory, its default devices, and its types of options.
 
-    `options` are the types that its `pg_options` may have; None, the default, always goes. `meet`
-    is how its ranks find each other where nobody says how (None: by the environment). `lookout` is
-    the backend that learns of deaths for it, in groups that have no backend for the CPU.
+    `options` are the types that its `pg_options` may have; None, the default, is always accepted.
+    `meet` finds the other ranks by default (None: by the environment). `lookout` names the
+    backend that detects dead ranks for it, in groups that have no backend for the CPU.
     """
 
     name: str
@@ -32,7 +32,7 @@ class BackendEntry:
     lookout: str | None = None
 
     def check_options(self, options: Any) -> None:
-        """Raise TypeError for options that this backend does not know."""
+        """Raise TypeError for options of a type that this backend does not take."""
         if options is None or isinstance(options, self.options):
             return
         known = " or ".join(kind.__name__ for kind in self.options)
@@ -51,14 +51,16 @@ def register_backend(
     meet: Meeting | str | None = None,
     lookout: str | None = None,
 ) -> None:
-    """Make `name` known; `devices` are those it serves when it is asked for by name alone.
+    """Register a backend as `name`; it serves `devices` when it is requested by name alone.
 
-    `options` are the types of `pg_options` that it takes (by default any, which its factory then
-    checks itself); a group with others is refused before its ranks have met. `meet(rank, size,
-    deadline)`, or its address, finds the other ranks of a job whose only backend this is, where
-    init_process_group gets no method and no store; rank and size are -1 if unknown. A backend that
-    can't see its peers die names a `lookout`, which a group makes beside it ("cpu"). ValueError if
-    the name is taken, is empty, or has a character of "cpu:cpu,cuda:nccl".
+    The factory returns an object that derives from `nc10d.backend.base.Backend`. `options` are the
+    types of `pg_options` that it takes (by default any type, and the factory checks them); a group
+    with other options is refused before its ranks meet.
+
+    `meet(rank, size, deadline)`, or its address, finds the other ranks of a job whose only backend
+    this is, if init_process_group gets neither a method nor a store; rank and size are -1 if
+    unknown. A backend that can't detect dead peers names a `lookout` ("cpu"), which a group makes
+    beside it. ValueError if the name is taken, is empty, or has a colon, a comma or a space.
     """
     name = name.lower()
     if not name or set(name) & set(":, "):
@@ -71,12 +73,12 @@ def register_backend(
 
 
 def unregister_backend(name: str) -> None:
-    """Forget a name; groups that use the backend keep it. For tests and plug-ins that reload."""
+    """Remove a name; groups that use the backend keep it. For tests and plug-ins that reload."""
     _entries.pop(name.lower(), None)
 
 
 def find_backend(name: str) -> BackendEntry:
-    """Return the entry called `name`; ValueError that lists the known names."""
+    """Return the entry of `name`; ValueError that lists the registered names."""
     entry = _entries.get(name.lower())
     if entry is None:
         known = ", ".join(sorted(_entries))
@@ -85,19 +87,19 @@ def find_backend(name: str) -> BackendEntry:
 
 
 def load_factory(entry: BackendEntry) -> Factory:
-    """Return the entry's function, imported if need be; UnsupportedPlatform if it is not here."""
+    """Return the entry's factory, imported if necessary; UnsupportedPlatform if it is missing."""
     return cast(Factory, _load(entry, entry.factory))
 
 
 def load_meeting(entry: BackendEntry) -> Meeting | None:
-    """Return how the ranks of the entry's backend meet, None for by the environment."""
+    """Return how the ranks of the entry's backend meet, None if by the environment."""
     return None if entry.meet is None else cast(Meeting, _load(entry, entry.meet))
 
 
-def _load(entry: BackendEntry, what: object) -> object:
-    if not isinstance(what, str):
-        return what
-    module, _, attribute = what.partition(":")
+def _load(entry: BackendEntry, target: object) -> object:
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from nc10d.arrays.interop import (
     use_unowned_views,
 )
 from nc10d.backend.backend_table import BackendTable
-from nc10d.backend.base import Backend
+from nc10d.backend.base import Backend, PreparingBackend
 from nc10d.backend.config import BackendConfig
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
@@ -37,47 +37,6 @@ from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
-
-
-class PreparedCall(Protocol):
-    """An operation that has passed all checks, ready to run again.
-
-    run(words, x, y) returns 0 once the call has ended. Any other answer goes to
-    PreparingBackend.finish, and so does 0 while operations are `in_flight` on the same channel.
-    x and y are input and output (output and input of a ReduceScatter), or one array twice, or
-    array and tag. They may be any objects: `run` itself checks them.
-    """
-
-    run: Callable[[Any, Any, Any], int]
-    words: Any
-    in_flight: Any
-
-
-class PreparingBackend(Backend, Protocol):
-    """A backend that prepares calls."""
-
-    latest: Mapping[type[Op], Mapping[Any, PreparedCall]]
-    """The call prepared last, by kind of operation and `extra`: what the operation has besides
-    arrays (reduction, root, (root, reduction), or peer)."""
-
-    def finish(self, prepared: Any, answer: int, x: Array, y: Any, timeout: float) -> bool:
-        """Complete a call after `prepared.run` has returned `answer`; may block.
-
-        False: nothing has happened, and the operation has to be launched.
-        """
-        ...
-
-    def abandon(self, prepared: Any, x: Array, y: Any) -> None:
-        """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
-        ...
-
-    def start(self, prepared: Any, x: Array, y: Any, timeout: float) -> Work | None:
-        """Submit a prepared call and return its Work; None: nothing has happened."""
-        ...
-
-    def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
-        """Submit messages, sends first, if all are prepared; None: nothing has happened."""
-        ...
 
 
 class Dispatcher(Collectives, PointToPoint):
@@ -233,8 +192,7 @@ class Dispatcher(Collectives, PointToPoint):
             self._watched = get_debug_level() is DebugLevel.DETAIL
             free = not (self._observers or self._batches or self._watched)
             usable = self._backends.usable("cpu") if free else None
-            prepares = bool(getattr(usable, "latest", None))
-            self._preparing = cast(PreparingBackend, usable) if prepares else None
+            self._preparing = None if usable is None else usable.preparing
 
     @property
     def seq(self) -> int:

@@ -131,9 +131,10 @@ class FlightRecorder:
 
     def __init__(self, group: ProcessGroup) -> None:
         backend = group.backend("cpu")
-        if not hasattr(backend, "logged"):
+        records = backend.call_records
+        if records is None:
             raise TypeError(f"the backend {backend.name!r} of {group!r} keeps no records")
-        self._backend: Any = backend
+        self._backend = records
         self._name, self._ranks = group.name, [*group.ranks]
 
     def entries(self) -> list[Entry]:
@@ -173,8 +174,7 @@ class FlightRecorder:
 
     def dump_on_failure(self, folder: Path) -> None:
         """Have the group write a dump into a folder when it fails."""
-        health = self._backend.group.health
-        health.on_failure = lambda error: _write(self, folder, error=error)
+        self._backend.observe_failure(lambda error: _write(self, folder, error=error))
 
     def write(self, folder: Path, why: str = "asked for", error: DistError | None = None) -> Path:
         """Write the dump into a folder, made if missing; return the file's path."""
@@ -198,8 +198,7 @@ def dump_automatically(group: ProcessGroup, environment: Mapping[str, str] = os.
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
     if not folder or "cpu" not in group.config.devices:
         return
-    backend = group.backend("cpu")
-    if not hasattr(backend, "logged"):  # the backend keeps no records
+    if group.backend("cpu").call_records is None:
         return
     FlightRecorder(group).dump_on_failure(Path(folder))
     _recorded_groups.add(group)

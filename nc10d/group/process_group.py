@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
@@ -87,8 +87,9 @@ class ProcessGroup(Dispatcher, Members):
         there = None if parent is None or device not in AT_ONCE else _place_of(name, parent)
         if parent is not None and there is not None:
             if self._survivors is not None:
-                whole: Any = parent.backend(there, deadline)
-                return cast(Backend, whole.shrink(self._survivors, self.name, self.store, deadline))
+                whole = parent.backend(there, deadline).shrinkable
+                assert whole is not None, "shrink_group refuses other backends"
+                return whole.shrink(self._survivors, self.name, self.store, deadline)
             relative = [parent.group_rank(member) for member in self.ranks]
             return parent.backend(there, deadline).split(
                 relative, self.name, self.store, deadline, options

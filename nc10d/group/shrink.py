@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from nc10d.arrays.arguments import integer
+from nc10d.backend.base import Shrinkable
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.group.process_group import ProcessGroup
@@ -90,13 +91,14 @@ def shrink_group(
     return new
 
 
-def _failure_detector(group: ProcessGroup) -> Any:
+def _failure_detector(group: ProcessGroup) -> Shrinkable:
     """Return the backend that detects failures, and over whose connections survivors agree."""
     place = group.config.lookout
     backend = group.backend(place) if place in group.config.places else None
-    if not hasattr(backend, "shrink"):
+    shrinkable = None if backend is None else backend.shrinkable
+    if shrinkable is None:
         raise TypeError(f"the backend {group.backend_name!r} of {group!r} can't shrink a group")
-    return backend
+    return shrinkable
 
 
 def _excluded(group: ProcessGroup, ranks: Sequence[int] | None) -> set[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nc10d import ops as O
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -148,7 +148,7 @@ class LocalHub:
             return self._exchanges.setdefault(name, LocalExchange(size))
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """A rank's backend; all ranks of a group share an exchange."""
 
     name = "local"

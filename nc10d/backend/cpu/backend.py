@@ -9,13 +9,13 @@ every rank finds the cause within 50 ms, stops its channels and raises the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT, one_shot_bytes
 from nc10d.backend.cpu.context import Context
@@ -39,8 +39,10 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
+from nc10d.ops import Op
 from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
+from nc10d.work import Work
 
 DIRECTIONS = {at.SENDER: "to", at.RECEIVER: "from"}
 
@@ -79,7 +81,7 @@ def _connected(
     return CpuBackend(Group(spec.context, memory, spec.name, spec.members, remote), detector)
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """One group. Methods that block say so."""
 
     name = "cpu"
@@ -100,11 +102,14 @@ class CpuBackend:
         self.waiter = Waiter(group, detector)
         self.launcher = OpLauncher(group, self.shape, self.waiter)
         self.latest = self.launcher.cache.latest
-        self.launch = self.launcher.launch
         self.finish = self.launcher.finish
         self.abandon = self.launcher.abandon
         self.start = self.launcher.start
         self.start_messages = self.launcher.start_messages
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend."""
+        return self.launcher.launch(ops, timeout, async_op)
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -158,8 +163,32 @@ class CpuBackend:
         return self.group.memory.progress()
 
     @property
-    def note(self) -> int:
-        """The address of the record of this rank's latest call on another device."""
+    def failure_detector(self) -> CpuBackend:
+        """This backend: it detects dead ranks."""
+        return self
+
+    @property
+    def preparing(self) -> CpuBackend:
+        """This backend: it prepares calls on plain arrays."""
+        return self
+
+    @property
+    def call_records(self) -> CpuBackend:
+        """This backend: its worker records calls."""
+        return self
+
+    @property
+    def shrinkable(self) -> CpuBackend:
+        """This backend: survivors agree over its group control."""
+        return self
+
+    def observe_failure(self, observer: Callable[[DistError], object]) -> None:
+        """Have `observer` called with the error when the group fails."""
+        self.group.health.on_failure = observer
+
+    @property
+    def record_address(self) -> int:
+        """The address of the record where this rank publishes its launches on other devices."""
         return self.group.memory.note
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:

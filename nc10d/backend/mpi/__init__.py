@@ -5,21 +5,20 @@ For machines and networks that MPI serves and the built-in engine does not. Resu
 every backend: the rules of `nc10d.arrays.dtypes`, folded in rank order, bit for bit, unless
 `MpiOptions(any_order=True)` lets MPI's own algorithms choose the order of sums.
 
-What MPI can't, and what therefore is different from the built-in engine:
+MPI has limits that the built-in engine does not have:
 
-- An operation can't be taken back: after a failure MPI may still write into arrays of operations
-  that had begun, so they are kept alive for good. Nothing begins before all ranks have entered the
-  same call, though.
-- MPI makes communicators in calls that block for as long as a rank is missing. Ranks meet before,
-  with a timeout; one that dies in between still hangs the others.
-- A process that dies takes the job with it (that is `mpirun`'s doing, or a site's fault-tolerant
-  MPI's), and an abort or a timeout reaches a rank when that rank next looks: in a call, in a wait,
-  or on the thread that moves asynchronous operations along. When two ranks fail at the same time,
-  ranks may differ about which was the first.
+- An operation can't be cancelled: after a failure MPI may still write into arrays of operations
+  that had begun, so these arrays are kept alive for good. No operation begins before all ranks
+  have entered the same call, though.
+- MPI makes communicators in calls that block for as long as a rank is missing. Ranks meet before
+  such a call, with a timeout; a rank that dies in between still hangs the others.
+- A process that dies takes the job with it (`mpirun` or a fault-tolerant MPI does that). An abort
+  or a timeout reaches a rank at its next poll: in a call, in a wait, or on the progress thread.
+  When two ranks fail at the same time, ranks may differ about which failed first.
 - A message's element type is not compared, only its size.
-- MPI has no wait with a timeout: waiting looks again and again, first at once, then yielding the
-  core, then every half millisecond.
+- MPI has no wait with a timeout: a waiting rank polls, first at full speed, then yielding the core,
+  then every half millisecond.
 
-MPI is asked for MPI_THREAD_MULTIPLE. With less it is told: a warning for SERIALIZED (no other
-code may call MPI meanwhile), an error below.
+nc10d requests MPI_THREAD_MULTIPLE. It warns about SERIALIZED (no other code may call MPI
+meanwhile), and refuses a lower level.
 """

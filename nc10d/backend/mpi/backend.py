@@ -1,4 +1,4 @@
-"""The MPI backend: validated operations onto a lane, and the communicators of its groups."""
+"""The MPI backend: hands validated operations to an MpiGroup, and makes its communicators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.mpi.devices import check_devices
-from nc10d.backend.mpi.forming import come_together
+from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.group import MpiGroup
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.progress_thread import engine
@@ -27,18 +27,18 @@ from nc10d.work import Work
 class MpiOptions:
     """`pg_options` of a group on MPI.
 
-    `any_order`: MPI's own algorithms may choose in which order floats are summed. Results are the
-    same on all ranks only if they are so in that MPI, and may differ from other backends' in the
-    last bits; for many ranks on a fast network it is the faster way.
+    With `any_order`, MPI's own algorithms may choose the order in which floats are summed. Results
+    are then equal on all ranks only if that MPI makes them so, and may differ from those of other
+    backends in the last bits. For many ranks on a fast network it is faster.
     """
 
     any_order: bool = False
 
 
 def make(setup: BackendSetup) -> MpiBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have come.
+    """Make the backend of a job's first group; blocks until all of its ranks have arrived.
 
-    RendezvousError if they don't in time, or if MPI has fewer processes than the group has ranks.
+    RendezvousError if a rank is late, or if MPI has fewer processes than the group has ranks.
     """
     require_threads()
     options = _checked(setup.options)
@@ -49,11 +49,11 @@ def make(setup: BackendSetup) -> MpiBackend:
             f"the program with mpirun -n {setup.size}"
         )
     if setup.size == world.size:
-        come_together(world, range(world.size), setup.group_name, setup.deadline)
-        with _blocking():
+        wait_for_members(world, range(world.size), setup.group_name, setup.deadline)
+        with _blocking_calls():
             comm = world.Split(0, setup.rank)
     else:
-        comm = _of_some(setup)
+        comm = _create_from_processes(setup)
     return MpiBackend(setup.group_name, comm, options)
 
 
@@ -65,8 +65,8 @@ def _checked(options: Any) -> MpiOptions:
     return options
 
 
-def _of_some(setup: BackendSetup) -> Comm:
-    """Make the communicator of some of MPI's processes, who tell each other by the store."""
+def _create_from_processes(setup: BackendSetup) -> Comm:
+    """Make the communicator of some of MPI's processes, which exchange ranks over the store."""
     setup.store.set(f"mpi/{setup.rank}", str(MPI.COMM_WORLD.rank))
     keys = [f"mpi/{rank}" for rank in range(setup.size)]
     setup.store.wait(keys, setup.deadline.remaining())
@@ -75,22 +75,22 @@ def _of_some(setup: BackendSetup) -> Comm:
 
 
 def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -> Comm:
-    """Make the communicator of some ranks of `comm`; only they call."""
-    come_together(comm, members, name, deadline)
-    # Groups that different threads make at the same time are told apart by the tag.
-    with _blocking():
+    """Make the communicator of some ranks of `comm`; only `members` call."""
+    wait_for_members(comm, members, name, deadline)
+    # The tag distinguishes groups that different threads make at the same time.
+    with _blocking_calls():
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
 
 
 @contextlib.contextmanager
-def _blocking() -> Iterator[None]:
-    """Surround calls of MPI that block: where threads must take turns, the others wait."""
+def _blocking_calls() -> Iterator[None]:
+    """Surround blocking calls of MPI: if threads must take turns, the other threads wait."""
     with engine.lock if serialized() else contextlib.nullcontext():
         yield
 
 
-class MpiBackend:
-    """One group's operations by MPI. Methods that block say so."""
+class MpiBackend(Backend):
+    """A group's operations by MPI; a method's docstring states if it blocks."""
 
     name = "mpi"
     device_type = "cpu"
@@ -98,16 +98,16 @@ class MpiBackend:
     def __init__(self, group_name: str, comm: Comm, options: MpiOptions) -> None:
         self.rank: int = comm.rank
         self.size: int = comm.size
-        with _blocking():
+        with _blocking_calls():
             control = comm.Dup()
-        self._lane = MpiGroup(group_name, comm, control, options.any_order, engine)
+        self._group = MpiGroup(group_name, comm, control, options.any_order, engine)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops`; see Backend. What can't run on MPI raises before anything is sent."""
+        """Run `ops`; see Backend. Operations that MPI can't run raise before anything is sent."""
         for op in ops:
             validate(op, self.rank, self.size)
         check_devices(ops)
-        work = self._lane.launch(ops, Deadline.after(timeout))
+        work = self._group.launch(ops, Deadline.after(timeout))
         if async_op:
             engine.need_thread()
             return work
@@ -120,10 +120,10 @@ class MpiBackend:
         return None
 
     def _interrupted(self, work: Work) -> Aborted:
-        """Return the reason of a group whose call something (Ctrl-C, say) ended on this rank."""
+        """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""
         name = work._describe()
         text = f"rank {self.rank} was interrupted in {name}"
-        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._lane.name, op=name)
+        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._group.name, op=name)
 
     def split(
         self,
@@ -133,18 +133,18 @@ class MpiBackend:
         deadline: Deadline,
         options: Any = None,
     ) -> MpiBackend:
-        """Make the backend of a group of some of my ranks; blocks until they all have come."""
-        self._lane.check()
-        comm = _create(self._lane.comm, ranks, name, deadline)
+        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        self._group.check()
+        comm = _create(self._group.comm, ranks, name, deadline)
         return MpiBackend(name, comm, _checked(options))
 
     def abort(self, reason: BaseException) -> None:
-        """Fail the group with `reason` here, and on every peer as soon as that looks."""
+        """Fail the group with `reason` here, and on every peer at its next poll."""
         error = reason if isinstance(reason, DistError) else Aborted(str(reason))
         with engine.lock:
-            self._lane.fail(error)
-        engine.publish()
+            self._group.fail(error)
+        engine.finish_ended()
 
     def close(self) -> None:
-        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
-        self._lane.close()
+        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
+        self._group.close()

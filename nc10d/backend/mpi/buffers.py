@@ -1,7 +1,7 @@
-"""An operation's arrays as MPI takes them: contiguous memory by address, one piece an argument.
+"""An operation's arrays as MPI takes them: contiguous memory by address.
 
-A strided array goes through a contiguous copy, a list of arrays through one flat copy; what is
-written is copied back when the operation is over. Device arrays are taken as they are.
+A strided array goes through a contiguous copy, a list of arrays through a flat copy. Copies that
+MPI has written are copied back when the operation ends. Device arrays are taken as they are.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.mpi.datatypes import moved
+from nc10d.backend.mpi.datatypes import carrier
 from nc10d.backend.mpi.library import MPI
 
 
 @dataclass(frozen=True, slots=True)
 class FlatBuffer:
-    """`count` elements one after another at `address`; `owner` keeps them alive."""
+    """`count` contiguous elements at `address`; `owner` keeps them alive."""
 
     address: int
     count: int
@@ -33,8 +33,8 @@ class FlatBuffer:
         """The bytes of all elements."""
         return self.count * self.dtype.itemsize
 
-    def part(self, first: int, count: int) -> FlatBuffer:
-        """Return `count` elements from number `first` on."""
+    def slice(self, first: int, count: int) -> FlatBuffer:
+        """Return `count` elements from index `first` on."""
         address = self.address + first * self.dtype.itemsize
         return FlatBuffer(address, count, self.dtype, self.device, self.owner)
 
@@ -42,62 +42,62 @@ class FlatBuffer:
         """Return the bytes as mpi4py takes them."""
         return MPI.buffer.fromaddress(self.address, self.nbytes)
 
-    def all(self) -> list[Any]:
+    def whole(self) -> list[Any]:
         """Return mpi4py's description of all elements."""
-        return [self.memory(), self.count, moved(self.dtype)]
+        return [self.memory(), self.count, carrier(self.dtype)]
 
-    def cut(self, counts: Sequence[int]) -> list[Any]:
-        """Return mpi4py's description of chunks that follow one another."""
-        return [self.memory(), (counts, None), moved(self.dtype)]
+    def in_chunks(self, counts: Sequence[int]) -> list[Any]:
+        """Return mpi4py's description of consecutive chunks."""
+        return [self.memory(), (counts, None), carrier(self.dtype)]
 
 
 class OpBuffers:
-    """The memory of one operation, from its beginning to `finish`."""
+    """The memory of an operation, from its beginning to `finish`."""
 
-    __slots__ = ("_after",)
+    __slots__ = ("_copies_back",)
 
     def __init__(self) -> None:
-        self._after: list[Callable[[], None]] = []
+        self._copies_back: list[Callable[[], None]] = []
 
-    def flat(self, x: Any, written: bool) -> FlatBuffer:
+    def contiguous(self, x: Any, written: bool) -> FlatBuffer:
         """Return the memory of an array, or of a copy that `finish` copies back if `written`."""
         buffer = as_buffer(x)
         if buffer.contiguous:
-            return _as_is(buffer)
+            return _flat_buffer(buffer)
         view = buffer.as_numpy()
         copy = np.ascontiguousarray(view)
         if written:
-            self._after.append(lambda: np.copyto(view, copy))
-        return _as_is(as_buffer(copy))
+            self._copies_back.append(lambda: np.copyto(view, copy))
+        return _flat_buffer(as_buffer(copy))
 
     def chunks(self, arrays: Any, size: int, written: bool) -> tuple[FlatBuffer, list[int]]:
-        """Return one piece of memory for a flat array or a list, and the count of each chunk."""
+        """Return the memory of a flat array, or of a list in one piece; and each chunk's count."""
         if not isinstance(arrays, (list, tuple)):
-            flat = self.flat(arrays, written)
+            flat = self.contiguous(arrays, written)
             return flat, [flat.count // size] * size
         buffers = [as_buffer(x) for x in arrays]
         views = [buffer.as_numpy() for buffer in buffers]
         counts = [buffer.count for buffer in buffers]
         whole = np.concatenate([view.reshape(-1) for view in views])
         if written:
-            self._after.append(lambda: _cut_back(whole, views))
-        return _as_is(as_buffer(whole)), counts
+            self._copies_back.append(lambda: _copy_chunks_back(whole, views))
+        return _flat_buffer(as_buffer(whole)), counts
 
     def scratch(self, count: int, dtype: DType) -> FlatBuffer:
-        """Return memory for `count` elements that nobody has seen."""
-        return _as_is(as_buffer(np.empty(count, dtype.numpy)))
+        """Return uninitialised memory for `count` elements."""
+        return _flat_buffer(as_buffer(np.empty(count, dtype.numpy)))
 
     def finish(self) -> None:
-        """Copy back what was written into copies."""
-        for step in self._after:
-            step()
+        """Copy written copies back to the caller's arrays."""
+        for copy_back in self._copies_back:
+            copy_back()
 
 
-def _as_is(buffer: Buffer) -> FlatBuffer:
+def _flat_buffer(buffer: Buffer) -> FlatBuffer:
     return FlatBuffer(buffer.address, buffer.count, buffer.dtype, buffer.device, buffer.owner)
 
 
-def _cut_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]]) -> None:
+def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]]) -> None:
     first = 0
     for view in views:
         np.copyto(view, whole[first : first + view.size].reshape(view.shape))

@@ -1,9 +1,9 @@
-"""Whether all ranks made the same call: found out before anything is sent.
+"""Check that all ranks made the same call, before anything is sent.
 
-A launch's collectives are put into words, the words into 62 bits, and one small all_reduce tells
-every rank whether all have the same bits; since it ends when all have come, it is the barrier too.
-The same words are what an error shows. With the words goes whether this rank's arrays make the
-operations of a batch wait for one another: if one rank's do, all run them one after another.
+A text describes a launch's collectives, and 62 bits of its hash go into a small all_reduce, which
+shows every rank whether all have the same bits. It ends when all ranks have arrived, so it is the
+barrier too. Errors show the same text. The all_reduce also carries whether this rank's arrays make
+the operations of a batch depend on each other: if so on any rank, all ranks run them in order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.mpi.library import MPI, Request
-from nc10d.backend.mpi.mpi_collectives import announced
+from nc10d.backend.mpi.mpi_collectives import exchanges_sizes
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import (
     OP_NAMES,
@@ -32,12 +32,12 @@ from nc10d.ops import (
     Send,
 )
 
-WORDS = 240
-"""Bytes of a call's description that ranks show each other when they disagree."""
+TEXT_BYTES = 240
+"""Bytes of a call's description that ranks exchange when their calls differ."""
 
 
 def describe(ops: Sequence[Op]) -> str:
-    """Put calls into words: all that ranks must have alike, and nothing else."""
+    """Return the text of calls: everything that must be equal on all ranks, and no more."""
     return "; ".join(map(_describe, ops))
 
 
@@ -46,10 +46,10 @@ def _describe(op: Op) -> str:
     if isinstance(op, (Barrier, Send, Recv)):
         return name
     reduces = isinstance(op, (AllReduce, Reduce, ReduceScatter))
-    how = f", op={_reduction(op)}" if reduces else ""
+    operator = f", op={_reduction(op)}" if reduces else ""
     root = getattr(op, "root", None)
-    who = "" if root is None else f", root={root}"
-    return f"{name}(dtype={_dtype(op)}, {_sizes(op)}{how}{who})"
+    root_text = "" if root is None else f", root={root}"
+    return f"{name}(dtype={_dtype(op)}, {_sizes(op)}{operator}{root_text})"
 
 
 def _reduction(op: Any) -> str:
@@ -64,7 +64,7 @@ def _dtype(op: Any) -> str:
 
 
 def _sizes(op: Any) -> str:
-    if announced(op):
+    if exchanges_sizes(op):
         return "announced sizes"
     if isinstance(op, (AllGather, ReduceScatter)):
         whole = op.out if isinstance(op, AllGather) else op.inp
@@ -77,7 +77,7 @@ def _sizes(op: Any) -> str:
 
 
 class CallCheck:
-    """One launch's question to all ranks: is this your call too, and may it run side by side?"""
+    """The check of one launch: do all ranks make this call, and may its operations overlap?"""
 
     __slots__ = ("_least", "text")
 
@@ -88,39 +88,39 @@ class CallCheck:
         self._least = np.array([word, -word, -int(conflict)], np.int64)
 
     def ask(self, comm: Any) -> Request:
-        """Start asking; MIN of a number and of its negative are opposite only if all are alike."""
+        """Start the check: MIN of a number and of its negative are opposite only if all agree."""
         return comm.Iallreduce(MPI.IN_PLACE, self._least, MPI.MIN)
 
     @property
-    def reached(self) -> bool:
+    def agrees(self) -> bool:
         """Whether all calls were the same."""
         return bool(self._least[0] == -self._least[1])
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether some rank has operations that must run one after another."""
+    def is_sequential(self) -> bool:
+        """Whether some rank has operations that must run in order."""
         return bool(self._least[2] < 0)
 
 
-def shown(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return a description as bytes to send, and room for those of all ranks."""
-    cut = text.encode()[:WORDS].ljust(WORDS, b"\0")
-    return np.frombuffer(cut, np.uint8), np.empty((size, WORDS), np.uint8)
+def exchanged_texts(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return a description as bytes to send, and memory for the descriptions of all ranks."""
+    cut = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+    return np.frombuffer(cut, np.uint8), np.empty((size, TEXT_BYTES), np.uint8)
 
 
-def mismatch(everybody: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMismatch:
-    """Return the error that names who called what; the same on every rank."""
-    texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everybody]
+def mismatch(rows: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMismatch:
+    """Return the error that shows each rank's call; the same on every rank."""
+    texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         ranks.setdefault(text, []).append(rank)
-    told = ", ".join(f"{text} on {_few(who)}" for text, who in list(ranks.items())[:4])
-    message = f"group {group!r}: the ranks made different calls at #{seq}: {told}"
-    odd = min(ranks.values(), key=lambda who: (len(who), -who[0]))[0]
+    calls = ", ".join(f"{text} on {_ranks_text(some)}" for text, some in list(ranks.items())[:4])
+    message = f"group {group!r}: the ranks made different calls at #{seq}: {calls}"
+    odd = min(ranks.values(), key=lambda some: (len(some), -some[0]))[0]
     name = texts[odd].partition("(")[0]
     return CollectiveMismatch(message, rank=odd, group=group, op=name, seq=seq)
 
 
-def _few(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     text = ", ".join(map(str, ranks[:8])) + ("" if len(ranks) <= 8 else ", ...")
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -1,7 +1,7 @@
-"""What ranks of a group tell each other beside their calls: that it failed, or that one left.
+"""Control messages between a group's ranks, beside their calls: the group failed, or a rank left.
 
-A notice is a short message on the group's second communicator. `MpiControl` always has one receive
-posted, so that looking costs one MPI_Test.
+They are short messages on the group's second communicator. `MpiControl` always has a receive
+posted, so that polling costs a single MPI_Test.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ MOST_BYTES = 8192
 
 
 class MpiControl:
-    """One rank's ear and voice in one group; its owner sees to it that threads take turns."""
+    """A rank's control messages in a group; the caller holds the progress thread's lock."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
-        self._heard = np.empty(MOST_BYTES, np.uint8)
-        self._ear: Request | None = None
+        self._received = np.empty(MOST_BYTES, np.uint8)
+        self._request: Request | None = None
         self._status = MPI.Status()
         if self._peers:
-            self._listen()
+            self._post_receive()
 
-    def _listen(self) -> None:
-        self._ear = self._comm.Irecv(self._heard, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    def _post_receive(self) -> None:
+        self._request = self._comm.Irecv(self._received, MPI.ANY_SOURCE, MPI.ANY_TAG)
 
-    def hear(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield what has come: the sender, FAILED or LEFT, and its text."""
+    def received(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the messages that have arrived: the sender, FAILED or LEFT, and the text."""
         status = self._status
-        while self._ear is not None and self._ear.Test(status):
-            text = self._heard[: status.Get_count(MPI.BYTE)].tobytes()
+        while self._request is not None and self._request.Test(status):
+            text = self._received[: status.Get_count(MPI.BYTE)].tobytes()
             source, kind = status.Get_source(), status.Get_tag()
-            self._listen()
+            self._post_receive()
             yield source, kind, text
 
-    def tell(self, kind: int, texts: dict[int, bytes]) -> None:
+    def send(self, kind: int, texts: dict[int, bytes]) -> None:
         """Send each rank its text; never blocks."""
         for peer, text in texts.items():
             data = np.frombuffer(text, np.uint8)
@@ -49,13 +49,13 @@ class MpiControl:
             if not request.Test():
                 keep((request, data))
 
-    def tell_all(self, kind: int, text: bytes) -> None:
-        """Send all other ranks a text; never blocks."""
-        self.tell(kind, dict.fromkeys(self._peers, text))
+    def broadcast(self, kind: int, text: bytes) -> None:
+        """Send a text to all other ranks; never blocks."""
+        self.send(kind, dict.fromkeys(self._peers, text))
 
     def close(self) -> None:
         """Stop listening; idempotent."""
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.Cancel()
-            ear.Wait()
+        request, self._request = self._request, None
+        if request is not None:
+            request.Cancel()
+            request.Wait()

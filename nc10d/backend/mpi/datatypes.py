@@ -1,9 +1,9 @@
 """nc10d's element types and reductions as MPI's.
 
-Data is moved as unsigned ints of its width. A reduction that MPI defines alike runs as MPI's own;
-any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op that calls
-nc10d's kernel. One op a kind serves all types, which it tells apart by the datatype it is given:
-mpi4py has room for few ops.
+Data is moved as unsigned ints of its width. A reduction that MPI defines in the same way runs as
+MPI's own. Any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op that
+calls nc10d's kernel. An op serves all element types of a kind, and distinguishes them by MPI's
+datatype, because mpi4py allows only few ops.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class MpiReduction:
     op: Any
 
 
-def moved(dtype: DType) -> Any:
+def carrier(dtype: DType) -> Any:
     """Return the MPI datatype that carries elements of `dtype` unread."""
     return _MOVED[dtype.itemsize]
 
 
 def order_matters(kind: RedOp, dtype: DType, size: int) -> bool:
-    """Say whether another order of the same operands could change a bit of the result."""
+    """Return whether another order of the same operands could change a bit of the result."""
     rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
     return rounds and size > 2 and kind not in (RedOp.MIN, RedOp.MAX)
 
 
 def native(kind: RedOp, dtype: DType) -> MpiReduction | None:
-    """Return MPI's own reduction, if it has one of the same meaning (sums begin and end AVG)."""
+    """Return MPI's own reduction of the same meaning, None if it has none (AVG is a sum here)."""
     kind, stored = canonical(kind, dtype)
     datatype = _NUMBERS.get(stored)
     if datatype is None or (stored.family is ElementKind.FLOAT and kind not in _ARITHMETIC):

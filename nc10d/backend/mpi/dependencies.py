@@ -1,7 +1,8 @@
-"""Which operations of a batch must wait for which: those that use one another's memory.
+"""Dependencies inside a batch: which operations must wait for which earlier operations.
 
-A block means its calls in order. Nobody can see the order of operations that share no memory, or
-only read it; any other waits until the earlier ones that it meets are over.
+The result of a block is as if its calls ran in order. The order of operations that share no memory,
+or only read it, can't be observed. Any other operation waits for the earlier operations that it
+shares memory with.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.intervals import Use, conflict
 from nc10d.ops import Op
 
-Needs = dict[int, frozenset[int]]
-"""Place in the batch of an operation -> places of the earlier ones that it waits for."""
+Dependencies = dict[int, frozenset[int]]
+"""Place in the batch of an operation -> places of the earlier operations that it waits for."""
 
 
-def needs(ops: Sequence[Op]) -> Needs:
-    """Return what waits for what; empty where any order will do."""
+def dependencies_of(ops: Sequence[Op]) -> Dependencies:
+    """Return the dependencies of a batch; empty if its operations may run in any order."""
     if len(ops) == 1:
         return {}
     memory = [_touched(op) for op in ops]
     found = {
-        place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, mine))
-        for place, mine in enumerate(memory)
+        place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, uses))
+        for place, uses in enumerate(memory)
     }
     return {place: earlier for place, earlier in found.items() if earlier}
 

@@ -1,8 +1,8 @@
-"""Which device arrays MPI can take: refused here, before anything is sent.
+"""Refuse device arrays that MPI can't take, before anything is sent.
 
-A CUDA-aware MPI reads and writes device memory by its address. It knows no streams: what computes
-an array must have ended before the call (`synchronize` first). Arrays must be contiguous, and not
-in lists; reductions are those that MPI has itself, in MPI's own order.
+A CUDA-aware MPI reads and writes device memory by its address. It knows no streams: kernels that
+compute an array must have ended before the call (`synchronize` first). Arrays must be contiguous,
+and not in lists. Reductions are limited to MPI's own, in MPI's own order.
 """
 
 from __future__ import annotations

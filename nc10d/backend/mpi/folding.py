@@ -1,4 +1,4 @@
-"""Reductions on this rank, by nc10d's kernels: in rank order, as the reference says."""
+"""Reductions on this rank, by nc10d's kernels: in rank order, as in the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
     """into := op over the `size` rows, first to last; the rows are scratch memory."""
     prepare(rows, rows, op)
     combine = kernel(kernel_address(op.kind, into.dtype))
-    row = [rows.part(r * into.count, into.count).address for r in range(size)]
+    row = [rows.slice(r * into.count, into.count).address for r in range(size)]
     total = row[0]
     for address in row[1:]:
         combine(into.address, total, address, into.nbytes)
@@ -25,7 +25,7 @@ def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
 
 
 def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
-    """into := what this reduction sums of x, which may be `into`: PREMUL_SUM scales."""
+    """into := the operand that this reduction makes of x; PREMUL_SUM scales. May be in place."""
     if op.factor is not None:
         factor = ctypes.c_double(op.factor)
         scale = kernel(scale_address(x.dtype))
@@ -35,7 +35,7 @@ def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
 
 
 def finish(total: FlatBuffer, size: int, op: ReduceOp) -> None:
-    """Turn a sum into what was asked for: AVG divides."""
+    """Turn a sum into the result: AVG divides."""
     if op.kind is RedOp.AVG:
         kernel(divide_address(total.dtype))(total.address, total.address, size, total.nbytes)
 

@@ -1,8 +1,8 @@
-"""How ranks come together for a group: with a deadline, which MPI's own calls lack.
+"""Arrival of a group's ranks before MPI makes its communicator: with a deadline, which MPI lacks.
 
-MPI makes communicators in calls that block until all have come, for ever if need be, and a waiting
-MPI may hold its core. So the ranks first tell the group's first rank that they are there, by
-messages that can be waited for; it answers when all have come, and MPI's call is over at once.
+MPI makes communicators in calls that block until all ranks have arrived, perhaps for ever, and a
+waiting MPI may hold its core. So each rank first sends a message to the group's first rank, which
+answers when all have arrived. Then MPI's call returns at once.
 """
 
 from __future__ import annotations
@@ -16,63 +16,63 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi.library import MPI, Comm, Request, keep
-from nc10d.backend.mpi.message_queue import KEPT, largest_tag
-from nc10d.backend.mpi.progress_thread import SLICE, YIELDS, engine
+from nc10d.backend.mpi.message_queue import RESERVED_TAGS, largest_tag
+from nc10d.backend.mpi.progress_thread import POLL_SECONDS, YIELDS, engine
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
 
-_LONGEST = 4096  # bytes of what ranks tell each other
+_MAX_BYTES = 4096  # of a message
 _REFUSED = b"!"
-_never = threading.Event()
+_no_event = threading.Event()
 
 
-def come_together(
+def wait_for_members(
     comm: Comm,
     members: Sequence[int],
     name: str,
     deadline: Deadline,
-    mine: bytes = b"",
+    own_text: bytes = b"",
     answer: Callable[[Sequence[bytes]], bytes] = lambda _: b"",
 ) -> bytes:
     """Wait until all `members`, ranks of `comm`, have called with `name`; return the answer.
 
-    The first of them computes it from what all have brought (`mine`), by rank, and tells the others
-    what it raises. RendezvousError names who has not come by `deadline`.
+    The first member computes it by `answer` from the texts of all, by rank, and sends it to the
+    others, or its error. RendezvousError names the ranks that have not arrived by `deadline`.
     """
-    # Groups that are formed at the same time should have different tags.
-    tag = largest_tag() - zlib.crc32(name.encode()) % KEPT
+    # Different tags for groups that are formed at the same time.
+    tag = largest_tag() - zlib.crc32(name.encode()) % RESERVED_TAGS
     if comm.rank == members[0]:
-        return _lead(comm, members, name, deadline, mine, answer, tag)
-    _send(comm, mine, members[0], tag)
+        return _collect(comm, members, name, deadline, own_text, answer, tag)
+    _send(comm, own_text, members[0], tag)
     with engine.lock:
-        told, request = _receive(comm, members[0], tag)
+        received, request = _receive(comm, members[0], tag)
     if not _wait([request], deadline)[0]:
         raise RendezvousError(f"group {name!r}: rank {members[0]} of {comm.size} has not come")
-    text: bytes = told.tobytes().rstrip(b"\0")
+    text: bytes = received.tobytes().rstrip(b"\0")
     if text.startswith(_REFUSED):
         raise RendezvousError(text[1:].decode(errors="replace"))
     return text
 
 
-def _lead(
+def _collect(
     comm: Comm,
     members: Sequence[int],
     name: str,
     deadline: Deadline,
-    mine: bytes,
+    own_text: bytes,
     answer: Callable[[Sequence[bytes]], bytes],
     tag: int,
 ) -> bytes:
     others = members[1:]
     with engine.lock:
-        told = [_receive(comm, member, tag) for member in others]
-    came = _wait([request for _, request in told], deadline)
-    present = [member for member, here in zip(others, came, strict=True) if here]
-    absent = [member for member in others if member not in present]
+        received = [_receive(comm, member, tag) for member in others]
+    arrived = _wait([request for _, request in received], deadline)
+    present = [member for member, here in zip(others, arrived, strict=True) if here]
+    missing = [member for member in others if member not in present]
     try:
-        if absent:
-            raise RendezvousError(f"group {name!r}: ranks {absent} have not come in time")
-        text = answer([mine, *(data.tobytes().rstrip(b"\0") for data, _ in told)])
+        if missing:
+            raise RendezvousError(f"group {name!r}: ranks {missing} have not come in time")
+        text = answer([own_text, *(data.tobytes().rstrip(b"\0") for data, _ in received)])
     except Exception as error:
         for member in present:
             _send(comm, _REFUSED + str(error).encode(), member, tag)
@@ -83,7 +83,7 @@ def _lead(
 
 
 def _send(comm: Comm, text: bytes, peer: int, tag: int) -> None:
-    data = np.frombuffer(text[:_LONGEST], np.uint8)
+    data = np.frombuffer(text[:_MAX_BYTES], np.uint8)
     with engine.lock:
         request = comm.Isend(data, peer, tag)
         if not request.Test():
@@ -91,17 +91,17 @@ def _send(comm: Comm, text: bytes, peer: int, tag: int) -> None:
 
 
 def _receive(comm: Comm, peer: int, tag: int) -> tuple[Any, Request]:
-    told = np.zeros(_LONGEST, np.uint8)
-    return told, comm.Irecv(told, peer, tag)
+    received = np.zeros(_MAX_BYTES, np.uint8)
+    return received, comm.Irecv(received, peer, tag)
 
 
 def _wait(requests: Sequence[Request], deadline: Deadline) -> list[bool]:
-    """Wait until all requests are over; at the deadline, take back those that are not.
+    """Wait until all requests have ended; at the deadline, cancel the others.
 
-    Other groups go on meanwhile: somebody may have to finish a call there before coming here.
+    Other groups make progress meanwhile: a member may have to finish a call there first.
     """
     done = [False] * len(requests)
-    looks = 0
+    polls = 0
     while True:
         with engine.lock:
             for place, request in enumerate(requests):
@@ -109,11 +109,11 @@ def _wait(requests: Sequence[Request], deadline: Deadline) -> list[bool]:
         if all(done) or deadline.expired():
             break
         engine.advance()
-        looks += 1
-        if looks < YIELDS:
+        polls += 1
+        if polls < YIELDS:
             os.sched_yield()
         else:
-            _never.wait(SLICE)  # MPI wakes nobody
+            _no_event.wait(POLL_SECONDS)  # MPI can't wake a thread
     with engine.lock:
         for place, request in enumerate(requests):
             if not done[place]:

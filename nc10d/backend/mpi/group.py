@@ -1,9 +1,9 @@
-"""One group's traffic: its calls in order, its messages, and whether it still works.
+"""A group's traffic: its calls in order, its messages, and its failure.
 
-Two communicators of the same ranks: `comm` carries data, `control` the questions whether all ranks
-made the same call, and notices. A question is asked when a call is launched, its data follows when
-all have answered and every earlier call is over, so the order of requests on each communicator is
-the order of launch on every rank. Messages run beside.
+A group has two communicators of the same ranks. `comm` carries data; `control` carries call checks
+and control messages. A call check starts when a call is launched. The call's data follows when the
+check and every earlier call have ended. So the order of requests on each communicator is the order
+of launch on every rank. Messages run concurrently.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.backend.mpi.call_check import CallCheck, describe, mismatch, shown
+from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
-from nc10d.backend.mpi.dependencies import Needs, needs
+from nc10d.backend.mpi.dependencies import Dependencies, dependencies_of
 from nc10d.backend.mpi.leaving import LeaveProtocol
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.message_queue import MessageQueue
@@ -31,12 +31,12 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 _NOTHING: frozenset[int] = frozenset()
-_EVERY = 8
-"""One look in so many is for what is rare: notices, departures, deadlines."""
+_CHECK_INTERVAL = 8
+"""Polls between two checks for rare events: control messages, departures, deadlines."""
 
 
 class MpiGroup:
-    """One rank's side of one group. The engine's lock is held by whoever is inside."""
+    """A rank's side of a group. Its methods run under the lock of the progress thread."""
 
     def __init__(
         self, name: str, comm: Comm, control: Comm, any_order: bool, engine: ProgressThread
@@ -44,119 +44,129 @@ class MpiGroup:
         self.name = name
         self.comm = comm
         self.failure: DistError | None = None
-        self._control = control
+        self._control_comm = control
         self._any_order = any_order
         self._engine = engine
-        self._mail = MessageQueue(comm)
-        self._notices = MpiControl(control)
-        self._departures = LeaveProtocol(self._mail, comm.rank, comm.size)
+        self._message_queue = MessageQueue(comm)
+        self._control = MpiControl(control)
+        self._leave_protocol = LeaveProtocol(self._message_queue, comm.rank, comm.size)
         self._seq = itertools.count(1)
         self._calls: deque[Task] = deque()
         self._messages: list[MessageTask] = []
-        self._looks = 0
-        self._closed = self._whole = False
+        self._polls = 0
+        self._closed = self._drained_at_close = False
         engine.join(self)
 
     # -- launching -------------------------------------------------------------------------
 
     def launch(self, ops: Sequence[Op], deadline: Deadline) -> Work:
-        """Start validated operations; raises the group's failure if it has one."""
-        together = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
-        apart = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
-        work = MpiWork(ops, self._engine, len(apart) + bool(together))
-        waits = needs(ops)
+        """Start validated operations; raises the group's failure if it has failed."""
+        collectives = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
+        messages = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
+        work = MpiWork(ops, self._engine, len(messages) + bool(collectives))
+        dependencies = dependencies_of(ops)
         with self._engine.lock:
-            self._hear()
+            self._handle_notices()
             self.check()
-            if together:
-                self._call(work, together, waits, deadline)
-            for place in apart:
-                self._message(work, place, waits.get(place, _NOTHING), deadline)
+            if collectives:
+                self._launch_collectives(work, collectives, dependencies, deadline)
+            for place in messages:
+                self._launch_message(work, place, dependencies.get(place, _NOTHING), deadline)
         return work
 
     def check(self) -> None:
-        """Raise the group's failure, if there is one."""
+        """Raise the group's failure, if it has failed."""
         if self.failure is not None:
-            raise copy_to_raise(self.failure) from None  # it was never raised here: once is enough
+            raise copy_to_raise(self.failure) from None  # its context is another call's
 
-    def _call(self, work: MpiWork, places: Sequence[int], waits: Needs, deadline: Deadline) -> None:
+    def _launch_collectives(
+        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, deadline: Deadline
+    ) -> None:
         task = Task(work, places, deadline, next(self._seq))
         self._calls.append(task)
-        self._begin(task, self._agreed(work, places, waits, task.seq))
+        self._begin_task(task, self._agreed_steps(work, places, dependencies, task.seq))
 
-    def _agreed(self, work: MpiWork, places: Sequence[int], waits: Needs, seq: int) -> Steps:
-        """Ask whether all ranks make this call, then make it."""
+    def _agreed_steps(
+        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, seq: int
+    ) -> Steps:
+        """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
-        agreement = CallCheck(describe(ops), bool(waits))
-        yield [agreement.ask(self._control)]
-        if not agreement.reached:
-            mine, everybody = shown(agreement.text, self.comm.size)
-            yield [self.comm.Iallgather(mine, everybody)]
-            raise mismatch(everybody, seq, self.name)
+        check = CallCheck(describe(ops), bool(dependencies))
+        yield [check.ask(self._control_comm)]
+        if not check.agrees:
+            own_text, texts = exchanged_texts(check.text, self.comm.size)
+            yield [self.comm.Iallgather(own_text, texts)]
+            raise mismatch(texts, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]
-        if agreement.one_by_one:  # a single call too may have to wait, for messages before it
-            yield from self._one_by_one(work, places, parts, waits)
+        if check.is_sequential:  # a single call too may have to wait for earlier messages
+            yield from self._run_in_order(work, places, parts, dependencies)
         elif len(parts) == 1:
             yield from parts[0]
         else:
             yield from side_by_side(parts)
 
-    def _one_by_one(
-        self, work: MpiWork, places: Sequence[int], parts: Sequence[Steps], waits: Needs
+    def _run_in_order(
+        self,
+        work: MpiWork,
+        places: Sequence[int],
+        parts: Sequence[Steps],
+        dependencies: Dependencies,
     ) -> Steps:
-        """Make the calls of a block one after another; messages of it may come between."""
+        """Make the calls of a block in order; messages of the block may run in between."""
         for place, part in zip(places, parts, strict=True):
-            while not waits.get(place, _NOTHING) <= work.over:
+            while not dependencies.get(place, _NOTHING) <= work.ended:
                 yield None
             yield from part
-            work.over.add(place)
+            work.ended.add(place)
 
-    def _message(
+    def _launch_message(
         self, work: MpiWork, place: int, earlier: frozenset[int], deadline: Deadline
     ) -> None:
         message = MessageTask(work, place, deadline)
-        first = self._mail.steps(message.op, message.status)
-        if earlier or self._held(message):
-            first = after(lambda: earlier <= work.over and not self._held(message), first)
+        steps_of_task = self._message_queue.steps(message.op, message.status)
+        if earlier or self._is_held_back(message):
+            steps_of_task = after(
+                lambda: earlier <= work.ended and not self._is_held_back(message), steps_of_task
+            )
         self._messages.append(message)
-        self._begin(message, first)
+        self._begin_task(message, steps_of_task)
 
-    def _held(self, message: MessageTask) -> bool:
-        """Say whether an earlier message that must not be overtaken has not begun."""
+    def _is_held_back(self, message: MessageTask) -> bool:
+        """Return whether an earlier message that must not be overtaken has not begun."""
         before = itertools.takewhile(lambda other: other is not message, self._messages)
         return any(map(message.must_follow, before))
 
-    def _begin(self, task: Task, first: Steps) -> None:
+    def _begin_task(self, task: Task, steps_of_task: Steps) -> None:
         try:
-            task.begin(first)
+            task.begin(steps_of_task)
         except MPI.Exception as error:
             self.fail(error_from(error, task.work.describe()))
 
-    # -- going on --------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether something is on its way."""
+        """Whether a call or a message is in flight."""
         return bool(self._calls or self._messages)
 
     def advance(self) -> None:
-        """Go as far as MPI allows; never blocks."""
+        """Advance calls and messages as far as MPI allows; never blocks."""
         if not self.busy:
             return
-        self._looks += 1
-        if self._looks % _EVERY == 0:
-            self._hear()
-            self._look_for_trouble()
-        while self._calls and self._over(self._calls[0]):
+        self._polls += 1
+        if self._polls % _CHECK_INTERVAL == 0:
+            self._handle_notices()
+            self._check_tasks()
+        while self._calls and self._advance_task(self._calls[0]):
             self._calls.popleft()
         if self._messages:
-            self._mail.listen()
+            self._message_queue.accept_announcements()
             for message in tuple(self._messages):
-                if self._over(message):
+                if self._advance_task(message):
                     self._messages.remove(message)
 
-    def _over(self, task: Task) -> bool:
-        """Advance a task; True if it is over. What goes wrong in it fails the group."""
+    def _advance_task(self, task: Task) -> bool:
+        """Advance a task; return whether it has ended. Its errors fail the group."""
         if self.failure is not None:
             return False
         try:
@@ -168,49 +178,52 @@ class MpiGroup:
         except DistError as error:
             self.fail(error)
             return False
-        except Exception as error:  # noqa: BLE001  (whatever it is: peers must not wait for it)
+        except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
             self.fail(DistError(f"{task.work.describe()}: {type(error).__name__}: {error}"))
             return False
-        if task.work.one_over(task.places, task.result):
+        if task.work.task_ended(task.places, task.result):
             self._engine.end(task.work, None, task.work.outcome())
         return True
 
-    def _look_for_trouble(self) -> None:
-        """Fail the group if a task needs a rank that has left, or is late."""
+    def _check_tasks(self) -> None:
+        """Fail the group if a task needs a rank that has left, or has missed its deadline."""
         tasks = (*self._calls, *self._messages)
-        missed = self._departures.missed(tasks)
-        if missed is not None:
-            task, rank = missed
+        blocked = self._leave_protocol.blocked_task(tasks)
+        if blocked is not None:
+            task, rank = blocked
             text = f"{task.work.describe()}: rank {rank} of group {self.name!r} has left"
             self.fail(PeerLost(text, rank=rank, **self._about(task)))
             return
         now = time.monotonic()
-        late = next((task for task in tasks if task.deadline.at <= now), None)
-        if late is not None:
+        overdue = next((task for task in tasks if task.deadline.at <= now), None)
+        if overdue is not None:
             rank = self.comm.rank
-            text = f"{late.work.describe()} timed out on rank {rank} of group {self.name!r}"
-            self.fail(CollectiveTimeout(text, rank=rank, **self._about(late)))
+            text = f"{overdue.work.describe()} timed out on rank {rank} of group {self.name!r}"
+            self.fail(CollectiveTimeout(text, rank=rank, **self._about(overdue)))
 
     def _about(self, task: Task) -> dict[str, Any]:
         return {"group": self.name, "op": task.work.describe(), "seq": task.seq or None}
 
-    def _hear(self) -> None:
-        for source, kind, text in self._notices.hear():
+    def _handle_notices(self) -> None:
+        for source, kind, text in self._control.received():
             if kind == FAILED:
-                self.fail(error_wire.decode_error(text), tell=False)
+                self.fail(error_wire.decode_error(text), notify=False)
             elif kind == LEFT:
-                self._departures.heard(source, text)
+                self._leave_protocol.record_leave(source, text)
 
     # -- ending ----------------------------------------------------------------------------
 
-    def fail(self, error: DistError, tell: bool = True) -> None:
-        """Fail all that is on its way and all that comes; the first reason stays."""
+    def fail(self, error: DistError, notify: bool = True) -> None:
+        """Fail all calls and messages in flight, and all later calls; the first error stays.
+
+        With `notify`, peers get the error as a control message.
+        """
         if self.failure is not None:
             return
         error.group = error.group or self.name
         self.failure = error
-        if tell:
-            self._notices.tell_all(FAILED, error_wire.encode_error(error, MOST_BYTES))
+        if notify:
+            self._control.broadcast(FAILED, error_wire.encode_error(error, MOST_BYTES))
         for message in self._messages:
             message.cancel()
         for task in (*self._calls, *self._messages):
@@ -220,32 +233,32 @@ class MpiGroup:
         self._messages = []
 
     def close(self) -> None:
-        """Leave the group; idempotent. Peers are told, for what they may need of this rank."""
+        """Leave the group; idempotent. Peers are notified, so that none waits for this rank."""
         with self._engine.lock:
             if self._closed:
                 return
             self._closed = True
-            self._whole = self.failure is None and not self.busy
+            self._drained_at_close = self.failure is None and not self.busy
             if self.failure is None:
                 done = self._calls[0].seq - 1 if self._calls else next(self._seq) - 1
-                self._notices.tell(LEFT, self._departures.farewell(done))
+                self._control.send(LEFT, self._leave_protocol.leave_notices(done))
                 text = f"group {self.name!r} has been closed on rank {self.comm.rank}"
-                self.fail(GroupClosed(text, group=self.name), tell=False)
+                self.fail(GroupClosed(text, group=self.name), notify=False)
         self._engine.leave(self)
 
-    def let_go(self) -> bool:
-        """Free the communicators of a closed group if nothing can come any more; say whether.
+    def free(self) -> bool:
+        """Free a closed group's communicators if no message can arrive any more; return whether.
 
-        MPI uses a freed communicator's number again, so a late message would reach a later group.
+        MPI reuses a freed communicator's number, so a late message would reach a later group.
         """
-        self._hear()
-        if not (self._whole and self._departures.complete()):
+        self._handle_notices()
+        if not (self._drained_at_close and self._leave_protocol.all_left()):
             return False
-        self._notices.close()
+        self._control.close()
         self.comm.Free()
-        self._control.Free()
+        self._control_comm.Free()
         return True
 
     def stop_listening(self) -> None:
-        """Take back what MPI would wait for at its end."""
-        self._notices.close()
+        """Cancel the receive that MPI_Finalize would wait for."""
+        self._control.close()

@@ -1,8 +1,8 @@
-"""Who has left the group, and who waits for them in vain.
+"""The leave protocol: which ranks have left the group, and which tasks wait for them in vain.
 
-A rank that closes its group tells each peer how many calls it has been through and how many
-messages it has sent to that peer. With both counts a peer knows whether what it waits for was
-still sent, so a rank may leave while its last messages are on their way.
+A rank that closes its group sends each peer two counts: the calls that it has completed, and the
+messages that it has sent to that peer. From these counts a peer knows whether a call or a message
+that it waits for can still end, so a rank may leave while its last messages are in flight.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ from nc10d.ops import Recv
 
 
 class LeaveProtocol:
-    """The ranks that have left, as one rank has heard."""
+    """The ranks that have left, as far as this rank knows."""
 
-    def __init__(self, mail: MessageQueue, rank: int, size: int) -> None:
-        self._mail = mail
+    def __init__(self, message_queue: MessageQueue, rank: int, size: int) -> None:
+        self._message_queue = message_queue
         self._peers = [peer for peer in range(size) if peer != rank]
-        self._left: dict[int, tuple[int, int]] = {}
+        self._leave_counts: dict[int, tuple[int, int]] = {}
 
-    def farewell(self, calls: int) -> dict[int, bytes]:
-        """Return what a rank that leaves after `calls` calls tells each of its peers."""
-        return {peer: f"{calls} {self._mail.sent[peer]}".encode() for peer in self._peers}
+    def leave_notices(self, calls: int) -> dict[int, bytes]:
+        """Return the notice to each peer of a rank that leaves after `calls` calls."""
+        return {peer: f"{calls} {self._message_queue.sent[peer]}".encode() for peer in self._peers}
 
-    def heard(self, rank: int, text: bytes) -> None:
-        """Take note of a farewell."""
+    def record_leave(self, rank: int, text: bytes) -> None:
+        """Record the leave notice of a rank."""
         calls, sent = map(int, text.split())
-        self._left[rank] = calls, sent
+        self._leave_counts[rank] = calls, sent
 
-    def complete(self) -> bool:
-        """Say whether all peers have left, and nothing of theirs is on its way."""
-        return all(map(self._silent, self._peers))
+    def all_left(self) -> bool:
+        """Return whether all peers have left, with none of their messages in flight."""
+        return all(map(self._is_drained, self._peers))
 
-    def missed(self, tasks: Iterable[Task]) -> tuple[Task, int] | None:
-        """Return a task that can't end, and the rank that it needs, if there is one."""
-        if not self._left:
+    def blocked_task(self, tasks: Iterable[Task]) -> tuple[Task, int] | None:
+        """Return a task that can't end, and the rank that it needs; None if all can end."""
+        if not self._leave_counts:
             return None
-        pairs = ((task, self._missed_by(task)) for task in tasks)
+        pairs = ((task, self._missing_rank(task)) for task in tasks)
         return next(((task, rank) for task, rank in pairs if rank is not None), None)
 
-    def _missed_by(self, task: Task) -> int | None:
+    def _missing_rank(self, task: Task) -> int | None:
         if not isinstance(task, MessageTask):
-            return next((rank for rank, (calls, _) in self._left.items() if calls < task.seq), None)
+            return next(
+                (rank for rank, (calls, _) in self._leave_counts.items() if calls < task.seq), None
+            )
         if not isinstance(task.op, Recv):
             return None
         peers = self._peers if task.op.peer is None else [task.op.peer]
-        return peers[0] if peers and all(map(self._silent, peers)) else None
+        return peers[0] if peers and all(map(self._is_drained, peers)) else None
 
-    def _silent(self, peer: int) -> bool:
-        """Say whether a rank has left and all that it sent has been received."""
-        return peer in self._left and self._mail.received[peer] >= self._left[peer][1]
+    def _is_drained(self, peer: int) -> bool:
+        """Return whether a rank has left and all its messages have been received."""
+        return (
+            peer in self._leave_counts
+            and self._message_queue.received[peer] >= self._leave_counts[peer][1]
+        )

@@ -1,7 +1,7 @@
-"""mpi4py's MPI, initialised, or an error that says what is missing.
+"""mpi4py's MPI, initialised, or an error that names the missing part.
 
 Importing this module initialises MPI (unless the program has done so before), which mpi4py
-finalises at exit. MPI's library is the one that mpi4py finds: MPI4PY_LIBMPI names another.
+finalises at exit. mpi4py finds MPI's library; MPI4PY_LIBMPI names another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
     from mpi4py import MPI
 except ImportError as error:
     raise UnsupportedPlatform(f"the mpi backend needs mpi4py and an MPI: {_EXTRA}") from error
-except RuntimeError as error:  # mpi4py's word for an MPI library that it could not load
+except RuntimeError as error:  # mpi4py could not load an MPI library
     named = os.environ.get("MPI4PY_LIBMPI")
     hint = f"MPI4PY_LIBMPI={named!r} is to name one" if named else _EXTRA
     raise UnsupportedPlatform(f"mpi4py found no MPI library ({error}): {hint}") from error
@@ -40,12 +40,12 @@ __all__ = [
 Comm = Any
 Request = Any
 Steps = Generator[Sequence[Request] | None, None, Any]
-"""What is on its way: it yields what it waits for (None: nothing yet, ask again), and returns the
-result of its operation."""
+"""An operation in steps: a generator that yields the requests it waits for (None: resume it at the
+next poll), and returns the result of the operation."""
 
 
 def require_threads() -> None:
-    """Refuse an MPI that only one thread may call; warn of one that threads must take turns in."""
+    """Refuse an MPI that only one thread may call; warn if threads must take turns."""
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise UnsupportedPlatform("MPI is not initialised (any more): mpi4py.rc.initialize is off")
     level = MPI.Query_thread()
@@ -65,28 +65,28 @@ def require_threads() -> None:
 
 @functools.cache
 def serialized() -> bool:
-    """Say whether threads must take turns even in calls that block."""
+    """Return whether threads must take turns even in calls that block."""
     return bool(MPI.Query_thread() < MPI.THREAD_MULTIPLE)
 
 
 @functools.cache
 def cuda_aware() -> bool:
-    """Ask MPI whether it takes the addresses of CUDA memory; False if it has no such question.
+    """Return whether MPI takes addresses of CUDA memory; False if it has no such query.
 
     `MPIX_Query_cuda_support` is Open MPI's and MPICH's extension (mpi-ext.h, mpi_proto.h).
     """
     try:
-        ask = ctypes.CDLL(None).MPIX_Query_cuda_support
+        query = ctypes.CDLL(None).MPIX_Query_cuda_support
     except AttributeError:
         return False
-    ask.restype = ctypes.c_int
-    return bool(ask())
+    query.restype = ctypes.c_int
+    return bool(query())
 
 
 def keep(thing: object) -> None:
-    """Keep `thing` alive for good, even past the interpreter's end: MPI finalises behind that.
+    """Keep `thing` alive for good, even past the interpreter's end, when MPI is finalised.
 
-    For what MPI may still read or write because it can't be taken back.
+    For memory that MPI may still read or write, because its operation can't be cancelled.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -94,12 +94,12 @@ def keep(thing: object) -> None:
 _LOST = ("ERR_PROC_FAILED", "ERR_PROC_ABORTED", "ERR_REVOKED")
 
 
-def error_from(error: Any, what: str) -> DistError:
-    """Return what an MPI exception in the call `what` means for its group."""
+def error_from(error: Any, call: str) -> DistError:
+    """Return the group's error for an MPI exception in `call`."""
     code = error.Get_error_class()
     if code == MPI.ERR_TRUNCATE:
-        return CollectiveMismatch(f"{what}: a peer sent more than this rank takes")
+        return CollectiveMismatch(f"{call}: a peer sent more than this rank takes")
     text = str(error).strip().replace("\n", " ")
     if code in {getattr(MPI, name, None) for name in _LOST}:
-        return PeerLost(f"{what}: a peer is gone ({text})")
-    return DistError(f"{what}: MPI failed: {text}")
+        return PeerLost(f"{call}: a peer is gone ({text})")
+    return DistError(f"{call}: MPI failed: {text}")

@@ -1,9 +1,10 @@
 """Sends and receives as steps, with any tag that nc10d allows.
 
-MPI has tags up to TAG_UB, which may be far below 2**31 - 1. The top few are kept for messages with
-larger tags: such a message is announced (its tag, and a number) and travels under a tag made of
-its number; a receiver takes announcements in, and posts its receive when one fits. Announcements
-of one sender arrive in order, so messages of one tag do too. All other messages are MPI's own.
+MPI has tags up to TAG_UB, which may be far below 2**31 - 1. The largest tags are reserved for
+messages with larger tags. The sender of such a message announces it (its tag, and a number) and
+sends it under a tag made of its number. A receiver accepts announcements, and posts its receive
+when an announcement matches. Announcements of a sender arrive in order, so messages of a tag do
+too. All other messages are MPI's own.
 """
 
 from __future__ import annotations
@@ -17,107 +18,105 @@ from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
 
-NUMBERS = 4096
-"""Messages with large tags that may be on their way between two ranks at a time."""
-
-
-KEPT = 4096
-"""Tags above these, for forming groups (forming.py)."""
+NUMBERED_TAGS = 4096
+"""Messages with large tags that may be in flight between two ranks at a time."""
+RESERVED_TAGS = 4096
+"""Tags above the numbered tags, for forming groups (forming.py)."""
 
 
 def largest_tag() -> int:
-    """Return the largest tag that this MPI knows."""
+    """Return the largest tag of this MPI."""
     largest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
     return largest
 
 
 class MessageQueue:
-    """One rank's messages in one group; its owner sees to it that threads take turns."""
+    """A rank's messages in a group; the caller holds the progress thread's lock."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        # Some thousand of the 32768 tags that every MPI must have are left for all other messages.
-        self._announcing = largest_tag() - KEPT
-        self._numbered = self._announcing - NUMBERS
-        self._numbers = [0] * comm.size
+        # Of the 32768 tags that every MPI must have, some thousands are left for other messages.
+        self._announcement_tag = largest_tag() - RESERVED_TAGS
+        self._first_numbered_tag = self._announcement_tag - NUMBERED_TAGS
+        self._next_numbers = [0] * comm.size
         self._announced: list[tuple[int, int, int]] = []
-        self._waiting = 0
-        # Per rank, to say and to know whether anything is still on its way.
+        self._waiting_receives = 0
+        # Messages per rank: with both counts a rank knows whether any is in flight.
         self.sent = [0] * comm.size
         self.received = [0] * comm.size
 
     def steps(self, op: Send | Recv, status: Any) -> Steps:
-        """Carry out one message; a receive leaves what MPI says about it in `status`."""
+        """Return the steps of a message; a receive leaves MPI's status in `status`."""
         if isinstance(op, Send):
             self.sent[op.peer] += 1
-        if op.tag < self._numbered:
+        if op.tag < self._first_numbered_tag:
             return self._send(op, op.tag) if isinstance(op, Send) else self._recv(op, status)
         return (
             self._send_announced(op) if isinstance(op, Send) else self._recv_announced(op, status)
         )
 
     def _send(self, op: Send, tag: int) -> Steps:
-        room = OpBuffers()
-        x = room.flat(op.x, False)
-        yield [self._comm.Isend(x.all(), op.peer, tag)]
+        buffers = OpBuffers()
+        x = buffers.contiguous(op.x, False)
+        yield [self._comm.Isend(x.whole(), op.peer, tag)]
         return None
 
     def _recv(self, op: Recv, status: Any) -> Steps:
-        room = OpBuffers()
-        x = room.flat(op.x, True)
+        buffers = OpBuffers()
+        x = buffers.contiguous(op.x, True)
         source = MPI.ANY_SOURCE if op.peer is None else op.peer
-        yield [self._comm.Irecv(x.all(), source, op.tag)]
-        return self._received(x, room, status)
+        yield [self._comm.Irecv(x.whole(), source, op.tag)]
+        return self._received(x, buffers, status)
 
     def _send_announced(self, op: Send) -> Steps:
-        number = self._numbers[op.peer] % NUMBERS
-        self._numbers[op.peer] += 1
-        told = np.array([op.tag, number], np.int64)
-        first = self._comm.Isend(told, op.peer, self._announcing)
-        room = OpBuffers()
-        x = room.flat(op.x, False)
-        yield [first, self._comm.Isend(x.all(), op.peer, self._numbered + number)]
+        number = self._next_numbers[op.peer] % NUMBERED_TAGS
+        self._next_numbers[op.peer] += 1
+        announcement = np.array([op.tag, number], np.int64)
+        announcing = self._comm.Isend(announcement, op.peer, self._announcement_tag)
+        buffers = OpBuffers()
+        x = buffers.contiguous(op.x, False)
+        yield [announcing, self._comm.Isend(x.whole(), op.peer, self._first_numbered_tag + number)]
         return None
 
     def _recv_announced(self, op: Recv, status: Any) -> Steps:
-        room = OpBuffers()
-        x = room.flat(op.x, True)
-        self._waiting += 1
+        buffers = OpBuffers()
+        x = buffers.contiguous(op.x, True)
+        self._waiting_receives += 1
         while (found := self._take(op)) is None:
             yield None
-        self._waiting -= 1
+        self._waiting_receives -= 1
         source, number = found
-        yield [self._comm.Irecv(x.all(), source, self._numbered + number)]
-        return self._received(x, room, status)
+        yield [self._comm.Irecv(x.whole(), source, self._first_numbered_tag + number)]
+        return self._received(x, buffers, status)
 
     def _take(self, op: Recv) -> tuple[int, int] | None:
-        """Take the first announcement that fits a receive off the list."""
+        """Remove and return the first announcement that matches a receive, None if none does."""
         for place, (source, tag, number) in enumerate(self._announced):
             if tag == op.tag and op.peer in (None, source):
                 del self._announced[place]
                 return source, number
         return None
 
-    def listen(self) -> None:
-        """Take in the announcements that have come, if any receive waits for one.
+    def accept_announcements(self) -> None:
+        """Accept the announcements that have arrived, if any receive waits for them.
 
-        Once a round, before receives look: so they are served in their order.
+        Called once a round, before receives advance, so that they are served in their order.
         """
-        if not self._waiting:
+        if not self._waiting_receives:
             return
-        told = np.empty(2, np.int64)
+        announcement = np.empty(2, np.int64)
         status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, self._announcing, status):
+        while self._comm.Iprobe(MPI.ANY_SOURCE, self._announcement_tag, status):
             source = status.Get_source()
-            self._comm.Recv(told, source, self._announcing)
-            self._announced.append((source, int(told[0]), int(told[1])))
+            self._comm.Recv(announcement, source, self._announcement_tag)
+            self._announced.append((source, int(announcement[0]), int(announcement[1])))
 
-    def _received(self, x: FlatBuffer, room: OpBuffers, status: Any) -> int:
+    def _received(self, x: FlatBuffer, buffers: OpBuffers, status: Any) -> int:
         source = int(status.Get_source())
         got = status.Get_elements(MPI.BYTE)
         if got != x.nbytes:
             text = f"recv: rank {source} sent {got} bytes, and this rank takes {x.nbytes}"
             raise CollectiveMismatch(text, rank=source, op="recv")
-        room.finish()
+        buffers.finish()
         self.received[source] += 1
         return source

@@ -1,10 +1,10 @@
-"""Each collective as steps: a generator that starts MPI requests and yields what it waits for.
+"""Each collective as steps: a generator that starts MPI requests and yields them to be waited for.
 
 `steps(comm, op, any_order)` begins when all ranks have agreed on the call. The number and order of
-requests follow from what was agreed, never from one rank's own arrays, because every rank must
-call MPI in the same order. A reduction whose order can't be seen in the result is MPI's own; any
-other sends rows to where they are folded in rank order: to everybody if they are few bytes,
-else one chunk to each rank, which then sends its result round (Rabenseifner 2004).
+requests follow from the agreed call, never from a rank's own arrays, because every rank must call
+MPI in the same order. MPI itself runs a reduction whose result does not depend on the order. For
+any other, ranks fold each other's arrays in rank order: all ranks the whole arrays if they are
+small, else each rank a chunk, whose result it then sends to all (Rabenseifner 2004).
 """
 
 from __future__ import annotations
@@ -34,88 +34,88 @@ from nc10d.ops import (
     Scatter,
 )
 
-SMALL = 16 * 1024  # bytes of all ranks' rows up to which everybody gets all of them
+SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
 
 
 def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
-    """Carry out a validated collective on which all ranks have agreed."""
-    room = OpBuffers()
-    yield from _STEPS[type(op)](comm, op, room, any_order)
-    room.finish()
+    """Return the steps of a validated collective on which all ranks have agreed."""
+    buffers = OpBuffers()
+    yield from _STEPS[type(op)](comm, op, buffers, any_order)
+    buffers.finish()
 
 
 # Reductions
 
 
-def _all_reduce(comm: Comm, op: AllReduce, room: OpBuffers, any_order: bool) -> Steps:
-    x = room.flat(op.x, True)
-    if _by_mpi(x, op.op, comm.size, any_order):
+def _all_reduce(comm: Comm, op: AllReduce, buffers: OpBuffers, any_order: bool) -> Steps:
+    x = buffers.contiguous(op.x, True)
+    if _reduced_by_mpi(x, op.op, comm.size, any_order):
         folding.prepare(x, x, op.op)
         yield [comm.Iallreduce(MPI.IN_PLACE, *_operands(x, op.op))]
         folding.finish(x, comm.size, op.op)
     elif comm.size * x.nbytes <= SMALL:
-        rows = room.scratch(comm.size * x.count, x.dtype)
-        yield [comm.Iallgatherv(x.all(), rows.cut([x.count] * comm.size))]
+        rows = buffers.scratch(comm.size * x.count, x.dtype)
+        yield [comm.Iallgatherv(x.whole(), rows.in_chunks([x.count] * comm.size))]
         folding.fold(x, rows, comm.size, op.op)
     else:
         counts = _even(x.count, comm.size)
-        mine = room.scratch(counts[comm.rank], x.dtype)
-        yield from _fold_chunk(comm, x, counts, mine, op.op, room)
-        yield [comm.Iallgatherv(mine.all(), x.cut(counts))]
+        own = buffers.scratch(counts[comm.rank], x.dtype)
+        yield from _fold_chunk(comm, x, counts, own, op.op, buffers)
+        yield [comm.Iallgatherv(own.whole(), x.in_chunks(counts))]
 
 
-def _reduce(comm: Comm, op: Reduce, room: OpBuffers, any_order: bool) -> Steps:
-    here = comm.rank == op.root
-    x = room.flat(op.x, here)
-    if _by_mpi(x, op.op, comm.size, any_order):
-        mine = x if op.op.factor is None or here else room.scratch(x.count, x.dtype)
-        folding.prepare(mine, x, op.op)
-        operand, how = _operands(mine, op.op)
-        sent, got = (MPI.IN_PLACE, operand) if here else (operand, None)
-        yield [comm.Ireduce(sent, got, how, op.root)]
-        if here:
+def _reduce(comm: Comm, op: Reduce, buffers: OpBuffers, any_order: bool) -> Steps:
+    is_root = comm.rank == op.root
+    x = buffers.contiguous(op.x, is_root)
+    if _reduced_by_mpi(x, op.op, comm.size, any_order):
+        own = x if op.op.factor is None or is_root else buffers.scratch(x.count, x.dtype)
+        folding.prepare(own, x, op.op)
+        operand, operator = _operands(own, op.op)
+        sent, got = (MPI.IN_PLACE, operand) if is_root else (operand, None)
+        yield [comm.Ireduce(sent, got, operator, op.root)]
+        if is_root:
             folding.finish(x, comm.size, op.op)
         return
     counts = _even(x.count, comm.size)
-    mine = room.scratch(counts[comm.rank], x.dtype)
-    yield from _fold_chunk(comm, x, counts, mine, op.op, room)
-    yield [comm.Igatherv(mine.all(), x.cut(counts) if here else None, op.root)]
+    own = buffers.scratch(counts[comm.rank], x.dtype)
+    yield from _fold_chunk(comm, x, counts, own, op.op, buffers)
+    yield [comm.Igatherv(own.whole(), x.in_chunks(counts) if is_root else None, op.root)]
 
 
-def _reduce_scatter(comm: Comm, op: ReduceScatter, room: OpBuffers, any_order: bool) -> Steps:
-    out = room.flat(op.out, True)
-    inp, counts = room.chunks(op.inp, comm.size, False)
-    if inp.device == "cpu" or not _by_mpi(inp, op.op, comm.size, any_order):
-        yield from _fold_chunk(comm, inp, counts, out, op.op, room)
+def _reduce_scatter(comm: Comm, op: ReduceScatter, buffers: OpBuffers, any_order: bool) -> Steps:
+    out = buffers.contiguous(op.out, True)
+    inp, counts = buffers.chunks(op.inp, comm.size, False)
+    if inp.device == "cpu" or not _reduced_by_mpi(inp, op.op, comm.size, any_order):
+        yield from _fold_chunk(comm, inp, counts, out, op.op, buffers)
         return
-    operand, how = _operands(inp, op.op)
+    operand, operator = _operands(inp, op.op)
     width = reduction(op.op.kind, inp.dtype).width
     into = [out.memory(), width * out.count, operand[2]]
-    yield [comm.Ireduce_scatter(operand, into, [width * n for n in counts], how)]
+    yield [comm.Ireduce_scatter(operand, into, [width * n for n in counts], operator)]
 
 
 def _fold_chunk(
     comm: Comm,
     x: FlatBuffer,
     counts: Sequence[int],
-    mine: FlatBuffer,
+    own: FlatBuffer,
     op: ReduceOp,
-    room: OpBuffers,
+    buffers: OpBuffers,
 ) -> Steps:
-    """mine := op over ranks of their chunk of x that is this rank's"""
-    rows = room.scratch(comm.size * mine.count, mine.dtype)
-    yield [comm.Ialltoallv(x.cut(counts), rows.cut([mine.count] * comm.size))]
-    folding.fold(mine, rows, comm.size, op)
+    """own := op over all ranks of this rank's chunk of x"""
+    rows = buffers.scratch(comm.size * own.count, own.dtype)
+    yield [comm.Ialltoallv(x.in_chunks(counts), rows.in_chunks([own.count] * comm.size))]
+    folding.fold(own, rows, comm.size, op)
 
 
-def _by_mpi(x: FlatBuffer, op: ReduceOp, size: int, any_order: bool) -> bool:
-    """Say whether MPI reduces; device arrays leave no other way."""
+def _reduced_by_mpi(x: FlatBuffer, op: ReduceOp, size: int, any_order: bool) -> bool:
+    """Return whether MPI itself reduces; for device arrays there is no alternative."""
     return any_order or x.device != "cpu" or not order_matters(op.kind, x.dtype, size)
 
 
 def _operands(x: FlatBuffer, op: ReduceOp) -> tuple[list[Any], Any]:
-    how = reduction(op.kind, x.dtype)
-    return [x.memory(), x.count * how.width, how.datatype], how.op
+    operator = reduction(op.kind, x.dtype)
+    return [x.memory(), x.count * operator.width, operator.datatype], operator.op
 
 
 def _even(count: int, size: int) -> list[int]:
@@ -125,62 +125,62 @@ def _even(count: int, size: int) -> list[int]:
 # Moving
 
 
-def _broadcast(comm: Comm, op: Broadcast, room: OpBuffers, any_order: bool) -> Steps:
-    x = room.flat(op.x, comm.rank != op.root)
-    yield [comm.Ibcast(x.all(), op.root)]
+def _broadcast(comm: Comm, op: Broadcast, buffers: OpBuffers, any_order: bool) -> Steps:
+    x = buffers.contiguous(op.x, comm.rank != op.root)
+    yield [comm.Ibcast(x.whole(), op.root)]
 
 
-def _all_gather(comm: Comm, op: AllGather, room: OpBuffers, any_order: bool) -> Steps:
-    inp = room.flat(op.inp, False)
-    out, counts = room.chunks(op.out, comm.size, True)
-    yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), out.cut(counts))]
+def _all_gather(comm: Comm, op: AllGather, buffers: OpBuffers, any_order: bool) -> Steps:
+    inp = buffers.contiguous(op.inp, False)
+    out, counts = buffers.chunks(op.out, comm.size, True)
+    yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), out.in_chunks(counts))]
 
 
-def _all_to_all(comm: Comm, op: AllToAll, room: OpBuffers, any_order: bool) -> Steps:
-    inp, sends = room.chunks(op.inp, comm.size, False)
-    out, takes = room.chunks(op.out, comm.size, True)
-    if announced(op):
+def _all_to_all(comm: Comm, op: AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
+    inp, sends = buffers.chunks(op.inp, comm.size, False)
+    out, takes = buffers.chunks(op.out, comm.size, True)
+    if exchanges_sizes(op):
         sends = _split(inp.count, op.in_splits, sends)
         takes = _split(out.count, op.out_splits, takes)
         yield from _announce(comm, op, sends, takes)
-    yield [comm.Ialltoallv(inp.cut(sends), out.cut(takes))]
+    yield [comm.Ialltoallv(inp.in_chunks(sends), out.in_chunks(takes))]
 
 
-def _gather(comm: Comm, op: Gather, room: OpBuffers, any_order: bool) -> Steps:
-    inp = room.flat(op.inp, False)
+def _gather(comm: Comm, op: Gather, buffers: OpBuffers, any_order: bool) -> Steps:
+    inp = buffers.contiguous(op.inp, False)
     sends = [inp.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
         yield from _announce(comm, op, sends, [0] * comm.size)
-        yield [comm.Igatherv(inp.all(), None, op.root)]
+        yield [comm.Igatherv(inp.whole(), None, op.root)]
         return
-    out, counts = room.chunks(op.out, comm.size, True)
+    out, counts = buffers.chunks(op.out, comm.size, True)
     yield from _announce(comm, op, sends, counts)
-    mine = _unless_in_place(inp, out, counts, comm.rank)
-    yield [comm.Igatherv(mine, out.cut(counts), op.root)]
+    own = _unless_in_place(inp, out, counts, comm.rank)
+    yield [comm.Igatherv(own, out.in_chunks(counts), op.root)]
 
 
-def _scatter(comm: Comm, op: Scatter, room: OpBuffers, any_order: bool) -> Steps:
-    out = room.flat(op.out, True)
+def _scatter(comm: Comm, op: Scatter, buffers: OpBuffers, any_order: bool) -> Steps:
+    out = buffers.contiguous(op.out, True)
     takes = [out.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
         yield from _announce(comm, op, [0] * comm.size, takes)
-        yield [comm.Iscatterv(None, out.all(), op.root)]
+        yield [comm.Iscatterv(None, out.whole(), op.root)]
         return
-    inp, counts = room.chunks(op.inp, comm.size, False)
+    inp, counts = buffers.chunks(op.inp, comm.size, False)
     yield from _announce(comm, op, counts, takes)
-    mine = _unless_in_place(out, inp, counts, comm.rank)
-    yield [comm.Iscatterv(inp.cut(counts), mine, op.root)]
+    own = _unless_in_place(out, inp, counts, comm.rank)
+    yield [comm.Iscatterv(inp.in_chunks(counts), own, op.root)]
 
 
-def _barrier(comm: Comm, op: Barrier, room: OpBuffers, any_order: bool) -> Steps:
-    """Do nothing: to agree, every rank had to come."""
+def _barrier(comm: Comm, op: Barrier, buffers: OpBuffers, any_order: bool) -> Steps:
+    """Do nothing: the call check needed every rank."""
     yield from ()
 
 
 def _unless_in_place(piece: FlatBuffer, whole: FlatBuffer, counts: Sequence[int], rank: int) -> Any:
-    """Describe `piece` for MPI, which must be told if that is this rank's chunk of `whole`."""
-    chunk = whole.part(sum(counts[:rank]), counts[rank])
-    return MPI.IN_PLACE if piece.count and piece.address == chunk.address else piece.all()
+    """Describe `piece` for MPI: IN_PLACE if it is this rank's chunk of `whole`."""
+    chunk = whole.slice(sum(counts[:rank]), counts[rank])
+    return MPI.IN_PLACE if piece.count and piece.address == chunk.address else piece.whole()
 
 
 def _split(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[int]:
@@ -191,11 +191,11 @@ def _split(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[
     return [n * (count // rows) if rows else 0 for n in splits]
 
 
-# Sizes that only two ranks know
+# Sizes that only sender and receiver know
 
 
-def announced(op: Op) -> bool:
-    """Say whether ranks must tell each other the sizes: what all know is in the fingerprint."""
+def exchanges_sizes(op: Op) -> bool:
+    """Return whether ranks must exchange sizes, because the call check can't compare them."""
     if isinstance(op, AllToAll):
         splits = (op.in_splits, op.out_splits)
         return isinstance(op.inp, (list, tuple)) or splits != (None, None)
@@ -203,7 +203,7 @@ def announced(op: Op) -> bool:
 
 
 def _announce(comm: Comm, op: Op, sends: Sequence[int], takes: Sequence[int]) -> Steps:
-    """Compare what ranks send with what their peers expect; all raise if any two differ."""
+    """Compare the sizes that ranks send with those their peers expect; all raise if any differ."""
     coming = np.empty(comm.size, np.int64)
     yield [comm.Ialltoall(np.array(sends, np.int64), coming)]
     first = np.array([comm.size if coming.tolist() == list(takes) else comm.rank])

@@ -1,8 +1,9 @@
-"""What moves this process's MPI traffic: whoever waits, and a thread when nobody does.
+"""Progress of this process's MPI traffic: by waiting threads, and by a thread if none waits.
 
-Every look advances all groups, because a peer may need this rank's part of another group's
-operation before it can do what this rank waits for. One lock guards the groups and all of their
-calls of MPI, none of which blocks. Works are finished outside the lock: callbacks are users' code.
+Every poll advances all groups, because a peer may need this rank's part of another group's
+operation before it can do its part of the operation that this rank waits for. One lock guards the
+groups and all of their calls of MPI, none of which blocks. Works are finished outside the lock,
+because callbacks are users' code.
 """
 
 from __future__ import annotations
@@ -11,26 +12,48 @@ import atexit
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.work import Work
 
-if TYPE_CHECKING:
-    from nc10d.backend.mpi.group import MpiGroup
+SPINS, YIELDS = 20, 2000  # polls at full speed, then polls that yield the core
+POLL_SECONDS = 0.0005  # between later polls, and between those of the thread
 
-SPINS, YIELDS = 20, 2000  # looks at full speed, then looks that let others have the core
-SLICE = 0.0005  # seconds from look to look after that, and of the thread's
+
+class ProgressedGroup(Protocol):
+    """A group as the progress thread uses it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call or a message is in flight."""
+        ...
+
+    def advance(self) -> None:
+        """Advance calls and messages without blocking."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+    def free(self) -> bool:
+        """Free the communicators if no message can arrive any more; return whether."""
+        ...
+
+    def stop_listening(self) -> None:
+        """Cancel the receive that MPI_Finalize would wait for."""
+        ...
 
 
 class ProgressThread:
-    """The process's groups that talk by MPI, and the thread that moves them along."""
+    """The process's groups on MPI, and the thread that advances them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._lanes: list[MpiGroup] = []
-        self._leaving: list[MpiGroup] = []
+        self._groups: list[ProgressedGroup] = []
+        self._closed_groups: list[ProgressedGroup] = []
         self._ended: deque[tuple[Work, BaseException | None, Any]] = deque()
         self._watched: set[Work] = set()
         self._waiting = 0
@@ -38,59 +61,59 @@ class ProgressThread:
         self._needed = threading.Event()
         self._stopping = threading.Event()
 
-    def join(self, lane: MpiGroup) -> None:
-        """Take a group in."""
+    def join(self, group: ProgressedGroup) -> None:
+        """Advance a group from now on."""
         with self.lock:
-            self._lanes.append(lane)
+            self._groups.append(group)
             self._sweep()
 
-    def leave(self, lane: MpiGroup) -> None:
-        """Forget a group; the last one takes the thread with it."""
+    def leave(self, group: ProgressedGroup) -> None:
+        """Remove a group; the thread ends with the last group."""
         with self.lock:
-            self._lanes.remove(lane)
-            self._leaving.append(lane)
+            self._groups.remove(group)
+            self._closed_groups.append(group)
             self._sweep()
-            last = not self._lanes
-        self.publish()
+            last = not self._groups
+        self.finish_ended()
         if last:
             self.stop()
 
     def _sweep(self) -> None:
-        """Give back what closed groups held, where all ranks have left."""
-        self._leaving = [lane for lane in self._leaving if not lane.let_go()]
+        """Free the communicators of closed groups that all ranks have left."""
+        self._closed_groups = [group for group in self._closed_groups if not group.free()]
 
     def advance(self) -> None:
-        """Look at everything once; never blocks."""
+        """Poll all groups once; never blocks."""
         with self.lock:
-            for lane in tuple(self._lanes):
-                lane.advance()
-        self.publish()
+            for group in tuple(self._groups):
+                group.advance()
+        self.finish_ended()
 
     def end(self, work: Work, error: BaseException | None, result: Any = None) -> None:
-        """Remember how a work ended; `publish` tells."""
+        """Record how a work ended; `finish_ended` finishes it."""
         self._ended.append((work, error, result))
 
-    def publish(self) -> None:
-        """Tell whoever waits for works that have ended; not with the lock held."""
+    def finish_ended(self) -> None:
+        """Finish the works that have ended, which wakes their waiters; call without the lock."""
         while self._ended:
             try:
                 work, error, result = self._ended.popleft()
-            except IndexError:  # another thread tells of the last one
+            except IndexError:  # another thread finishes the last work
                 return
             work._finish(error, result)
 
     def wait(self, work: Work, until: Deadline) -> None:
         """Return when a work has ended or `until` has passed."""
-        looks = 0
+        polls = 0
         with self.lock:
             self._waiting += 1
         try:
             while work._state == PENDING and not until.expired():
                 self.advance()
-                looks += 1
-                if looks > YIELDS:
-                    Work._block(work, Deadline.after(until.slice(SLICE)))
-                elif looks > SPINS:
+                polls += 1
+                if polls > YIELDS:
+                    Work._block(work, Deadline.after(until.slice(POLL_SECONDS)))
+                elif polls > SPINS:
                     os.sched_yield()
         finally:
             with self.lock:
@@ -102,18 +125,18 @@ class ProgressThread:
         self.need_thread()
 
     def need_thread(self) -> None:
-        """Start the thread, or wake it: something is on its way that nobody may wait for."""
+        """Start or wake the thread, for an operation that no thread may wait for."""
         with self.lock:
             if self._thread is None:
                 self._stopping.clear()
                 name = "nc10d-mpi"
-                self._thread = threading.Thread(target=self._move, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
         self._needed.set()
 
-    def _move(self) -> None:
-        """Advance what nobody waits for."""
-        while not self._stopping.wait(SLICE):
+    def _run(self) -> None:
+        """Advance all groups while no other thread does."""
+        while not self._stopping.wait(POLL_SECONDS):
             if not (self._watched or self._busy()):
                 self._needed.wait()
                 self._needed.clear()
@@ -123,10 +146,10 @@ class ProgressThread:
 
     def _busy(self) -> bool:
         with self.lock:
-            return any(lane.busy for lane in self._lanes)
+            return any(group.busy for group in self._groups)
 
     def _notify(self) -> None:
-        """Run the callbacks of watched works that others have found ended."""
+        """Run the callbacks of watched works that other threads have ended."""
         for work in tuple(self._watched):
             if work._state != PENDING:
                 self._watched.discard(work)
@@ -145,23 +168,23 @@ class ProgressThread:
         self._notify()
 
     def finalize(self) -> None:
-        """Leave nothing that MPI's end would wait for."""
-        for lane in tuple(self._lanes):
-            lane.close()
+        """Close all groups, and cancel every request that MPI_Finalize would wait for."""
+        for group in tuple(self._groups):
+            group.close()
         self.stop()
         with self.lock:
-            for lane in self._leaving:
-                lane.stop_listening()
+            for group in self._closed_groups:
+                group.stop_listening()
 
 
 engine = ProgressThread()
 
 
 def _renew_after_fork() -> None:
-    """In a child nothing of this is usable: MPI knows one process only."""
+    """Forget all groups in a forked child, which must not call MPI."""
     engine.__init__()  # type: ignore[misc]
 
 
 os.register_at_fork(after_in_child=_renew_after_fork)
-# MPI is finalised behind this: no thread may call it then.
+# mpi4py finalises MPI after this handler; no thread may call MPI then.
 atexit.register(engine.finalize)

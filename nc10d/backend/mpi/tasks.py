@@ -1,4 +1,4 @@
-"""What is on its way: steps that wait for MPI requests, and the Work that ends with them."""
+"""Operations in flight: steps that wait for MPI requests, and the Work that ends with them."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 class MpiWork(Work):
     """One launch: it ends with the last of its tasks, or with the group's failure.
 
-    `over` are the places in the batch of operations that are.
+    `ended` holds the places in the batch of the operations that have ended.
     """
 
-    __slots__ = ("_engine", "_left", "_results", "over")
+    __slots__ = ("_engine", "_results", "_tasks_left", "ended")
 
     def __init__(self, ops: Sequence[Op], engine: ProgressThread, tasks: int) -> None:
         super().__init__(ops)
         self._engine = engine
-        self._left = tasks
+        self._tasks_left = tasks
         self._results: list[int | None] = [None] * len(ops)
-        self.over: set[int] = set()
+        self.ended: set[int] = set()
 
-    def one_over(self, places: Sequence[int], result: int | None) -> bool:
-        """Take note that a task of the operations at `places` is over; True if it was the last."""
+    def task_ended(self, places: Sequence[int], result: int | None) -> bool:
+        """Record that a task of the operations at `places` has ended; return if it was the last."""
         self._results[places[0]] = result
-        self.over.update(places)
-        self._left -= 1
-        return self._left == 0
+        self.ended.update(places)
+        self._tasks_left -= 1
+        return self._tasks_left == 0
 
     def outcome(self) -> Any:
-        """Return what `result()` answers with: the sender, a list of them, or None."""
+        """Return the value of `result()`: the sender, a list of senders, or None."""
         if len(self.ops) == 1:
             return self._results[0]
         return self._results if any(isinstance(op, Recv) for op in self.ops) else None
 
     def describe(self) -> str:
-        """Return what errors call it."""
+        """Return the launch's name in errors."""
         return self._describe()
 
     def _poll(self) -> None:
@@ -76,12 +76,12 @@ class Task:
         self.requests: Sequence[Request] = ()
 
     def begin(self, steps: Steps) -> None:
-        """Take the first step."""
+        """Run the first step."""
         self.steps = steps
         self.requests = steps.send(None) or ()
 
     def advance(self) -> bool:
-        """Go as far as the requests allow, without blocking; True when it is over."""
+        """Run steps as far as the requests allow, without blocking; return whether all ended."""
         while self.ready():
             try:
                 requests = next(self.steps)
@@ -94,12 +94,12 @@ class Task:
         return False
 
     def ready(self) -> bool:
-        """Say whether what it waits for is there."""
+        """Return whether the requests of the current step have ended."""
         return not self.requests or bool(MPI.Request.Testall(self.requests))
 
 
 class MessageTask(Task):
-    """One send or receive; `status` is what MPI says of a receive."""
+    """One send or receive; `status` is MPI's status of a receive."""
 
     __slots__ = ("op", "status")
 
@@ -111,36 +111,36 @@ class MessageTask(Task):
         self.status = MPI.Status()
 
     def ready(self) -> bool:
-        """Say whether what it waits for is there."""
+        """Return whether the requests of the current step have ended."""
         if isinstance(self.op, Send):
             return super().ready()
         return not self.requests or bool(self.requests[0].Test(self.status))
 
     def must_follow(self, other: MessageTask) -> bool:
-        """Say whether this message, launched later, would break the order by beginning first."""
+        """Return whether this message, launched later than `other`, must begin after it."""
         if other.requests or type(other.op) is not type(self.op):
             return False
-        mine, theirs = self.op.peer, other.op.peer
-        return mine == theirs or mine is None or theirs is None
+        own_peer, other_peer = self.op.peer, other.op.peer
+        return own_peer == other_peer or own_peer is None or other_peer is None
 
     def cancel(self) -> None:
-        """Take a receive back that nobody has answered: the array is the user's again."""
+        """Cancel a receive that has no message yet; the caller may reuse its array."""
         if isinstance(self.op, Recv):
-            for request in filter(None, self.requests):  # one that has failed is null
+            for request in filter(None, self.requests):  # a failed request is null
                 request.Cancel()
 
 
-def after(gate: Callable[[], bool], steps: Steps) -> Steps:
-    """Begin when `gate()` says so."""
-    while not gate():
+def after(condition: Callable[[], bool], steps: Steps) -> Steps:
+    """Return steps that begin when `condition()` is true."""
+    while not condition():
         yield None
     return (yield from steps)
 
 
 def side_by_side(parts: Sequence[Steps]) -> Steps:
-    """Run operations together: what each starts in a step is waited for at once."""
-    left = list(parts)
-    while left:
-        begun: list[tuple[Steps, Any]] = [(part, next(part, None)) for part in left]
-        left = [part for part, requests in begun if requests]
-        yield [request for _, requests in begun for request in requests or ()]
+    """Run operations concurrently: each step waits for the requests of all of them."""
+    running = list(parts)
+    while running:
+        started: list[tuple[Steps, Any]] = [(part, next(part, None)) for part in running]
+        running = [part for part, requests in started if requests]
+        yield [request for _, requests in started for request in requests or ()]

@@ -1,22 +1,25 @@
-"""The NCCL backend: device arrays by NCCL, through ctypes, cuda.bindings and one compiled loop.
+"""The NCCL backend: device arrays by NCCL, through ctypes, cuda.bindings and a compiled loop.
 
-`init_process_group()` has it for device arrays; nothing of it is loaded before the first one. From
-the bottom: `table` (NCCL's header as data), `library` and `communicator` (NCCL's calls as Python),
-`calls` (an operation as calls), `programs` (a launch as a table of calls) and `native` (the loop),
-`lanes` (a communicator and its stream), `works`, `flights`, `watchdog`, `site` and `backend`.
+`init_process_group()` uses it for device arrays, and loads it for the first of them. Packages, from
+the bottom, each importing only those before it:
 
-What is different from other backends, because NCCL is:
+- `bindings`: NCCL's header as data, NCCL's functions as Python, and the compiled loop of C calls.
+- `comm`: communicators, and their streams.
+- `launch`: an operation as NCCL calls, a launch as a table of calls, and the cache of launches.
+- this package: works, pending works, the watchdog, a group on its device, and the backend.
 
-- `wait()` puts the operation in front of what is queued next on the current stream and does not
-  block the host, as c10d has it; `wait_blocking()` and `wait(timeout)` do block.
+NCCL makes this backend different from others:
+
+- `wait()` makes the current stream wait for the operation and does not block the host, as in c10d;
+  `wait_blocking()` and `wait(timeout)` do block.
 - 16-bit ints can be moved but not reduced; bitwise reductions are for bools; products of complex
-  numbers are refused. What NCCL adds in which order is its own affair; MIN and MAX of NaNs too.
-- Arrays must be aligned to their element; others are a ValueError before anything is sent. Strided
-  ones go by way of a copy in C order, which costs a copy of the driver's for each row that lies
-  apart, and are refused where that are thousands. c10d sends permuted ones without gaps as they lie
-  in memory, which is wrong where ranks' differ, and refuses all others.
-- Arrays must be on one device.
-- A receive must name its sender (ValueError); c10d's NCCL has no other kind either. A message of a
-  coalescing block meets only one of a block.
-- Ranks that make different calls are found by their timeout, not at once.
+  numbers are refused. NCCL chooses the order of sums, and the result of MIN and MAX of NaNs.
+- Arrays must be aligned to their elements; others are a ValueError before anything is sent. Strided
+  arrays are copied in C order, at the cost of a driver's copy for each separate row. Arrays that
+  need thousands of them are refused. c10d sends permuted arrays without gaps as they lie in
+  memory, which is wrong if ranks' strides differ, and refuses all others.
+- All arrays of a group must be on the same device.
+- A receive must name its sender (ValueError), as in c10d's NCCL. A message of a coalescing block
+  matches only a message of a block.
+- Ranks that make different calls run into their timeout; nothing detects the mismatch earlier.
 """

@@ -1,8 +1,7 @@
-"""The NCCL backend: one group's operations on the device that its first array is on.
+"""The NCCL backend: a group's operations on the device of its first array.
 
-Nothing is met or formed before the first operation (or at once, with init_process_group's
-`device_id`): the first launch begins to form the group's communicator, and what is launched until
-then is submitted when it is there.
+The ranks first meet at the first operation, or at once with init_process_group's `device_id`. The
+first launch begins to form the group's communicator; launches are submitted when it is formed.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.access import first_array
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.nccl import failure
 from nc10d.backend.nccl.bindings.library import RESULT, library
-from nc10d.backend.nccl.comm_streams import ALL, GroupIdentity
-from nc10d.backend.nccl.communicator import Communicator
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, GroupIdentity
+from nc10d.backend.nccl.comm.communicator import Communicator
+from nc10d.backend.nccl.comm.options import NcclOptions, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
-from nc10d.backend.nccl.options import NcclOptions, read_options
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.base.deadline import Deadline
@@ -36,15 +35,15 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-_WITNESSED = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
-_GRACE, _LOOK = 0.5, 0.01  # seconds for the cause of such an error to become known; between looks
-
-_PATIENCE = 10.0  # seconds for NCCL to let go of communicators
+_ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
+_CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
+_CAUSE_PAUSE = 0.01  # seconds between polls for it
+_CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
 _log = logging.getLogger(__name__)
 
 
 def make(setup: BackendSetup) -> NcclBackend:
-    """Make the backend of a group; meets nobody unless the group has a device already.
+    """Make the backend of a group; waits for other ranks only if the group has a device already.
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
@@ -56,8 +55,8 @@ def make(setup: BackendSetup) -> NcclBackend:
     return backend
 
 
-class NcclBackend:
-    """One group by NCCL. Only `bind`, `close` and a first synchronous call wait for others."""
+class NcclBackend(Backend):
+    """A group on NCCL. Only `bind`, `close` and a first synchronous call wait for other ranks."""
 
     name = "nccl"
     device_type = "cuda"
@@ -65,85 +64,85 @@ class NcclBackend:
     def __init__(self, setup: BackendSetup, options: NcclOptions) -> None:
         self.rank = setup.rank
         self.size = setup.size
-        self._who = GroupIdentity(setup.group_name, setup.rank, setup.size)
+        self._identity = GroupIdentity(setup.group_name, setup.rank, setup.size)
         self._options = options
         self._keys = PrefixStore("nccl", setup.store)
         self._others = setup.others
         self._store: Store | None = None
-        self._site: DeviceGroup | None = None
+        self._device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._failure: DistError | None = None
-        self._agreed = threading.Event()
+        self._cause_agreed = threading.Event()
         self._ended = threading.Event()
 
     def bind(self, device: int, deadline: Deadline) -> None:
-        """Take a device and form the communicator; blocks until all ranks have, or raises."""
-        site = self._on(device)
-        site.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
+        """Choose the device and form the communicator; blocks until all ranks have, or raises."""
+        device_group = self._on_device(device)
+        device_group.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
 
     def communicator(self, deadline: Deadline) -> Communicator:
-        """Return the group's communicator; all ranks call, and it blocks until they have met."""
-        self.bind(self._on(current_device()).device, deadline)
-        assert self._site is not None
-        main = self._site.lanes.find(ALL)
+        """Return the group's communicator; all ranks call, and it blocks until they have."""
+        self.bind(self._on_device(current_device()).device, deadline)
+        assert self._device_group is not None
+        main = self._device_group.comm_streams.find(COLLECTIVES)
         assert main is not None
         assert main.comm is not None, "a barrier has run on it"
         return main.comm
 
     @property
     def device(self) -> int:
-        """The number of the group's device; the current one, if it has none yet."""
-        return current_device() if self._site is None else self._site.device
+        """The number of the group's device; of the current device, if it has none yet."""
+        return current_device() if self._device_group is None else self._device_group.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Queue `ops` on the device; see Backend.
 
-        Without `async_op` the current stream waits for them and the host goes on, except behind a
-        barrier, and where the ranks have not met yet.
+        Without `async_op` the current stream waits for them. The host does not, except for a
+        barrier, and for the ranks to meet.
         """
-        site = self._site or self._on(_device_of(ops))
+        device_group = self._device_group or self._on_device(_device_of(ops))
         try:
-            work = site.launch(ops, timeout, not async_op)
+            work = device_group.launch(ops, timeout, not async_op)
         except DistError:
-            self._check()  # the cause that holds for all ranks, if this one's is not the first
+            self._check()  # raises the agreed cause, if another rank failed first
             raise
         if async_op:
             return work
         if work.blocks or work.submitted is not None:
-            self._wait_here(work)
+            self._wait_unless_interrupted(work)
         return None
 
-    def _wait_here(self, work: NcclWork) -> None:
+    def _wait_unless_interrupted(self, work: NcclWork) -> None:
         try:
             work.wait()
         except KeyboardInterrupt:
             text = f"rank {self.rank} was interrupted in {work._describe()}"
-            self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._who.group))
+            self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._identity.group))
             raise
 
-    def _on(self, device: int) -> DeviceGroup:
-        """Return the group's place, which is on the device that was named first."""
+    def _on_device(self, device: int) -> DeviceGroup:
+        """Return the group on its device, which is the first `device` that was given."""
         self._check()
         with self._binding:
-            if self._site is None:
+            if self._device_group is None:
                 self._store = self._keys.clone()
-                self._site = DeviceGroup(
-                    self._who,
+                self._device_group = DeviceGroup(
+                    self._identity,
                     device,
                     self._keys,
                     library(),
                     self._options,
                     self.fail,
                     self._check,
-                    self._others.note(),
+                    self._others.record_address(),
                 )
                 watchdog.watch(self)
-            return self._site
+            return self._device_group
 
     def _check(self) -> None:
-        """Raise what has made the group fail; waits until the ranks have agreed on it."""
+        """Raise the group's failure, if it has failed; waits until the ranks have agreed on it."""
         if self._failure is not None:
-            self._agreed.wait()
+            self._cause_agreed.wait()
             raise copy_to_raise(self._failure)
 
     def split(
@@ -154,9 +153,9 @@ class NcclBackend:
         deadline: Deadline,
         options: Any = None,
     ) -> NcclBackend:
-        """Make the backend of a group of some of my ranks; it meets them when it is used.
+        """Make the backend of a group of `ranks` of this group; they meet at its first operation.
 
-        ncclCommSplit is not used: every rank of the whole group would have to call it.
+        It does not use ncclCommSplit, which every rank of the whole group would have to call.
         """
         self._check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
@@ -166,127 +165,132 @@ class NcclBackend:
         """Fail the group with `reason` here and on every peer; never blocks, from any thread."""
         self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
 
-    def fail(self, error: DistError, tell: bool = True) -> None:
-        """End the group with `error`; the first wins, and is told to the others."""
+    def fail(self, error: DistError, notify: bool = True) -> None:
+        """End the group with `error`; the first error wins, and peers are notified of it."""
         with self._binding:
             if self._failure is not None:
                 return
-            self._fall(error)
-        end = threading.Thread(target=self._end, args=(error, tell), name="nc10d-nccl-end")
+            self._refuse_launches(error)
+        end = threading.Thread(target=self._end, args=(error, notify), name="nc10d-nccl-end")
         end.daemon = True
         end.start()
 
-    def _fall(self, error: DistError) -> None:
-        """Let nothing be launched any more."""
+    def _refuse_launches(self, error: DistError) -> None:
+        """Refuse all launches from now on."""
         self._failure = error
-        if self._site is not None:
-            self._site.failed = True
+        if self._device_group is not None:
+            self._device_group.failed = True
 
-    def _end(self, error: DistError, tell: bool) -> None:
-        """End communicators, then Works: only then nothing touches their arrays any more.
+    def _end(self, error: DistError, notify: bool) -> None:
+        """Abort communicators, then end Works, whose arrays nothing touches after the abort.
 
-        If NCCL never comes back from its abort, the Works stay pending for good, and keep their
-        arrays.
+        If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
         """
-        error = self._root_of(error)
-        if tell:
-            error = self._tell(error)
+        error = self._root_cause(error)
+        if notify:
+            error = self._notify_peers(error)
         self._failure = error
-        self._agreed.set()
-        site = self._site
-        if site is not None:
-            site.flights.freeze()
-            site.lanes.abort()
-            site.flights.end(error)
+        self._cause_agreed.set()
+        device_group = self._device_group
+        if device_group is not None:
+            device_group.pending.freeze()
+            device_group.comm_streams.abort()
+            device_group.pending.end(error)
         self._ended.set()
 
-    def _tell(self, error: DistError) -> DistError:
-        """Tell the others a cause; return the one that holds for all."""
-        found = self._others.tell(error)
-        if found is None:  # nobody else knows them, so the store has to do
-            with contextlib.suppress(DistError, OSError):  # one that is gone tells nobody
-                found = failure.told(self._store or self._keys.clone(), error)
+    def _notify_peers(self, error: DistError) -> DistError:
+        """Notify the peers of an error; return the error that holds for all ranks."""
+        found = self._others.notify(error)
+        if found is None:  # without a failure detector the store carries it
+            with contextlib.suppress(DistError, OSError):  # the store may be gone
+                found = failure.publish(self._store or self._keys.clone(), error)
         return found or error
 
-    def _root_of(self, error: DistError) -> DistError:
-        """Return what an error of NCCL's about a peer comes from, if another backend can tell."""
-        if isinstance(error, NCCLError) and error.code in _WITNESSED:
-            grace = Deadline.after(_GRACE)
+    def _root_cause(self, error: DistError) -> DistError:
+        """Return another backend's cause for an error of NCCL about a peer, else the error."""
+        if isinstance(error, NCCLError) and error.code in _ABOUT_A_PEER:
+            grace = Deadline.after(_CAUSE_GRACE)
             while not grace.expired():
                 found = self._others.cause()
                 if found is not None:
                     return found
-                self._ended.wait(_LOOK)
+                self._ended.wait(_CAUSE_PAUSE)
         return error
 
     def tick(self) -> float | None:
-        """Look for what has ended or failed, as the watchdog does; see Watched."""
-        site = self._site
-        if site is None or self._failure is not None:
+        """Check for ended works and for failures, on the watchdog's thread; see Watched."""
+        device_group = self._device_group
+        if device_group is None or self._failure is not None:
             return None
         try:
-            site.flights.sweep(wait=False)
-            self._look_at_nccl(site)
+            device_group.pending.sweep(wait=False)
+            self._check_communicators(device_group)
         except (CudaError, NCCLError) as error:
             self.fail(error)
             return None
-        except GroupClosed:  # ended by another thread meanwhile
+        except GroupClosed:  # another thread has closed the group meanwhile
             return None
-        late = site.flights.late()
+        late = device_group.pending.late()
         if late is not None:
-            self.fail(failure.too_late(self._who, late, self._others))
-        elif site.flights.busy:
-            self._listen()
-        return site.flights.pause()
+            self.fail(failure.timeout_of(self._identity, late, self._others))
+        elif device_group.pending.busy:
+            self._check_for_peer_failure()
+        return device_group.pending.pause()
 
-    def _look_at_nccl(self, site: DeviceGroup) -> None:
-        for lane in site.lanes.all():
-            comm = lane.comm
-            # Who holds the lock is in NCCL, and will hear of an error itself.
+    def _check_communicators(self, device_group: DeviceGroup) -> None:
+        for comm_stream in device_group.comm_streams.all():
+            comm = comm_stream.comm
+            # A thread that holds the lock is in NCCL, which will return the error to it.
             if comm is not None and comm.lock.acquire(blocking=False):
                 try:
-                    lane.check()
+                    comm_stream.check()
                 finally:
                     comm.lock.release()
 
-    def _listen(self) -> None:
-        """Fail as the group's other backends have, or as a peer has told in the store."""
+    def _check_for_peer_failure(self) -> None:
+        """Fail with the error of the group's other backends, or of a peer, from the store."""
         assert self._store is not None
         cause = self._others.cause()
         if cause is None and not self._others.agree:
             with contextlib.suppress(DistError, OSError):
-                cause = failure.heard(self._store)
+                cause = failure.published(self._store)
         if cause is not None:
-            self.fail(cause, tell=False)
+            self.fail(cause, notify=False)
 
     def close(self) -> None:
-        """Give the communicators back; idempotent. What is in flight fails with GroupClosed.
+        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
 
-        Blocks until NCCL has let go of them, at most ten seconds.
+        Blocks until NCCL has released them, at most ten seconds.
         """
-        gone = GroupClosed(f"group {self._who.group!r} has been closed", group=self._who.group)
-        site = self._site
-        if site is not None:
+        gone = GroupClosed(
+            f"group {self._identity.group!r} has been closed", group=self._identity.group
+        )
+        device_group = self._device_group
+        if device_group is not None:
             with contextlib.suppress(DistError):
-                site.flights.sweep()
-        if site is None:
+                device_group.pending.sweep()
+        if device_group is None:
             self._failure = self._failure or gone
-            self._agreed.set()
+            self._cause_agreed.set()
             return
-        if self._failure is None and not site.flights.busy:
-            self._fall(gone)
-            self._agreed.set()
-            end = threading.Thread(target=self._let_go, args=(site,), name="nc10d-nccl-end")
+        if self._failure is None and not device_group.pending.busy:
+            self._refuse_launches(gone)
+            self._cause_agreed.set()
+            end = threading.Thread(
+                target=self._release, args=(device_group,), name="nc10d-nccl-end"
+            )
             end.daemon = True
             end.start()
         else:
-            self.fail(gone, tell=False)
-        if not self._ended.wait(_PATIENCE):
-            _log.warning("NCCL has not let go of group %r: it keeps what it has", self._who.group)
+            self.fail(gone, notify=False)
+        if not self._ended.wait(_CLOSE_PATIENCE):
+            _log.warning(
+                "NCCL has not let go of group %r: it keeps what it has", self._identity.group
+            )
 
-    def _let_go(self, site: DeviceGroup) -> None:
-        site.flights.freeze()  # a launch that has just begun still uses what goes now
-        site.lanes.close()
+    def _release(self, device_group: DeviceGroup) -> None:
+        device_group.pending.freeze()  # waits for a launch that has just begun
+        device_group.comm_streams.close()
         self._ended.set()
 
 

@@ -1,4 +1,4 @@
-"""A group's place on its device: what is launched there, at once or when its lanes are formed."""
+"""A group on its device: launches are submitted at once, or when their communicators are formed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm_streams import CommStream, CommStreams, GroupIdentity
-from nc10d.backend.nccl.launch_cache import CachedLaunch
-from nc10d.backend.nccl.launch_table import LATE, DeviceContext, LaunchTable
-from nc10d.backend.nccl.options import NcclOptions
+from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, GroupIdentity
+from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
+from nc10d.backend.nccl.launch.launch_table import AFTER_EVENT, DeviceContext, LaunchTable
+from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.pending import PendingWorks
-from nc10d.backend.nccl.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.cuda.driver import call, on_device
 from nc10d.cuda.events import event_pool
@@ -30,161 +30,175 @@ _run_rows = entry_point(native.nc10d_nccl_run)
 
 
 class DeferredLaunch(NamedTuple):
-    """A launch that waits for its lanes; `before` is an event of its own, recorded at the call."""
+    """A launch that waits for its communicators; `before` is its event, recorded at the call."""
 
     work: NcclWork
-    lanes: tuple[CommStream, ...]
+    comm_streams: tuple[CommStream, ...]
     before: int
 
 
 class DeviceGroup:
-    """All that a group needs on one device. `launch` is called by any thread.
+    """A group's launches on its device. Any thread may call `launch`.
 
-    `failed` is set by whoever lets nothing be launched any more; `check` says why. `note` is where
-    peers read what is launched; see Others.
+    The backend sets `failed` to refuse launches; `check` then raises the reason. `record_address`
+    is the record in which peers read this rank's launches; see OtherBackends.
     """
 
     def __init__(
         self,
-        who: GroupIdentity,
+        identity: GroupIdentity,
         device: int,
         store: Store,
         library: Library,
         options: NcclOptions,
         fail: Callable[[DistError], None],
         check: Callable[[], None],
-        note: int = 0,
+        record_address: int = 0,
     ) -> None:
         self.device = device
-        self._who = who
+        self._identity = identity
         self._library = library
         self._check = check
         self._fail = fail
         self._pool = event_pool(device)
-        self.flights = PendingWorks(self._pool, fail)
-        self.lanes = CommStreams(
-            who, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
+        self.pending = PendingWorks(self._pool, fail)
+        self.comm_streams = CommStreams(
+            identity, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
         )
-        self._maker = LaunchPlanner(who, library, options, self._pool, self.lanes, note)
-        self._captured: list[tuple[int, CachedLaunch]] = []  # what graphs use
+        self._planner = LaunchPlanner(
+            identity, library, options, self._pool, self.comm_streams, record_address
+        )
+        self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
         self._context = DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = options.timing
-        self._waiting = 0  # launches that wait for their lanes
+        self._waiting = 0  # number of deferred launches
         self.failed = False
         self._take = self._pool.take
 
     def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
-        """Submit operations, or have it done as soon as their lanes are formed.
+        """Submit operations at once, or as soon as their communicators are formed.
 
-        With `join` the current stream waits for them. ValueError and TypeError for what NCCL
-        can't do, before anything is sent.
+        With `join` the current stream waits for them. ValueError and TypeError for operations that
+        NCCL can't run, before anything is sent.
         """
-        flights = self.flights
-        with flights.lock:
+        pending = self.pending
+        with pending.lock:
             if self.failed:
                 self._check()
-            known = ops.prepared if type(ops) is RepeatedOps else None
-            if known is not None and known.fits():
-                recipe: CachedLaunch = known
+            kept = ops.prepared if type(ops) is RepeatedOps else None
+            if kept is not None and kept.is_valid():
+                cached: CachedLaunch = kept
             else:
-                recipe = self._maker.recipe(ops, timeout)
-            home = recipe.home
-            current = stream_of(first_array(ops)) if home is None else chosen_stream_or(home)
+                cached = self._planner.cached(ops, timeout)
+            default_stream = cached.default_stream
+            current = (
+                stream_of(first_array(ops))
+                if default_stream is None
+                else chosen_stream_or(default_stream)
+            )
             # The two default streams can't be captured.
             captured = current > PER_THREAD and is_captured(current)
-            work = NcclWork(ops, flights, timeout, recipe)
-            program = recipe.program
-            if program is not None and not self._waiting:
+            work = NcclWork(ops, pending, timeout, cached)
+            table = cached.table
+            if table is not None and not self._waiting:
                 if not captured:
-                    flights.add(work)  # before: a thread that NCCL keeps is looked after, too
-                self._submit(program, work, current, join)
-                if captured:  # its event is the graph's, and never over
-                    self._captured.append((work.event, recipe))
+                    pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
+                self._submit(table, work, current, join)
+                if captured:  # its event belongs to the graph, and never ends
+                    self._captured.append((work.event, cached))
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
-                self._defer(work, recipe.lanes, current)
+                self._defer(work, cached.comm_streams, current)
         return work
 
-    def _defer(self, work: NcclWork, lanes: tuple[CommStream, ...], current: int) -> None:
+    def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.submitted = threading.Event()
         self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
-        self._maker.tell(work.ops, lanes)
-        waiting = DeferredLaunch(work, lanes, before)
-        for lane in lanes:
-            lane.queue.append(waiting)
-        self.flights.add(work)
-        self.pump()  # the lanes may have been formed just now
+        self._planner.record_deferred(work.ops, comm_streams)
+        deferred = DeferredLaunch(work, comm_streams, before)
+        for comm_stream in comm_streams:
+            comm_stream.queue.append(deferred)
+        self.pending.add(work)
+        self.pump()  # they may have been formed just now
 
     def pump(self) -> None:
-        """Submit what has waited for lanes that are formed now, in order."""
-        with self.flights.lock:
-            # A group that has ended has given the arrays back: nobody may write to them.
+        """Submit deferred launches whose communicators are formed, in order."""
+        with self.pending.lock:
+            # The caller may reuse the arrays of a failed group: no launch may write to them.
             while not self.failed:
                 heads = {
-                    id(lane.queue[0]): lane.queue[0] for lane in self.lanes.all() if lane.queue
+                    id(comm_stream.queue[0]): comm_stream.queue[0]
+                    for comm_stream in self.comm_streams.all()
+                    if comm_stream.queue
                 }
-                ready = [one for one in heads.values() if _is_next(one)]
+                ready = [deferred for deferred in heads.values() if _is_next(deferred)]
                 if not ready:
                     return
-                for one in ready:
+                for deferred in ready:
                     if not self.failed:
-                        self._late_submit(one)
+                        self._submit_deferred(deferred)
 
-    def _late_submit(self, one: DeferredLaunch) -> None:
-        """Submit what has waited. Its caller has gone on: an error is the group's failure."""
-        for lane in one.lanes:
-            lane.queue.popleft()
+    def _submit_deferred(self, deferred: DeferredLaunch) -> None:
+        """Submit a deferred launch. Its caller has returned, so an error fails the group."""
+        for comm_stream in deferred.comm_streams:
+            comm_stream.queue.popleft()
         self._waiting -= 1
-        work = one.work
+        work = deferred.work
         assert work.submitted is not None
         try:
-            program = self._maker.program(work.ops, one.lanes, work.deadline, one.before)
-            work.recipe.program = program
-            self._submit(program, work, 0, False, first=LATE)
+            table = self._planner.table(
+                work.ops, deferred.comm_streams, work.deadline, deferred.before
+            )
+            work.cached.table = table
+            self._submit(table, work, 0, False, first=AFTER_EVENT)
         except DistError as error:
             self._fail(error)
             return
-        self._pool.give(one.before)
+        self._pool.give(deferred.before)
         work.submitted.set()
 
     def _submit(
-        self, program: LaunchTable, work: NcclWork, current: int, join: bool, first: int = 0
+        self, table: LaunchTable, work: NcclWork, current: int, join: bool, first: int = 0
     ) -> None:
-        """Run a table of calls; what can't be submitted is the failure of the group."""
+        """Run a table of calls; a failed submission fails the group."""
         ended = self._take(self._timing)
-        table, device, end = program.address, self._device_rows, program.ended
+        rows, device, end = table.address, self._device_rows, table.ended
         count = end + 2 if join else end + 1
         try:
-            with program.lock:
-                answer = _run_rows(table, first, count, device, current, ended, end)
-                while answer < 0:  # nonblocking communicators: what is behind a group has to wait
-                    for lane in program.lanes:
-                        lane.settle(work.deadline, work._describe())
-                    answer = _run_rows(table, -answer, count, device, current, ended, end)
+            with table.lock:
+                answer = _run_rows(rows, first, count, device, current, ended, end)
+                while answer < 0:  # nonblocking: rows after a group wait for its end
+                    for comm_stream in table.comm_streams:
+                        comm_stream.settle(work.deadline, work._describe())
+                    answer = _run_rows(rows, -answer, count, device, current, ended, end)
             if answer:
-                raise self._error(program, work, answer)
+                raise self._error(table, work, answer)
         except DistError as error:
             self._fail(error)
             raise
-        work.event, work.begun = ended, program.begun
-        work.lanes = lanes = program.lanes
-        for lane in lanes:
-            lane.launched += 1
-        work.seq = lanes[0].launched
+        work.event, work.begun = ended, table.begun
+        work.comm_streams = comm_streams = table.comm_streams
+        for comm_stream in comm_streams:
+            comm_stream.launched += 1
+        work.seq = comm_streams[0].launched
 
-    def _error(self, program: LaunchTable, work: NcclWork, answer: int) -> DistError:
-        code, place, by_cuda = program.culprit(answer)
+    def _error(self, table: LaunchTable, work: NcclWork, answer: int) -> DistError:
+        code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
-        what = f"rank {self._who.rank} of group {self._who.group!r}, {work._describe()}{which}"
+        identity = self._identity
+        what = f"rank {identity.rank} of group {identity.group!r}, {work._describe()}{which}"
         if by_cuda:
             return CudaError(f"{what}: CUDA error {code}", code=code)
         return NCCLError(f"{what}: {self._library.describe(code)}", code=code)
 
 
-def _is_next(one: DeferredLaunch) -> bool:
-    return all(lane.comm is not None and lane.queue[0] is one for lane in one.lanes)
+def _is_next(deferred: DeferredLaunch) -> bool:
+    return all(
+        comm_stream.comm is not None and comm_stream.queue[0] is deferred
+        for comm_stream in deferred.comm_streams
+    )

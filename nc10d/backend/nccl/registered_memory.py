@@ -1,10 +1,10 @@
-"""Device memory that is registered with a group's communicator, for arrays that come again.
+"""Device memory that is registered with a group's communicator, for arrays that are used often.
 
     Reducer(parameters, group, allocate=registered_zeros(group))
 
-NCCL reads and writes such memory where it lies, in the ways that a machine has for that
-(ncclMemAlloc and ncclCommRegister, NCCL 2.19). It goes back when no array refers to it any more and
-the device is past what was queued on it: unmapping it waits for nothing, so a thread waits before.
+NCCL reads and writes such memory in place, if the machine can (ncclMemAlloc and ncclCommRegister,
+NCCL 2.19). It is freed when no array refers to it any more and the device has finished the work
+queued on it. Unmapping memory does not wait for the device, so a thread waits first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nc10d.arrays.dtypes import dtype_of
+from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
-from nc10d.backend.nccl.communicator import Communicator, Registration, mem_alloc, mem_free
+from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call
 from nc10d.cuda.events import event_done, event_pool
@@ -29,18 +30,28 @@ from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError
 
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
-
-_FIRST_LOOK, _LONGEST_LOOK = 0.0005, 0.05  # seconds between looks at an event
-_never = threading.Event()
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05  # seconds between polls of an event
+_no_event = threading.Event()
 
 
-def registered_zeros(group: ProcessGroup) -> Callable[[int, Any], DeviceArray]:
-    """Return what makes flat arrays of zeros from a count and a dtype, in registered memory.
+class GroupOfBackends(Protocol):
+    """The group of registered memory: it has a timeout in seconds, and a backend per device."""
 
-    All ranks call this alike; it blocks until they have met, on the group's device (the current
-    one, if it has none yet). What it returns is for each rank alone, and waits for no other.
+    @property
+    def timeout(self) -> float:
+        """The timeout of the group's operations, in seconds."""
+        ...
+
+    def backend(self, device: str) -> Backend:
+        """Return the backend of a device."""
+        ...
+
+
+def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
+    """Return a function from count and dtype to a flat array of zeros in registered memory.
+
+    All ranks call this; it blocks until they have met, on the group's device (the current device,
+    if it has none yet). A rank may call the returned function alone; it waits for no other rank.
     TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL before
     2.19.
     """
@@ -72,13 +83,13 @@ class _Piece(NamedTuple):
 
 
 class _Owner:
-    """What arrays on a piece of memory refer to."""
+    """The owner of a piece of memory, to which arrays on it refer."""
 
     __slots__ = ("__weakref__", "address")
 
     def __init__(self, piece: _Piece, dropped: queue.SimpleQueue[_Piece]) -> None:
         self.address = piece.address
-        # A queue that finalizers may use; whatever may block is not for the thread they run in.
+        # Finalizers run in any thread and must not block, so they only put into a queue.
         weakref.finalize(self, dropped.put, piece).atexit = False
 
 
@@ -96,7 +107,7 @@ def _registered(
 
 @functools.cache
 def _dropped() -> queue.SimpleQueue[_Piece]:
-    """Return the queue by which this process's thread gets what no array refers to."""
+    """Return the queue of unreferenced pieces; starts the thread that frees them."""
     pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
     thread = threading.Thread(target=_give_all_back, args=(pieces,), name="nc10d-nccl-free")
     thread.daemon = True
@@ -108,29 +119,29 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
     relax_capture_mode()
     while True:
         piece = pieces.get()
-        # A device or a driver that has failed keeps its memory, until the process ends.
+        # A failed device or driver keeps its memory until the process ends.
         with contextlib.suppress(DistError), piece.comm.enter():
             _wait_for_default_stream(piece.device)
             _give_back(piece)
-        del piece  # before it waits for the next one
+        del piece  # no reference while this waits for the next piece
 
 
 def _wait_for_default_stream(device: int) -> None:
-    """Wait for what is queued on the current device; copies let its default stream wait for them.
+    """Wait for the default stream of the current device, which waits for all copies.
 
-    Operations of the group have kept their arrays until they were over.
+    Operations of the group have kept their arrays until they ended.
     """
     pool = event_pool(device)
-    event, pause = pool.take(), _FIRST_LOOK
+    event, pause = pool.take(), _FIRST_PAUSE
     call("cuEventRecord", event, LEGACY)
     while not event_done(event):
-        _never.wait(pause)  # CUDA wakes nobody
-        pause = min(2 * pause, _LONGEST_LOOK)
+        _no_event.wait(pause)  # CUDA can't wake a thread
+        pause = min(2 * pause, _LONGEST_PAUSE)
     pool.give(event)
 
 
 def _give_back(piece: _Piece) -> None:
-    # A communicator that can't deregister has failed or ended, and reads nothing by it any more.
+    # A communicator that can't deregister has failed or ended, and does not use the memory.
     with contextlib.suppress(DistError):
         piece.registration.close()
     mem_free(piece.comm.library, piece.address)

@@ -1,11 +1,11 @@
-"""One thread a process that looks after what is under way: ends, errors, deadlines, callbacks.
+"""The watchdog: a thread per process that polls groups for ends, errors, deadlines, callbacks.
 
-CUDA and NCCL wake nobody, so it looks: twenty times a second, or a thousand times while somebody
-waits for a callback, and not at all while nothing is under way. It holds no lock while it waits.
+CUDA and NCCL can't wake a thread. So it polls twenty times a second, a thousand times while a
+callback is awaited, and not at all while no Work is pending. It holds no lock while it waits.
 
-NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the thread
-has not been able to run for so long: a thread that holds the GIL for good (stuck in a driver call,
-say) is ended by faulthandler's own timer, which needs no GIL.
+NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the watchdog
+could not run for so long, for example because a driver call is stuck with the GIL. The timer is
+faulthandler's, which needs no GIL.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from nc10d.cuda.streams import relax_capture_mode
 
 _log = logging.getLogger(__name__)
 SLOW, FAST = 0.05, 0.001
-"""Seconds from look to look: usually, and while a callback is waited for."""
+"""Seconds between polls: usually, and while a callback is awaited."""
 HEARTBEAT = "NC10D_NCCL_HEARTBEAT"
 
 
 class Watched(Protocol):
-    """What is looked after."""
+    """An object that the watchdog polls."""
 
     def tick(self) -> float | None:
-        """Look once; return in how many seconds to look again, or None for nothing under way."""
+        """Poll once; return the seconds until the next poll, None if no Work is pending."""
         ...
 
 
 class Watchdog:
-    """The thread and what it looks at; started by the first `watch`."""
+    """The thread and the objects that it polls; started by the first `watch`."""
 
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
@@ -43,22 +43,22 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self.idle = True
 
-    def watch(self, one: Watched) -> None:
-        """Look after `one` as long as it lives."""
+    def watch(self, watched_object: Watched) -> None:
+        """Poll `watched_object` as long as it lives."""
         with self._lock:
-            self._watched.add(one)
+            self._watched.add(watched_object)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nc10d-nccl", daemon=True)
                 self._thread.start()
 
     def wake(self) -> None:
-        """Look now: something has been launched, or is waited for."""
+        """Poll now: a Work has been launched, or a callback attached."""
         self._wake.set()
 
     def _run(self) -> None:
         relax_capture_mode()
         while True:
-            # Whoever launches behind this line finds it idle, and wakes it once too often at worst.
+            # A thread that launches after this line sees `idle`, and at worst wakes it needlessly.
             self.idle = True
             self._wake.clear()
             pause = self._look()
@@ -67,22 +67,24 @@ class Watchdog:
             self._wake.wait(pause)
 
     def _look(self) -> float | None:
-        _beat()
+        _set_heartbeat()
         with self._lock:
-            watched = list(self._watched)
-        pauses = [pause for one in watched if (pause := _tick(one)) is not None]
+            objects = list(self._watched)
+        pauses = [
+            pause for watched_object in objects if (pause := _tick(watched_object)) is not None
+        ]
         return min(pauses, default=None)
 
 
-def _tick(one: Watched) -> float | None:
+def _tick(watched_object: Watched) -> float | None:
     try:
-        return one.tick()
-    except Exception:  # noqa: BLE001  (the others still need looking after)
-        _log.exception("looking after %r failed", one)
+        return watched_object.tick()
+    except Exception:  # noqa: BLE001  (the other objects still need polls)
+        _log.exception("looking after %r failed", watched_object)
         return SLOW
 
 
-def _beat() -> None:
+def _set_heartbeat() -> None:
     limit = float(os.environ.get(HEARTBEAT) or 0)
     if limit > 0:
         faulthandler.dump_traceback_later(limit, exit=True)

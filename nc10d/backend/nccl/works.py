@@ -1,4 +1,4 @@
-"""The Work of a launch on a device: what an event says, and how streams wait for it."""
+"""The Work of a launch on a device: it ends with an event, for which streams can wait."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from nc10d.errors import CudaError
 from nc10d.ops import Op, Recv
 
 if TYPE_CHECKING:
-    from nc10d.backend.nccl.comm_streams import CommStream
-    from nc10d.backend.nccl.launch_cache import CachedLaunch
+    from nc10d.backend.nccl.comm.comm_streams import CommStream
+    from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 
-_SPINS = 50  # looks at full speed, then looks that grow apart
+_SPINS = 50  # polls at full speed, before pauses that grow
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
 class WorkOwner:
-    """What a Work needs of the backend that launched it."""
+    """The backend that launched a Work, as the Work uses it."""
 
     lock: threading.RLock
 
     def retire(self, work: NcclWork) -> None:
-        """Take the events of a Work back, and finish it."""
+        """Recycle the events of a Work, and finish it."""
 
     def hurry(self, work: NcclWork) -> None:
-        """See to it soon that a Work is finished: somebody has attached a callback."""
+        """Finish a Work soon after it ends, because it has a callback."""
 
     def let_wait(self, stream: int, event: int) -> None:
-        """Let a stream wait for an event."""
+        """Make a stream wait for an event."""
 
     def fail(self, error: CudaError) -> None:
-        """End the group: the device has failed."""
+        """Fail the group: the device has failed."""
 
 
 class NcclWork(DeviceWork):
     """One launch on a device.
 
-    It keeps its arrays until the device is past them. `event` is 0 before it is submitted, after it
-    is over, and for a launch that is part of a CUDA graph, which never ends by itself. `due` is the
-    time.monotonic() by which it must have ended.
+    It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
+    submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
+    `due` is the time.monotonic() by which it must have ended.
     """
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "lanes", "recipe", "seq", "submitted"),
+        *("event", "comm_streams", "cached", "seq", "submitted"),
     )
 
     def __init__(
-        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, recipe: CachedLaunch
+        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, cached: CachedLaunch
     ) -> None:
-        """Describe a launch as its recipe has it; the timeout, in seconds, runs from now."""
-        # Written out instead of super().__init__(ops): one of these is made per launch.
+        """Make the Work of a cached launch; the timeout, in seconds, runs from now."""
+        # Written out instead of super().__init__(ops), because every launch makes a Work.
         self._state = PENDING
         self._exception = None
         self._result = None
@@ -65,30 +65,30 @@ class NcclWork(DeviceWork):
         self._finished = None
         self._ended = 0.0
         self.ops = ops
-        # This clock is time.monotonic() on Linux: one call serves both.
+        # This clock is time.monotonic() on Linux: a single call serves both.
         self._started = now = perf_counter()
         self._owner = owner
         self._seconds: float | None = None
         self.due = now + timeout
-        self.blocks = recipe.blocks
-        self.recipe = recipe  # with what its calls use, as long as they are under way
+        self.blocks = cached.blocks
+        self.cached = cached  # keeps the memory that its calls use
         self.event = 0
         self.begun = 0
         self.seq = 0
-        self.lanes: tuple[CommStream, ...] = ()
+        self.comm_streams: tuple[CommStream, ...] = ()
         self.submitted: threading.Event | None = None
 
     @property
     def deadline(self) -> Deadline:
-        """By when it must have ended."""
+        """The deadline of the launch."""
         return Deadline(self.due)
 
-    def _await_place(self) -> None:
+    def _await_queued(self) -> None:
         if self.submitted is not None:
             self.submitted.wait()
 
-    def order(self, stream: int) -> None:
-        """Let a stream wait for the operation, if it is under way."""
+    def block_stream(self, stream: int) -> None:
+        """Make a stream wait for the operation, unless it has ended."""
         with self._owner.lock:
             if self.event:
                 self._owner.let_wait(stream, self.event)
@@ -100,16 +100,16 @@ class NcclWork(DeviceWork):
 
     @property
     def duration(self) -> float | None:
-        """The seconds that it took: of the device with `timing`, else as the host saw it end."""
+        """The seconds that it took: on the device with `timing`, else as the host saw it end."""
         return super().duration if self._seconds is None else self._seconds
 
     def measure(self) -> None:
-        """Note how long the device took; both events are over."""
+        """Record the device's time between both events, which have ended."""
         self._seconds = seconds_between(self.begun, self.event)
 
     def outcome(self) -> Any:
-        """Return what `result()` answers with: the sender, a list of them, or None."""
-        if not self.recipe.receives:
+        """Return the value of `result()`: the sender, a list of senders, or None."""
+        if not self.cached.receives:
             return None
         senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
         return senders if len(senders) > 1 else senders[0]
@@ -131,7 +131,7 @@ class NcclWork(DeviceWork):
         while self._state == PENDING and not deadline.expired():
             self._poll()
             looks += 1
-            if looks > _SPINS:  # CUDA wakes nobody; a failure does
+            if looks > _SPINS:  # CUDA can't wake a thread; a failure does
                 super()._block(Deadline.after(deadline.slice(pause)))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -1,10 +1,11 @@
-"""The staged backend: a launch's way down to the host, through the inner backend, and up again.
+"""The staged backend: a launch goes down to the host, through the inner backend, and up again.
 
-Two threads a group. `down` takes launches in their order: it queues the copies to the host behind
-the caller's stream, waits for them, and launches the operations on the inner backend without
-waiting for their end. `up` takes them as they end and queues the copies back. A blocking call does
-all of that itself if no other launch is on its way. A launch that uses what an earlier one still
-has to write is held back until the copies for that are queued.
+A group has two threads. The down thread takes launches in their order: it queues the copies to the
+host after the work on the caller's stream, waits for them, and launches the operations on the inner
+backend without waiting for their end. The up thread takes launches as they end, and queues the
+copies to the device. A blocking call does all of that in its own thread if no other launch is in
+flight. A launch that uses memory that an earlier launch will write waits until the earlier
+launch's copies to the device are queued.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StagedOptions:
 
 
 def make(setup: BackendSetup) -> StagedBackend:
-    """Make the backend of a group; blocks until all of its ranks have come."""
+    """Make the backend of a group; blocks until all of its ranks have arrived."""
     from nc10d.store import PrefixStore  # the group's own `cpu` backend meets in the same store
 
     options = _checked(setup.options)
@@ -67,69 +68,76 @@ def _checked(options: Any) -> StagedOptions:
     return options
 
 
-class StagedBackend:
-    """One group. Methods that block say so."""
+class StagedBackend(Backend):
+    """One rank's end of a group; a method's docstring states if it blocks."""
 
     name = "staged"
     device_type = "cuda"
 
     def __init__(self, group_name: str, inner: Backend) -> None:
-        """Stage the arrays of a group for `inner`, which is this object's own from now on."""
+        """Stage the arrays of a group for `inner`, which this object now owns."""
         self.rank = inner.rank
         self.size = inner.size
         self.inner = inner
         self._name = group_name
-        self._down, self._up = CopyWorker("nc10d-staged-down"), CopyWorker("nc10d-staged-up")
+        self._down_thread, self._up_thread = (
+            CopyWorker("nc10d-staged-down"),
+            CopyWorker("nc10d-staged-up"),
+        )
         self._copies: dict[int, Copies] = {}
-        self._flying: dict[StagedWork, Staging] = {}
+        self._in_flight: dict[StagedWork, Staging] = {}
         self._lock = threading.RLock()
         self._closing = threading.Event()
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run `ops`; see Backend. A sync call returns when the copies back are queued."""
+        """Run `ops`; see Backend. A sync call returns when the copies to the device are queued."""
         for op in ops:
             validate(op, self.rank, self.size)
         array = first_array(ops)
         if array is not None and device_type(array) != "cuda":
             raise TypeError(f"the staged backend takes device arrays, got {type(array).__name__}")
-        stage, work = Staging(ops, self.rank), StagedWork(ops, Deadline.after(timeout))
+        staging, work = Staging(ops, self.rank), StagedWork(ops, Deadline.after(timeout))
         with self._lock:
             if self._closing.is_set():
                 raise GroupClosed(f"group {self._name!r} has been closed", group=self._name)
-            copies = self._copies_for(stage)
-            event = 0 if copies is None else copies.mark(stream_of(array))
-            alone = not async_op and all(other.placed.is_set() for other in self._flying)
-            self._flying[work] = stage
-            if not alone:
-                self._down.give(functools.partial(self._bring, work, stage, copies, event))
+            copies = self._copies_for(staging)
+            event = 0 if copies is None else copies.record_event(stream_of(array))
+            in_caller = not async_op and all(other.queued.is_set() for other in self._in_flight)
+            self._in_flight[work] = staging
+            if not in_caller:
+                self._down_thread.give(
+                    functools.partial(self._start_down, work, staging, copies, event)
+                )
         if async_op:
             return work
-        if alone:
-            self._run_here(work, stage, copies, event)
-        self._wait_here(work)
+        if in_caller:
+            self._run_in_caller(work, staging, copies, event)
+        self._wait_unless_interrupted(work)
         return None
 
-    def _run_here(
-        self, work: StagedWork, stage: Staging, copies: Copies | None, event: int
+    def _run_in_caller(
+        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
     ) -> None:
-        """Carry out a launch in its caller's thread: no other one is on its way down or in between.
+        """Run a launch in its caller's thread, while no other launch is in flight on the host.
 
-        The copies back are waited for by the thread that settles it.
+        The up thread waits for its copies to the device.
         """
         try:
-            self._copy_down(work, stage, copies, event)
-            self.inner.launch(stage.on_host(), work.deadline.remaining(), False)
+            self._copy_down_after_earlier(work, staging, copies, event)
+            self.inner.launch(staging.on_host(), work.deadline.remaining(), False)
             if copies is not None:
-                copies.put_back(stage, work)
+                copies.copy_up(staging, work)
         except BaseException as error:
-            self._end(work, error)
+            self._finish_work(work, error)
             self.abort(error)
             raise
-        self._up.give(functools.partial(self._settle, work, stage, copies, None))
+        self._up_thread.give(
+            functools.partial(self._wait_until_copied, work, staging, copies, None)
+        )
 
-    def _copies_for(self, stage: Staging) -> Copies | None:
-        """Return what copies on a launch's device; None if it has no elements to copy."""
-        sample = stage.sample
+    def _copies_for(self, staging: Staging) -> Copies | None:
+        """Return the Copies of a launch's device; None if it has no elements to copy."""
+        sample = staging.sample
         if sample is None:
             return None
         device = device_at(sample.address)
@@ -138,86 +146,94 @@ class StagedBackend:
             found = self._copies[device] = Copies(device, self._closing)
         return found
 
-    def _wait_here(self, work: StagedWork) -> None:
+    def _wait_unless_interrupted(self, work: StagedWork) -> None:
         try:
             work.wait()
         except BaseException:
-            if not work.placed.is_set():  # Ctrl-C, say
+            if not work.queued.is_set():  # such as by Ctrl-C
                 name = work._describe()
                 text = f"rank {self.rank} was interrupted in {name}"
                 self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), op=name))
             raise
 
-    # The way down, on its own thread
+    # To the host, on the down thread
 
-    def _bring(self, work: StagedWork, stage: Staging, copies: Copies | None, event: int) -> None:
+    def _start_down(
+        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
+    ) -> None:
         try:
-            self._copy_down(work, stage, copies, event)
-            inner = self.inner.launch(stage.on_host(), work.deadline.remaining(), True)
+            self._copy_down_after_earlier(work, staging, copies, event)
+            inner = self.inner.launch(staging.on_host(), work.deadline.remaining(), True)
             assert inner is not None
         except BaseException as error:  # noqa: BLE001  (the Work carries it, and the other ranks)
-            self._end(work, error)
+            self._finish_work(work, error)
             self.abort(error)
             return
         inner.add_done_callback(
-            lambda ended: self._up.give(lambda: self._finish(work, stage, copies, ended))
+            lambda ended: self._up_thread.give(lambda: self._finish(work, staging, copies, ended))
         )
 
-    def _copy_down(
-        self, work: StagedWork, stage: Staging, copies: Copies | None, event: int
+    def _copy_down_after_earlier(
+        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
     ) -> None:
         if copies is not None:
-            self._let_pass(work, stage, copies)
-            if not copies.bring(stage, event, work.deadline):
-                raise self._late(work)
+            self._follow_earlier(work, staging, copies)
+            if not copies.copy_down(staging, event, work.deadline):
+                raise self._timeout_error(work)
 
-    def _let_pass(self, work: StagedWork, stage: Staging, copies: Copies) -> None:
-        """Let what earlier launches write for this one go first."""
+    def _follow_earlier(self, work: StagedWork, staging: Staging, copies: Copies) -> None:
+        """Wait for earlier launches that write memory of this launch."""
         with self._lock:
-            flying = list(self._flying.items())
-        for earlier, its in flying:
+            in_flight = list(self._in_flight.items())
+        for earlier, earlier_staging in in_flight:
             if earlier is work:
                 return
-            if stage.follows(its):
-                earlier.placed.wait(min(work.deadline.remaining(), threading.TIMEOUT_MAX))
-                copies.follow(earlier)
+            if staging.follows(earlier_staging):
+                earlier.queued.wait(min(work.deadline.remaining(), threading.TIMEOUT_MAX))
+                copies.wait_for_copies_of(earlier)
 
-    def _late(self, work: StagedWork) -> DistError:
+    def _timeout_error(self, work: StagedWork) -> DistError:
         name = work._describe()
         if self._closing.is_set():
             return GroupClosed(f"group {self._name!r} was closed", group=self._name, op=name)
         message = f"{name}: its arrays were not computed within the operation's timeout"
         return CollectiveTimeout(message, rank=self.rank, group=self._name, op=name)
 
-    # The way up, on its own thread
+    # To the device, on the up thread
 
-    def _finish(self, work: StagedWork, stage: Staging, copies: Copies | None, inner: Work) -> None:
+    def _finish(
+        self, work: StagedWork, staging: Staging, copies: Copies | None, inner: Work
+    ) -> None:
         if inner.exception() is not None:
-            self._end(work, inner.exception())
+            self._finish_work(work, inner.exception())
             return
         try:
             if copies is not None:
-                copies.put_back(stage, work)
+                copies.copy_up(staging, work)
         except CudaError as error:
-            self._end(work, error)
+            self._finish_work(work, error)
             self.abort(error)
             return
-        self._settle(work, stage, copies, inner._result)
+        self._wait_until_copied(work, staging, copies, inner._result)
 
-    def _settle(self, work: StagedWork, stage: Staging, copies: Copies | None, result: Any) -> None:
-        """Wait until the copies back are over; `stage` keeps the host memory until then."""
+    def _wait_until_copied(
+        self, work: StagedWork, staging: Staging, copies: Copies | None, result: Any
+    ) -> None:
+        """Wait until the copies to the device end; `staging` keeps the host memory until then."""
         error = None
         try:
             if copies is not None:
-                copies.settle(work)
+                copies.wait_until_copied(work)
         except CudaError as failure:
             error = failure
             self.abort(failure)
-        self._end(work, error, result)
+        self._finish_work(work, error, result)
 
-    def _end(self, work: StagedWork, error: BaseException | None, result: Any = None) -> None:
+    def _finish_work(
+        self, work: StagedWork, error: BaseException | None, result: Any = None
+    ) -> None:
         with self._lock:
-            self._flying.pop(work, None)
+            self._in_flight.pop(work, None)
         work.end(error, result)
 
     # Groups and ends
@@ -230,7 +246,7 @@ class StagedBackend:
         deadline: Deadline,
         options: Any = None,
     ) -> StagedBackend:
-        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)
         return StagedBackend(name, inner)
 
@@ -239,14 +255,14 @@ class StagedBackend:
         self.inner.abort(reason)
 
     def close(self) -> None:
-        """Leave the group; idempotent. What is still in flight fails with GroupClosed."""
+        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
         with self._lock:
             if self._closing.is_set():
                 return
             self._closing.set()
         self.inner.close()
-        self._down.close()
-        self._up.close()
-        gone = GroupClosed(f"group {self._name!r} was closed", group=self._name)
-        for work in list(self._flying):
-            self._end(work, gone)
+        self._down_thread.close()
+        self._up_thread.close()
+        closed = GroupClosed(f"group {self._name!r} was closed", group=self._name)
+        for work in list(self._in_flight):
+            self._finish_work(work, closed)

@@ -1,6 +1,7 @@
-"""A group's copies on one device: a stream for each direction, and waiting for what is queued.
+"""A group's copies on one device: a stream for each direction, and waiting for the copies.
 
-Two streams, because what goes down waits for the caller's work, and what comes up must not.
+Two streams, because copies to the host wait for the caller's work, and copies to the device must
+not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nc10d.cuda.events import event_done, event_pool
 from nc10d.cuda.streams import Stream
 from nc10d.errors import UnsupportedPlatform
 
-_SPINS = 50  # looks at full speed, then looks that grow apart
+_SPINS = 50  # polls at full speed, before pauses that grow
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
@@ -25,13 +26,13 @@ class Copies:
 
     def __init__(self, device: int, closing: threading.Event) -> None:
         self.device = device
-        self._down, self._up = Stream(device), Stream(device)
+        self._down_stream, self._up_stream = Stream(device), Stream(device)
         self._pool = pinned_pool(device)
         self._closing = closing
         self._events = event_pool(device)
 
-    def mark(self, stream: int) -> int:
-        """Return an event behind what is queued on the caller's stream now."""
+    def record_event(self, stream: int) -> int:
+        """Return an event recorded after the work that is queued on the caller's stream now."""
         with on_device(self.device):
             if call("cuStreamIsCapturing", stream):
                 raise UnsupportedPlatform(
@@ -42,44 +43,44 @@ class Copies:
             call("cuEventRecord", event, stream)
         return event
 
-    def follow(self, work: StagedWork) -> None:
-        """Let the copies down wait for what an earlier launch puts back."""
-        work.order(self._down.handle)
+    def wait_for_copies_of(self, work: StagedWork) -> None:
+        """Make copies to the host wait for an earlier launch's copies to the device."""
+        work.block_stream(self._down_stream.handle)
 
-    def bring(self, stage: Staging, event: int, deadline: Deadline) -> bool:
-        """Copy what is read to the host, behind the event; False if that is not there in time."""
+    def copy_down(self, staging: Staging, event: int, deadline: Deadline) -> bool:
+        """Copy the arrays that are read to the host, after `event`; return False if it is late."""
         with on_device(self.device):
-            call("cuStreamWaitEvent", self._down.handle, event, 0)
-            stage.bring(self._pool, self._down.handle)
-            call("cuEventRecord", event, self._down.handle)
-            there = _past(event, deadline, self._closing)
-        if there:
+            call("cuStreamWaitEvent", self._down_stream.handle, event, 0)
+            staging.copy_down(self._pool, self._down_stream.handle)
+            call("cuEventRecord", event, self._down_stream.handle)
+            reached = _wait_for_event(event, deadline, self._closing)
+        if reached:
             self._events.give(event)
-        return there
+        return reached
 
-    def put_back(self, stage: Staging, work: StagedWork) -> None:
-        """Queue the copies of what was written to the device; `work` is placed then."""
+    def copy_up(self, staging: Staging, work: StagedWork) -> None:
+        """Queue the copies of written arrays to the device, and mark `work` as queued."""
         with on_device(self.device):
             event = self._events.take()
-            stage.put_back(self._up.handle)
-            call("cuEventRecord", event, self._up.handle)
-        work.place(event)
+            staging.copy_up(self._up_stream.handle)
+            call("cuEventRecord", event, self._up_stream.handle)
+        work.set_queued(event)
 
-    def settle(self, work: StagedWork) -> None:
-        """Wait until what was queued for a placed work is over, and take its event back."""
+    def wait_until_copied(self, work: StagedWork) -> None:
+        """Wait until the copies of a queued work end, and recycle its event."""
         with on_device(self.device):
-            _past(work.event, NEVER, threading.Event())
+            _wait_for_event(work.event, NEVER, threading.Event())
         self._events.give(work.take_event())
 
 
-def _past(event: int, deadline: Deadline, ending: threading.Event) -> bool:
-    """Wait until a stream is past an event; False at the deadline, or when `ending` is set."""
-    looks, pause = 0, _FIRST_PAUSE
+def _wait_for_event(event: int, deadline: Deadline, stop: threading.Event) -> bool:
+    """Wait until a stream has passed an event; False at the deadline, or when `stop` is set."""
+    polls, pause = 0, _FIRST_PAUSE
     while not event_done(event):
-        if deadline.expired() or ending.is_set():
+        if deadline.expired() or stop.is_set():
             return False
-        looks += 1
-        if looks > _SPINS:  # CUDA wakes nobody
-            ending.wait(deadline.slice(pause))
+        polls += 1
+        if polls > _SPINS:  # CUDA can't wake a thread
+            stop.wait(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
     return True

@@ -1,8 +1,8 @@
-"""How device arrays lie on the host while they are staged: as on the device, at other addresses.
+"""The layout of staged arrays on the host: as on the device, at other addresses.
 
 Contract: pure. Arrays that share memory on the device share it on the host, at the same distances,
 so the inner backend finds the same overlaps and keeps the same order among a block's operations.
-What lies between the elements of a strided array is not copied, in either direction.
+The gaps between the elements of a strided array are not copied, in either direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNMENT = 64  # an array is as far from a cache line's start on the host as o
 
 @dataclass(frozen=True, slots=True)
 class StridedRows:
-    """`height` pieces of `width` bytes, `pitch` bytes apart; the first is at an address."""
+    """`height` rows of `width` bytes, `pitch` bytes apart; the first is at `address`."""
 
     address: int
     width: int
@@ -29,9 +29,9 @@ class StridedRows:
 
 
 def rows(buffer: Buffer) -> Iterator[StridedRows]:
-    """Cut an array's elements into rows, as few copies as can be.
+    """Cut an array's elements into rows, for the least number of copies.
 
-    An array whose elements share bytes, which can only be read, is one row from end to end.
+    An array whose elements share bytes, which can only be read, is a single row.
     """
     low, high = buffer.span
     if high == low:
@@ -51,10 +51,10 @@ def rows(buffer: Buffer) -> Iterator[StridedRows]:
 
 
 class HostLayout:
-    """Where each byte of some arrays' spans lies in one piece of host memory."""
+    """The offset of each byte of some arrays' spans in a piece of host memory."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
-        """Lay out the spans of `buffers`, those that touch each other together."""
+        """Lay out the spans of `buffers`; spans that overlap stay together."""
         self._regions = _merged([buffer.span for buffer in buffers])
         self._starts: list[int] = []
         self.nbytes = 0
@@ -64,13 +64,13 @@ class HostLayout:
             self.nbytes = -(-(self.nbytes + high - low) // _ALIGNMENT) * _ALIGNMENT
 
     def offset(self, address: int) -> int:
-        """Return where the byte at a device address lies."""
+        """Return the offset of the byte at a device address."""
         index = bisect_right(self._regions, address, key=lambda region: region[0]) - 1
         return self._starts[index] + address - self._regions[index][0]
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the least number of spans that cover the same bytes, in order."""
+    """Return the fewest spans that cover the same bytes, in order."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(span for span in spans if span[0] < span[1]):
         if found and low < found[-1][1]:
@@ -80,7 +80,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def meet(ones: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
-    """Say whether some of `ones` and some of `others` may share bytes: their spans overlap."""
+def overlap_any(buffers: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
+    """Return whether the span of any of `buffers` overlaps that of any of `others`."""
     found = [other.span for other in others]
-    return any(spans.intersect(one.span, other) for one in ones for other in found)
+    return any(spans.intersect(buffer.span, other) for buffer in buffers for other in found)

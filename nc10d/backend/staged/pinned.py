@@ -1,7 +1,8 @@
-"""Pinned host memory, lent: making it is slow, and freeing it waits for the device.
+"""A pool of pinned host memory: allocating it is slow, and freeing it waits for the device.
 
-So a piece is never freed before the process ends. It goes back to the pool of its device when the
-last array on it is gone, which after a failure may be late: an inner backend may still write to it.
+So a piece is never freed before the process ends. It returns to the pool of its device when the
+last array on it is garbage. After a failure that may be late, because an inner backend may still
+write to it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Pinned:
         self.nbytes = nbytes
 
     def as_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return an array that is this memory, and keeps it."""
+        """Return an array on this memory that keeps it alive."""
         shape, strides = (self.nbytes,), (1,)
         whole = Buffer(
             self.address, self.nbytes, DType.UINT8, "cpu", self, True, True, shape, strides
@@ -41,16 +42,16 @@ class Pinned:
 
 
 class PinnedPool:
-    """One device's pieces of pinned memory that nobody uses, by size. Any thread may call."""
+    """One device's free pieces of pinned memory, by size. Any thread may call."""
 
     def __init__(self, device: int) -> None:
         self.made = 0
         self._device = device
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._lock = threading.RLock()  # a piece may come back while this thread takes one
+        self._lock = threading.RLock()  # a finalizer may return a piece inside `take`
 
     def take(self, nbytes: int) -> Pinned:
-        """Return a piece of at least `nbytes`; CudaError if there is none."""
+        """Return a piece of at least `nbytes`; CudaError if the host has no memory for it."""
         size = _size_class(nbytes)
         with self._lock:
             free = self._free[size]

@@ -1,4 +1,4 @@
-"""One launch's arrays on the host: what is brought there, the operations on it, what goes back."""
+"""One launch's arrays on the host: copies to it, the operations on it, and copies to the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.interop import map_arrays
-from nc10d.backend.staged.layout import HostLayout, StridedRows, meet, rows
+from nc10d.backend.staged.layout import HostLayout, StridedRows, overlap_any, rows
 from nc10d.backend.staged.pinned import Pinned, PinnedPool
 from nc10d.cuda.driver import call, driver
 from nc10d.ops import Array, Op
@@ -34,18 +34,20 @@ class Staging:
         return next((buffer for buffer in self._buffers if buffer.count), None)
 
     def follows(self, earlier: Staging) -> bool:
-        """Say whether an earlier launch uses memory in a way that this one must wait for."""
-        return meet(self._buffers, earlier._writes) or meet(self._writes, earlier._buffers)
+        """Return whether this launch must wait for an earlier launch that shares memory."""
+        return overlap_any(self._buffers, earlier._writes) or overlap_any(
+            self._writes, earlier._buffers
+        )
 
-    def bring(self, pool: PinnedPool, stream: int) -> None:
-        """Queue the copies of what is read; with `ops` on them the inner backend can go on."""
+    def copy_down(self, pool: PinnedPool, stream: int) -> None:
+        """Queue the copies to the host of the arrays that are read."""
         if self._layout.nbytes:
             self._pinned = pool.take(self._layout.nbytes)
-        # What is written but not in full, by an operation of the block, keeps its other bytes.
+        # These include arrays that an operation writes in part: their other bytes must stay.
         self._copy(self._reads, stream, to_device=False)
 
-    def put_back(self, stream: int) -> None:
-        """Queue the copies of what was written."""
+    def copy_up(self, stream: int) -> None:
+        """Queue the copies to the device of the arrays that were written."""
         self._copy(self._writes, stream, to_device=True)
 
     def on_host(self) -> tuple[Op, ...]:
@@ -79,7 +81,7 @@ def _copy_rows(piece: StridedRows, host: int, stream: int, to_device: bool) -> N
 
 
 def _rectangle(piece: StridedRows, host: int, to_device: bool) -> Any:
-    """Describe a copy of rows that are equally far apart on both sides."""
+    """Describe a copy of rows with the same pitch on both sides."""
     kinds = driver().CUmemorytype
     copy = driver().CUDA_MEMCPY2D()
     copy.srcPitch = copy.dstPitch = piece.pitch

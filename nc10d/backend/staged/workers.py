@@ -1,4 +1,4 @@
-"""A thread that does one thing after another: its tasks in the order in which they were given."""
+"""A thread that runs tasks in the order in which they were given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Task = Callable[[], None]
 
 
 class CopyWorker:
-    """One thread, started by the first task; `close` lets it finish what it was given."""
+    """A thread, started by the first task; `close` lets it finish the tasks given so far."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class CopyWorker:
         self._lock = threading.Lock()
 
     def give(self, task: Task) -> None:
-        """Have `task` done; it handles its own errors."""
+        """Have `task` run on the thread; it handles its own errors."""
         self._tasks.put(task)
         if self._thread is None:
             self._start()
@@ -40,11 +40,11 @@ class CopyWorker:
                 return
             try:
                 task()
-            except Exception:  # noqa: BLE001  (a task's own fault must not stop those behind it)
+            except Exception:  # noqa: BLE001  (a faulty task must not stop later tasks)
                 _log.exception("a task of %s failed", self._name)
 
     def close(self) -> None:
-        """Wait until all that was given is done; nothing may be given afterwards."""
+        """Wait until all given tasks have run; no task may be given afterwards."""
         self._tasks.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""The Work of a staged launch: over when what it wrote is on the device again."""
+"""The Work of a staged launch: it ends when the written arrays are on the device again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nc10d.ops import Op
 
 
 class StagedWork(DeviceWork):
-    """One launch. `placed` is set when its way back is queued behind `event`, or when it failed."""
+    """One launch. `queued` is set when `event` follows its copies to the device, or on failure."""
 
-    __slots__ = ("_lock", "deadline", "event", "placed")
+    __slots__ = ("_lock", "deadline", "event", "queued")
 
     blocks = False
 
@@ -23,36 +23,36 @@ class StagedWork(DeviceWork):
         super().__init__(ops)
         self.deadline = deadline
         self.event = 0
-        self.placed = threading.Event()
+        self.queued = threading.Event()
         self._lock = threading.Lock()
 
-    def _await_place(self) -> None:
-        self.placed.wait()
+    def _await_queued(self) -> None:
+        self.queued.wait()
 
     def result(self) -> Any:
         """Wait for the copies, then return the sender's rank, or the list of outputs."""
         self.wait_blocking()
         return self._value()
 
-    def place(self, event: int) -> None:
-        """The way back is queued, and ends with `event`."""
+    def set_queued(self, event: int) -> None:
+        """Record that the copies to the device are queued, and followed by `event`."""
         with self._lock:
             self.event = event
-        self.placed.set()
+        self.queued.set()
 
-    def order(self, stream: int) -> None:
-        """Let a stream wait for the copies back, if they are not over yet."""
+    def block_stream(self, stream: int) -> None:
+        """Make a stream wait for the copies to the device, unless they have ended."""
         with self._lock:
             if self.event:
                 call("cuStreamWaitEvent", stream, self.event, 0)
 
     def take_event(self) -> int:
-        """Return the event, which no stream will be told to wait for any more."""
+        """Return the event; no stream will wait for it any more."""
         with self._lock:
             event, self.event = self.event, 0
         return event
 
     def end(self, error: BaseException | None, result: Any) -> None:
-        """Be over; with an `error`, what it was to write is as it was."""
+        """Finish the work; after an `error` its arrays have their old values."""
         self._finish(error, result)
-        self.placed.set()
+        self.queued.set()

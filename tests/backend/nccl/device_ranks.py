@@ -22,8 +22,8 @@ import nc10d as dist
 from nc10d import cuda
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.bindings.library import library
-from nc10d.backend.nccl.comm_init import meet
-from nc10d.backend.nccl.communicator import Communicator, mem_alloc, mem_free
+from nc10d.backend.nccl.comm.comm_init import wait_for_ranks
+from nc10d.backend.nccl.comm.communicator import Communicator, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, NCCLError, PeerLost
@@ -265,7 +265,7 @@ def an_array_in_the_place_of_a_freed_one_is_another(group: ProcessGroup) -> None
 
 
 def a_block_is_its_calls(group: ProcessGroup) -> None:
-    """Blocks of all_reduces alike, and such that begin alike and don't end so."""
+    """Uniform blocks of all_reduces, and blocks that only begin uniformly."""
     ops = [(SUM, SUM, SUM), (MAX, MAX, MAX), (SUM, MAX, SUM), (AVG, AVG, premul_sum(0.5))]
     for how in ops:
         for counts in ((8, 8, 8), (8, 0, 3), (1, 2, 4000)):
@@ -437,7 +437,10 @@ def the_device_says_how_long_it_took(group: ProcessGroup) -> None:
     with cuda.on_device(device(group)):
         _, highest = call("cuCtxGetStreamPriorityRange")
     backend: Any = group.backend("cuda")
-    assert call("cuStreamGetPriority", backend._site.lanes.find("all").stream) == highest
+    assert (
+        call("cuStreamGetPriority", backend._device_group.comm_streams.find("all").stream)
+        == highest
+    )
 
 
 def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
@@ -560,7 +563,7 @@ def communicator(group: ProcessGroup, name: str) -> Communicator:
     """Make a communicator of all ranks without a backend around it."""
     deadline, keys = Deadline.after(LONG), PrefixStore(name, group.store)
     nccl, mine = library(), device(group)
-    unique = meet(keys, nccl, name, group.rank, group.size, deadline, lambda: None)
+    unique = wait_for_ranks(keys, nccl, name, group.rank, group.size, deadline, lambda: None)
     return Communicator.create(
         nccl, unique, group.rank, group.size, deadline, lambda: cuda.on_device(mine)
     )

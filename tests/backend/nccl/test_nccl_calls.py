@@ -8,7 +8,7 @@ import pytest
 
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
+from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import Gather, Op, Scatter
 

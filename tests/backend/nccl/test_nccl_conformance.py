@@ -14,7 +14,7 @@ import through_device
 from emulated import emulators, needs_emulators
 
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.datatypes import reduction
+from nc10d.backend.nccl.launch.datatypes import reduction
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import conformance

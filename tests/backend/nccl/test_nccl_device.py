@@ -14,7 +14,7 @@ import pytest
 from emulated import emulators, needs_emulators
 from reducing_ranks import REDUCING
 
-from nc10d.backend.nccl.options import NcclOptions
+from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators

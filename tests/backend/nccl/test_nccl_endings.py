@@ -46,10 +46,12 @@ def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> 
         one.join(LONG)
         assert not one.is_alive()
     assert value(x) == 1.0
-    assert backend._site is not None
-    lanes = backend._site.lanes.all()
-    assert not any(lane.comm.alive for lane in lanes if lane.comm is not None)
-    assert not any(lane.queue for lane in lanes)
+    assert backend._device_group is not None
+    comm_streams = backend._device_group.comm_streams.all()
+    assert not any(
+        comm_stream.comm.alive for comm_stream in comm_streams if comm_stream.comm is not None
+    )
+    assert not any(comm_stream.queue for comm_stream in comm_streams)
 
 
 def what_a_launch_fails_of_behind_forming_is_its_cause(group: ProcessGroup) -> None:

@@ -12,9 +12,9 @@ import pytest
 import nc10d
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
-from nc10d.backend.nccl.datatypes import FP8
-from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
-from nc10d.backend.nccl.options import NONBLOCKING, NcclOptions, read_options
+from nc10d.backend.nccl.comm.options import NONBLOCKING, NcclOptions, read_options
+from nc10d.backend.nccl.launch.datatypes import FP8
+from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AllReduce, Broadcast
 

@@ -18,10 +18,10 @@ from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
-from nc10d.backend.nccl.contiguous import MOST, how_many
+from nc10d.backend.nccl.launch.contiguous import MOST, piece_count
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.ops import Op
@@ -40,7 +40,7 @@ def make(setup: BackendSetup) -> ThroughDevice:
     return ThroughDevice(make_nccl(setup), setup.rank % count)
 
 
-class ThroughDevice:
+class ThroughDevice(Backend):
     """Copies, launches, copies back."""
 
     device_type = "cpu"
@@ -116,7 +116,7 @@ class Twin:
     """
 
     def __init__(self, x: np.ndarray[Any, Any], device: int) -> None:
-        self._as_it_lies = how_many(as_buffer(x)) <= MOST
+        self._as_it_lies = piece_count(as_buffer(x)) <= MOST
         given = x if self._as_it_lies else np.ascontiguousarray(x)
         like = as_buffer(given)
         self.memory = cuda.to_device(memory_of(given), device)

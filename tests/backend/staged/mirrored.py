@@ -78,7 +78,7 @@ def _bytes(x: Array) -> Array:
     return found
 
 
-class Mirrored:
+class Mirrored(Backend):
     """Mirrors, launches, copies back. Rank r uses device r modulo their number."""
 
     name = "mirrored"

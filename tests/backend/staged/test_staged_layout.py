@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.backend.staged.layout import HostLayout, meet, rows
+from nc10d.backend.staged.layout import HostLayout, overlap_any, rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOM = np.arange(4096, dtype=np.uint8)
@@ -80,7 +80,7 @@ def test_memory_is_shared_on_the_host_as_it_is_on_the_device(arrays: list[Array]
 @given(st.lists(views(), max_size=3), st.lists(views(), max_size=3))
 def test_arrays_that_share_a_byte_meet(ones: list[Array], others: list[Array]) -> None:
     share = any(np.may_share_memory(x, y) for x in ones for y in others if x.size and y.size)
-    assert meet([as_buffer(x) for x in ones], [as_buffer(x) for x in others]) == share
+    assert overlap_any([as_buffer(x) for x in ones], [as_buffer(x) for x in others]) == share
 
 
 # What is brought, and what goes back

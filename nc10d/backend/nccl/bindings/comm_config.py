@@ -1,9 +1,9 @@
-"""NCCLConfig: how a communicator is made, as the loaded release of NCCL takes it.
+"""NCCLConfig: the configuration of a communicator, as the loaded release of NCCL takes it.
 
 NCCL reads as many bytes of the struct as both sides know and fills in every field that is newer
-than the `version` in it (parseCommConfig in NCCL's init.cc). Two releases put a new field into what
-was padding before, so size and version must belong together: both are those of the older of the
-library and the table.
+than the `version` in it (parseCommConfig in NCCL's init.cc). Two releases put a new field into
+former padding, so size and version must match: both are those of the older of the library and
+the table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ UNDEFINED = -(2**31)
 class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
-    A field that the loaded release does not have yet raises UnsupportedPlatform when a communicator
-    is made with it. What each means is in NCCL's documentation of ncclConfig_t.
+    A field that is newer than the loaded release raises UnsupportedPlatform when a communicator is
+    made with it. NCCL's documentation of ncclConfig_t explains each field.
     """
 
     blocking: int | None = None
@@ -52,14 +52,14 @@ class NCCLConfig:
     nvls_host_mode: int | None = None
 
 
-# What is the library's own (size, magic, version) comes first in the struct; the rest is in the
+# The library's own fields (size, magic, version) come first in the struct; the others are in the
 # order of NCCLConfig.
 C_NAMES = tuple(field.name for field in STRUCTS["ncclConfig_t"][3:])
 _SINCE = {field.name: field.since for field in STRUCTS["ncclConfig_t"]}
 
 
 def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
-    """Return `config` for calls of `library`; UnsupportedPlatform for a field that is too new."""
+    """Return `config` as a struct of `library`; UnsupportedPlatform for a field that is too new."""
     release = known_release(library.version)
     struct: Any = struct_type("ncclConfig_t", release)()
     struct.size = ctypes.sizeof(struct)

@@ -1,8 +1,8 @@
-"""libnccl by ctypes: found, loaded, and called by the table; nothing is hidden, errors are raised.
+"""libnccl by ctypes: found, loaded, and called by the header table; failed calls raise.
 
-The library is that of NC10D_NCCL_LIBRARY, else the one of the wheel nvidia-nccl-cu12 or -cu13, else
-the system's libnccl.so.2. A function that the loaded release does not have yet raises
-UnsupportedPlatform and says which release brought it; nothing is looked up before it is used.
+The library is that of NC10D_NCCL_LIBRARY, else that of the wheel nvidia-nccl-cu12 or -cu13, else
+the system's libnccl.so.2. A function that is newer than the loaded release raises
+UnsupportedPlatform, which names its first release. Functions are looked up at their first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOW = 'pip install "nc10d[cu12]" (or cu13), or name a libnccl.so.2 by NC10D_NCC
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId: what the ranks of a communicator must have alike; passed by value."""
+    """ncclUniqueId: the same on all ranks of a communicator; passed by value."""
 
     _fields_ = (("internal", ctypes.c_char * CONSTANTS["NCCL_UNIQUE_ID_BYTES"]),)
 
@@ -45,7 +45,7 @@ CTYPES: dict[str, Any] = {
 
 
 class Library:
-    """One loaded libnccl. Calls give the GIL back while they run."""
+    """A loaded libnccl. Calls release the GIL."""
 
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
@@ -61,13 +61,13 @@ class Library:
         self._addresses: dict[str, int] = {}
 
     def has(self, name: str) -> bool:
-        """Say whether this release has a function of the table."""
+        """Return whether this release has a function of the table."""
         return FUNCTIONS[name].since <= self.version
 
-    def require(self, since: Version, what: str) -> None:
+    def require(self, since: Version, call_name: str) -> None:
         """Raise UnsupportedPlatform if this release is older than `since`."""
         if self.version < since:
-            message = f"{what} needs NCCL >= {dotted(since)}, this is {dotted(self.version)}"
+            message = f"{call_name} needs NCCL >= {dotted(since)}, this is {dotted(self.version)}"
             raise UnsupportedPlatform(f"{message} ({self.path})")
 
     def function(self, name: str) -> Any:
@@ -102,13 +102,13 @@ class Library:
         self.check(code, name)
         return code
 
-    def check(self, code: int, what: str) -> None:
-        """Raise the NCCLError of a result that is a failure, with NCCL's own words."""
+    def check(self, code: int, call_name: str) -> None:
+        """Raise NCCLError, with NCCL's own message, if a result is a failure."""
         if code not in (SUCCESS, IN_PROGRESS):
-            raise NCCLError(f"{what}: {self.describe(code)}", code=code)
+            raise NCCLError(f"{call_name}: {self.describe(code)}", code=code)
 
     def describe(self, code: int) -> str:
-        """Return what a result means, and what NCCL last complained of; for failures only.
+        """Return NCCL's text for a failed result, and its last error message.
 
         NCCL keeps the last message even when later calls succeed.
         """
@@ -124,7 +124,7 @@ class Library:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Make the calls of this thread inside one submission; it is ended on an error too."""
+        """Submit this thread's calls inside the block as a group, which also ends on an error."""
         self.call("ncclGroupStart")
         try:
             yield
@@ -154,13 +154,13 @@ def version_code(version: Version) -> int:
 
 
 def dotted(version: Version) -> str:
-    """Write a version as people do; a patch of 0 stands for the first of its line."""
+    """Return a version as text, without a patch of 0: "2.27" is the first of its line."""
     return ".".join(map(str, version if version[2] else version[:2]))
 
 
 @functools.cache
 def struct_type(name: str, version: Version) -> type[ctypes.Structure]:
-    """Return a struct of the table as a release knows it: without the fields that came later."""
+    """Return a struct of the table in the form of a release, without later fields."""
     fields = [(f.name, CTYPES[f.kind]) for f in STRUCTS[name] if f.since <= version]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 

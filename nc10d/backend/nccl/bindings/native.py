@@ -1,10 +1,10 @@
-"""The compiled loop: C calls one after another, read from a table, without the GIL.
+"""The compiled loop: makes C calls in order, read from a table, without the GIL.
 
-A row is WORDS integers: the address of a C function, how many arguments it takes, a mark, and up to
+A row is WORDS integers: the address of a C function, its number of arguments, a mark, and up to
 eight arguments. All are passed as 64 bits: the System V and the ARM ABI give each of the first
-eight integers a register or a slot of that size, of which the callee reads as much as it declared.
-A mark says what an error means for the rows behind: GROUPED rows are skipped up to the row that
-ENDS their group, which is run in any case; nothing behind that.
+eight integers a register or a slot of that size, of which the callee reads its declared width.
+After an error the mark of its row decides: in a GROUPED row the loop skips to the row that ENDS
+the group, and runs that row; it runs no later row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nc10d.kernels.cache import compiled, compiled_callback
 WORDS = 11
 PLAIN, GROUPED, ENDS = 0, 1, 2
 IN_PROGRESS = 7
-"""ncclInProgress: not an error, but rows behind the end of the group have to wait for it."""
+"""ncclInProgress: no error, but rows after the end of the group have to wait for it."""
 SCALE = 1000
-"""An answer is SCALE * (row + 1) + code for an error, -row where to go on later, 0 at the end."""
+"""An answer is SCALE * (row + 1) + code for an error, -row to continue there later, else 0."""
 
 _ROW = 8 * WORDS
 _I64 = ir.IntType(64)
@@ -72,7 +72,7 @@ def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
-    """Make the calls of rows first..count-1 of a table; see SCALE for what is returned."""
+    """Make the calls of rows first..count-1 of a table; see SCALE for the returned answer."""
     waiting = False
     index = first
     while index < count:
@@ -97,8 +97,8 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
 
 
 @compiled_callback("int64(int64, int64)")
-def nc10d_nccl_note(record, text):  # type: ignore[no-untyped-def]
-    """Write a launch into a record: its number, when it began (ns), and what it is."""
+def nc10d_nccl_record(record, text):  # type: ignore[no-untyped-def]
+    """Write a launch into a record: its number, its begin (ns), and its text."""
     store(record, load(record) + 1)
     store(record + 8, nc10d_now())
     move(record + RECORD_TEXT, text, TEXT_BYTES)
@@ -109,10 +109,10 @@ def nc10d_nccl_note(record, text):  # type: ignore[no-untyped-def]
 def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: ignore[no-untyped-def]
     """Make the calls of rows first..count-1 with a device's context as the thread's current one.
 
-    `device` is the address of two rows: what makes the context current, and what puts back the one
-    before. The default streams are those of the current context. What differs from launch to launch
-    is written to the table first: the stream `current` and the event `ended`, which row `end`
-    records and the one behind it waits for.
+    `device` is the address of two rows, which make the context current, and restore the former
+    context. The default streams are those of the current context. The parts that differ between
+    launches are written to the table first: the stream `current`, and the event `ended`, which row
+    `end` records and the next row waits for.
     """
     last = table + end * _ROW
     store(table + _ROW + 32, current)
@@ -128,12 +128,12 @@ def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: i
 
 
 _SIZE = object.__basicsize__
-"""Where a list keeps its length, and behind it the address of its items (CPython's header)."""
+"""The offset of a list's length, which the address of its items follows (CPython's header)."""
 
 
 @compiled("int64(int64, int64, int64)")
-def nc10d_nccl_same(items, known, count):  # type: ignore[no-untyped-def]
-    """Say whether the list at an address has these `count` objects, by their addresses (ids)."""
+def nc10d_nccl_same_objects(items, known, count):  # type: ignore[no-untyped-def]
+    """Return whether a list has exactly these `count` objects, by their addresses (ids)."""
     if load(items + _SIZE) != count:
         return 0
     first = load(items + _SIZE + 8)
@@ -162,11 +162,12 @@ def nc10d_nccl_sort(keys, order, count):  # type: ignore[no-untyped-def]
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
-def nc10d_nccl_alike(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
-    """Fill in where arrays are, and how large, in `count` rows that are alike.
+def nc10d_nccl_uniform(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
+    """Fill in addresses and counts of arrays in `count` otherwise equal rows.
 
-    `places` is the address of `count` addresses, as many counts, and as many words of room. Says
-    whether the arrays have elements, are aligned, and lie apart; if not, no row is of use.
+    `places` is the address of `count` addresses, as many counts, and as many words of scratch.
+    Returns whether the arrays have elements, are aligned, and share no memory; if not, the rows are
+    unusable.
     """
     counts, order = places + 8 * count, places + 16 * count
     for index in range(count):

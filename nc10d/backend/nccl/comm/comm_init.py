@@ -1,7 +1,8 @@
-"""How ranks meet before NCCL: all are known to be there, and hold the same unique id.
+"""Arrival of all ranks before NCCL: all have called, and have the same unique id.
 
-NCCL waits for a missing rank for ever. So the ranks count themselves in the store; the last to come
-writes that all may go, who gives up writes why nobody does; the first word holds for everybody.
+NCCL waits for a missing rank for ever. So the ranks count themselves in the store. The last rank to
+arrive writes the permission to go on; a rank that gives up writes the reason. The first of these
+entries holds for all ranks.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 _GO = "go"
 
 
-def meet(
+def wait_for_ranks(
     store: Store,
     library: Library,
-    what: str,
+    name: str,
     rank: int,
     size: int,
     deadline: Deadline,
@@ -31,8 +32,9 @@ def meet(
 ) -> bytes:
     """Wait until all `size` ranks have called with a store of their own; return the unique id.
 
-    `what` is what they form, for errors; `check` is called meanwhile and raises what makes waiting
-    pointless. RendezvousError, the same on all ranks, says who had not come by the first deadline.
+    `name` is the communicator's in errors. `check` is called meanwhile and raises if waiting has
+    become pointless. RendezvousError, the same on all ranks, names the ranks that had not arrived
+    by the first deadline.
     """
     if rank == 0:
         store.set("id", library.unique_id())
@@ -40,7 +42,7 @@ def meet(
 
     def give_up() -> str:
         missing = [other for other in range(size) if not store.check([f"here/{other}"])]
-        return f"{what}: ranks {missing} of {size} have not come in time"
+        return f"{name}: ranks {missing} of {size} have not come in time"
 
     verdict = arrive(store, size, lambda: _GO, give_up, deadline, check)
     if verdict != _GO.encode():

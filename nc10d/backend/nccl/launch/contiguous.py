@@ -1,9 +1,9 @@
-"""Strided arrays: NCCL gets contiguous copies of them, made and written back on the lane's stream.
+"""Strided arrays: NCCL gets contiguous copies of them, made and written back on its stream.
 
-Contract: elements go in C order, as with every backend, whatever lies between them on this rank or
-another. The copies are rows of a program: part of the order on the device, and of graphs. They are
-as many as the array has pieces that one copy of the driver's (rows of one width, equally far apart)
-can't take together; ValueError where that is more than MOST.
+Contract: elements go in C order, as with every backend, for any strides on this rank or another.
+The copies are rows of a launch table: part of the order on the device, and of graphs. A copy of the
+driver's takes rows of the same width and pitch, so an array may need several; ValueError for more
+than MOST.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nc10d.cuda.memory import DeviceArray, empty
 from nc10d.ops import OP_NAMES, Array, Op
 
 MOST = 4096
-"""Copies of one array: beyond, queueing them costs more than a kernel of the caller's."""
+"""Copies of an array; queueing more would cost more than a kernel of the caller's."""
 _FARTHEST = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of all devices
 
 
 class Piece(NamedTuple):
-    """`height` times `width` bytes: where they lie in an array, and in its copy, in bytes."""
+    """`height` rows of `width` bytes: offset and pitch in an array, and in its copy, in bytes."""
 
     at: int
     pitch: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A dimension: its length, and the bytes between two places of it in the array and the copy."""
+    """A dimension: its length, and its strides in the array and the copy, in bytes."""
 
     length: int
     step: int
@@ -60,8 +60,8 @@ def pieces(x: Buffer) -> Iterator[Piece]:
         yield Piece(at, tall.step, to, tall.to_step, width, tall.length)
 
 
-def how_many(x: Buffer) -> int:
-    """Return how many pieces an array has."""
+def piece_count(x: Buffer) -> int:
+    """Return the number of pieces of an array."""
     if not x.count:
         return 0
     width, sides = _sides(x)
@@ -70,14 +70,14 @@ def how_many(x: Buffer) -> int:
 
 
 def _sides(x: Buffer) -> tuple[int, list[_Side]]:
-    """Return the bytes that lie together in array and copy, and the dimensions around them."""
+    """Return the bytes that are contiguous in array and copy, and the dimensions around them."""
     sides: list[_Side] = []
     width, to_step = x.dtype.itemsize, x.dtype.itemsize
     for count, step in reversed(list(zip(x.shape, x.strides, strict=True))):
         inner = sides[-1] if sides else _Side(width, 1, 1)
         if count == 1:
             continue
-        if step == inner.length * inner.step:  # goes on where the inner one ends
+        if step == inner.length * inner.step:  # continues the inner dimension
             if sides:
                 sides[-1] = _Side(inner.length * count, inner.step, inner.to_step)
             else:
@@ -93,14 +93,14 @@ def _fits(side: _Side, width: int) -> bool:
 
 
 Row = tuple[int, int]
-"""A call of the driver's that copies, less the stream: its function, and what it copies."""
+"""A copy by the driver, without its stream: the function, and the address of its argument."""
 
 
 class ContiguousCopies:
     """A launch on contiguous arrays: `ops` has copies in the place of strided arrays.
 
-    `before` and `behind` return what makes the copies, and writes them back, for operations by
-    their places. `kept` must live as long as the launch, and never refers to the caller's arrays.
+    `before` and `behind` return the calls that make the copies and write them back, for operations
+    by their places. `kept` must live as long as the launch. It never refers to the caller's arrays.
     """
 
     def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
@@ -112,15 +112,15 @@ class ContiguousCopies:
         self.kept: object = (self._copies, self._rectangles)
         self.ops: Sequence[Op] = ops
         if any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op)):
-            self.ops = [self._straightened(op) for op in ops]
+            self.ops = [self._on_copies(op) for op in ops]
 
-    def _straightened(self, op: Op) -> Op:
+    def _on_copies(self, op: Op) -> Op:
         try:
-            return map_arrays(op, self._see)
+            return map_arrays(op, self._copy_if_strided)
         except ValueError as error:
             raise ValueError(f"{OP_NAMES[type(op)]}: {error}") from None
 
-    def _see(self, x: Array) -> Array:
+    def _copy_if_strided(self, x: Array) -> Array:
         found = as_buffer(x)
         return x if found.contiguous or found.device != "cuda" else self._copy(found)
 
@@ -128,20 +128,20 @@ class ContiguousCopies:
         key = (x.address, x.shape, x.strides, x.dtype)
         made = self._copies.get(key)
         if made is None:
-            if how_many(x) > MOST:
+            if piece_count(x) > MOST:
                 raise ValueError(
-                    f"an array of shape {x.shape} and strides {x.strides} lies in {how_many(x)} "
-                    f"pieces, more than {MOST}: copy it, and copy back what comes"
+                    f"an array of shape {x.shape} and strides {x.strides} lies in "
+                    f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
                 )
             made = self._copies[key] = empty(x.shape, x.dtype, self._device)
         return made
 
     def before(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that copy what operations read."""
+        """Return the calls that copy the arrays that operations read."""
         return [row for x in self._strided(places, 0) for row in self._rows(x, back=False)]
 
     def behind(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that write back what operations have written."""
+        """Return the calls that write back the arrays that operations write."""
         return [row for x in self._strided(places, 1) for row in self._rows(x, back=True)]
 
     def _strided(self, places: Sequence[int], side: int) -> Iterator[Buffer]:

@@ -1,8 +1,8 @@
 """Element types and reductions as NCCL has them. Pure.
 
-What only moves, moves as bytes. What is reduced has a type of NCCL's, or is seen as several
-elements of one (a complex number as two floats) or as another one that gives the same bits (a bool
-as uint8, whose maximum is "or").
+Operations that only move data move bytes. A reduction uses a type of NCCL's: the array's own,
+several elements of another type (a complex number as two floats), or another type that gives the
+same bits (a bool as uint8, whose maximum is "or").
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LINEAR = frozenset({RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM})
 
 
 class NcclReduction(NamedTuple):
-    """How NCCL does a reduction: its type, how many such elements one of ours is, its operator.
+    """A reduction in NCCL's terms: its type, its elements per element of the array, its operator.
 
     `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
     `scalar`.

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.nccl import uniform
-from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same
-from nc10d.backend.nccl.launch_table import in_groups
-from nc10d.backend.nccl.nccl_calls import CallContext, calls_of
+from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same_objects
+from nc10d.backend.nccl.launch import uniform
+from nc10d.backend.nccl.launch.launch_table import in_groups
+from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
 
@@ -29,7 +29,7 @@ FLAWS = [None, "type", "empty", "touching", "unaligned", "elsewhere"]
 
 @st.composite
 def blocks(draw: st.DrawFn) -> AllReduces:
-    """Arrays that are alike and apart, except perhaps one."""
+    """Uniform arrays without shared memory, except for at most one of them."""
     common = draw(st.sampled_from(DTYPES))
     flaw, where = draw(st.sampled_from(FLAWS)), draw(st.integers(0, 3))
     arrays, end = [], 4096
@@ -97,5 +97,5 @@ def test_lists_of_the_same_objects_are_the_same(some: list[int], others: list[in
     things = [object() for _ in range(4)]
     ids = array("q", [id(things[k]) for k in others])
     given = [things[k] for k in some]
-    told = nc10d_nccl_same(id(given), *ids.buffer_info())
+    told = nc10d_nccl_same_objects(id(given), *ids.buffer_info())
     assert bool(told) == (some == others)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.buffer import as_buffer
-from nc10d.backend.nccl.contiguous import how_many, pieces
+from nc10d.backend.nccl.launch.contiguous import piece_count, pieces
 from nc10d.testing.layouts import LAYOUTS, lay
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,14 +45,14 @@ def copied(x: Array) -> bytes:
 @given(views())
 def test_pieces_are_the_array_in_c_order(x: Array) -> None:
     assert copied(x) == x.tobytes()
-    assert len(list(pieces(as_buffer(x)))) == how_many(as_buffer(x))
+    assert len(list(pieces(as_buffer(x)))) == piece_count(as_buffer(x))
 
 
 def test_what_one_copy_can_take_is_one_piece() -> None:
     x = np.zeros((6, 4, 10), np.float32)
     whole = {"C": x, "rows": x[:, :, :7], "slices": x[::2], "column": x[:, 1, 3]}
-    assert {name: how_many(as_buffer(view)) for name, view in whole.items()} == dict.fromkeys(
+    assert {name: piece_count(as_buffer(view)) for name, view in whole.items()} == dict.fromkeys(
         whole, 1
     )
-    assert how_many(as_buffer(x.transpose(2, 0, 1))) == 10
-    assert [how_many(as_buffer(lay(x[0], layout))) for layout in LAYOUTS] == [1, 1, 1, 40, 4]
+    assert piece_count(as_buffer(x.transpose(2, 0, 1))) == 10
+    assert [piece_count(as_buffer(lay(x[0], layout))) for layout in LAYOUTS] == [1, 1, 1, 40, 4]

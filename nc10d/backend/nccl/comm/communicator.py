@@ -1,11 +1,11 @@
 """A communicator of NCCL as an object: made within a deadline, used under its lock, ended once.
 
-`Communicator.create` is called by all ranks with the same unique id. All must be known to be there
-before (see forming): NCCL itself waits for a missing one for ever. A blocking init therefore runs
-on a thread of its own, which is given up at the deadline; a nonblocking one is polled.
+All ranks call `Communicator.create` with the same unique id, after all have arrived (see
+comm_init): NCCL itself waits for a missing rank for ever. So a blocking init runs on a thread of
+its own, which is abandoned at the deadline; a nonblocking init is polled.
 
-One thread at a time may be in NCCL with a communicator: every call holds its `lock`, except that
-`abort` goes ahead without, since it is there to free a thread that is stuck.
+A single thread at a time may be in NCCL with a communicator: every call holds its `lock`. Only
+`abort` goes ahead without it, because it has to free a thread that is stuck.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nc10d.backend.nccl.bindings.library import IN_PROGRESS, SUCCESS, Library, U
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 
-_FIRST_LOOK, _LONGEST_LOOK = 0.0002, 0.005  # seconds between looks at a nonblocking communicator
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
 UNTIL_ABORT_ANYWAY = 1.0
-"""Seconds that an abort waits for the thread that is in NCCL."""
+"""Seconds that an abort waits for a thread that is in NCCL."""
 _no_color = CONSTANTS["NCCL_SPLIT_NOCOLOR"]
-_never = threading.Event()
+_no_event = threading.Event()
 
 OnDevice = Callable[[], AbstractContextManager[None]]
-"""Enters the communicator's device in whichever thread calls NCCL."""
+"""Makes the communicator's device current in the calling thread."""
 
 
 class Communicator:
@@ -38,7 +38,7 @@ class Communicator:
     def __init__(
         self, library: Library, handle: int, rank: int, size: int, enter: OnDevice, blocking: bool
     ) -> None:
-        """Own a handle that NCCL has made (perhaps not to its end yet, if not `blocking`)."""
+        """Own a handle from NCCL, whose init may still be in progress if not `blocking`."""
         self.library = library
         self.rank = rank
         self.size = size
@@ -46,7 +46,7 @@ class Communicator:
         self.lock = threading.RLock()
         self.enter = enter
         self._handle: int | None = handle
-        self._scaled: dict[tuple[float, int], int] = {}
+        self._premul_ops: dict[tuple[float, int], int] = {}
 
     @classmethod
     def create(
@@ -59,7 +59,7 @@ class Communicator:
         enter: OnDevice,
         config: NCCLConfig | None = None,
     ) -> Communicator:
-        """Make rank `rank` of `size`; blocks until all have come or CollectiveTimeout."""
+        """Make rank `rank` of `size`; blocks until all ranks call, or raises CollectiveTimeout."""
         config = config or NCCLConfig()
         blocking = config.blocking is None or bool(config.blocking)
         struct = as_struct(config, library)
@@ -71,13 +71,13 @@ class Communicator:
                 made, how = ctypes.byref(comm), ctypes.byref(struct)
                 library.call("ncclCommInitRankConfig", made, size, given, rank, how)
 
-        what = f"making a communicator of {size} ranks"
+        call_name = f"making a communicator of {size} ranks"
         if blocking:
-            _within(deadline, what, begin)
+            _within(deadline, call_name, begin)
         else:
             begin()
         made = cls(library, int(comm.value or 0), rank, size, enter, blocking)
-        made.settle(deadline, what)
+        made.settle(deadline, call_name)
         return made
 
     @property
@@ -89,7 +89,7 @@ class Communicator:
 
     @property
     def alive(self) -> bool:
-        """Say whether it has not been ended yet."""
+        """Whether it has not ended yet."""
         return self._handle is not None
 
     def _call(self, name: str, *arguments: Any) -> int:
@@ -97,35 +97,35 @@ class Communicator:
             return self.library.call(name, self.handle, *arguments)
 
     def async_error(self) -> int:
-        """Return the ncclResult_t of what is under way: SUCCESS, IN_PROGRESS, or what failed."""
+        """Return the ncclResult_t of asynchronous work: SUCCESS, IN_PROGRESS, or an error."""
         state = ctypes.c_int()
         self._call("ncclCommGetAsyncError", ctypes.byref(state))
         return state.value
 
-    def settle(self, deadline: Deadline, what: str) -> None:
-        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if it won't.
+    def settle(self, deadline: Deadline, call_name: str) -> None:
+        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late.
 
-        Raises the NCCLError of what failed meanwhile.
+        Raises NCCLError if asynchronous work has failed.
         """
-        pause = _FIRST_LOOK
+        pause = _FIRST_PAUSE
         while not self.blocking:
             state = self.async_error()
-            self.library.check(state, what)
+            self.library.check(state, call_name)
             if state != IN_PROGRESS:
                 return
             if deadline.expired():
                 self.abort()
-                raise CollectiveTimeout(f"{what} did not end in time", op=what)
-            _never.wait(pause)  # NCCL wakes nobody
-            pause = min(2 * pause, _LONGEST_LOOK)
+                raise CollectiveTimeout(f"{call_name} did not end in time", op=call_name)
+            _no_event.wait(pause)  # NCCL can't wake a thread
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def split(
         self, color: int | None, key: int, deadline: Deadline, config: NCCLConfig | None = None
     ) -> Communicator | None:
-        """Make communicators of the ranks with one `color`, ordered by `key`.
+        """Make a communicator of the ranks with the same `color`, ordered by `key`.
 
-        All ranks call; with the color None a rank is in none of them, and gets None. Without
-        `config` they are as this one.
+        All ranks call; a rank with the color None is in no communicator, and gets None. Without
+        `config` it has the configuration of this communicator.
         """
         made = ctypes.c_void_p()
         number = _no_color if color is None else color
@@ -142,7 +142,7 @@ class Communicator:
     ) -> Communicator:
         """Make a communicator without the ranks `exclude`, which don't call (NCCL 2.27).
 
-        With `abort`, what is under way is ended first: the way to go on after a rank has died.
+        With `abort`, operations in flight are aborted first, as needed after a rank has died.
         """
         made, count = ctypes.c_void_p(), len(exclude)
         ranks = (ctypes.c_int * count)(*exclude)
@@ -173,9 +173,9 @@ class Communicator:
     def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
         """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value.
 
-        Made once for each factor and type; they go with the communicator.
+        Made once for each factor and type; it ends with the communicator.
         """
-        found = self._scaled.get((factor, datatype))
+        found = self._premul_ops.get((factor, datatype))
         if found is None:
             made = ctypes.c_int()
             pointer, here = ctypes.byref(scalar), 1  # ncclScalarHostImmediate
@@ -184,7 +184,7 @@ class Communicator:
                     "ncclRedOpCreatePreMulSum",
                     *(ctypes.byref(made), pointer, datatype, here, self.handle),
                 )
-            found = self._scaled[factor, datatype] = made.value
+            found = self._premul_ops[factor, datatype] = made.value
         return found
 
     def register(self, address: int, nbytes: int) -> Registration:
@@ -194,7 +194,7 @@ class Communicator:
         return Registration(self, "ncclCommDeregister", int(made.value or 0))
 
     def window_register(self, address: int, nbytes: int, flags: int = 1) -> Registration:
-        """Register memory that all ranks register alike (NCCL 2.27; flags: NCCL_WIN_*).
+        """Register memory of the same size on all ranks (NCCL 2.27; flags: NCCL_WIN_*).
 
         All ranks call. The default, NCCL_WIN_COLL_SYMMETRIC, promises equal offsets in every call.
         """
@@ -203,17 +203,17 @@ class Communicator:
         return Registration(self, "ncclCommWindowDeregister", int(made.value or 0))
 
     def finalize(self, deadline: Deadline) -> None:
-        """Wait until everything that was issued is done on all ranks; all ranks call."""
+        """Wait until all operations have ended on all ranks; all ranks call."""
         self._call("ncclCommFinalize")
         self.settle(deadline, "finalizing a communicator")
 
     def revoke(self, deadline: Deadline) -> None:
-        """End what is under way, and keep the communicator for `shrink` and `split` (2.28.7)."""
+        """Abort operations, and keep the communicator for `shrink` and `split` (2.28.7)."""
         self._call("ncclCommRevoke", 0)
         self.settle(deadline, "revoking a communicator")
 
     def close(self) -> None:
-        """Give it back once what was issued is done; idempotent. Other ranks need not call."""
+        """Destroy it after its operations have ended; idempotent. Other ranks need not call."""
         with self.lock:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -221,10 +221,10 @@ class Communicator:
                     self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
-        """Give it back now, ending what is under way; idempotent, from any thread.
+        """Destroy it now, aborting its operations; idempotent, from any thread.
 
-        It waits a second for a thread that is inside NCCL with it, and then goes ahead: that is
-        what frees such a thread.
+        Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
+        only the abort frees it.
         """
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
         try:
@@ -246,26 +246,26 @@ class Registration:
         self.handle: int | None = handle
 
     def close(self) -> None:
-        """Deregister; idempotent. What has ended with its communicator is gone already."""
+        """Deregister; idempotent. The end of the communicator has deregistered it too."""
         handle, self.handle = self.handle, None
         if handle is not None and self._communicator.alive:
             self._communicator._call(self._undo, handle)
 
 
 def mem_alloc(library: Library, nbytes: int) -> int:
-    """Return device memory that NCCL can register in every way (2.19), on the current device."""
+    """Return the address of memory on the current device that NCCL can register (2.19)."""
     made = ctypes.c_void_p()
     library.call("ncclMemAlloc", ctypes.byref(made), nbytes)
     return int(made.value or 0)
 
 
 def mem_free(library: Library, address: int) -> None:
-    """Free what `mem_alloc` gave."""
+    """Free memory of `mem_alloc`."""
     library.call("ncclMemFree", address)
 
 
-def _within(deadline: Deadline, what: str, function: Callable[[], None]) -> None:
-    """Run what blocks in NCCL on a thread that is given up at the deadline."""
+def _within(deadline: Deadline, call_name: str, function: Callable[[], None]) -> None:
+    """Run a function that blocks in NCCL on a thread that is abandoned at the deadline."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -278,8 +278,8 @@ def _within(deadline: Deadline, what: str, function: Callable[[], None]) -> None
     thread.start()
     thread.join(min(deadline.remaining(), threading.TIMEOUT_MAX))
     if thread.is_alive():
-        message = f"{what} did not end in time: a rank died meanwhile, or can't be reached"
-        raise CollectiveTimeout(message, op=what)
+        message = f"{call_name} did not end in time: a rank died meanwhile, or can't be reached"
+        raise CollectiveTimeout(message, op=call_name)
     if failures:
         raise failures[0]
 

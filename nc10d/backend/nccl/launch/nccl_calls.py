@@ -1,11 +1,11 @@
 """An operation as calls of NCCL. Pure: it reads addresses and sizes and calls nothing.
 
 A Call is a function's name and its arguments without the last two, communicator and stream, which
-all of NCCL's operations end with. Operations that NCCL lacks are several calls, which belong
-into one group. Which ones must not depend on what a single rank knows: every rank must come to the
-same calls. So lists of arrays are always one call per rank, even where they lie side by side; and
-gathers and scatters are messages, whose sizes may differ, unless all ranks have called one that is
-`even`: ncclGather and ncclScatter need parts of one size in one piece.
+end all operations of NCCL. An operation that NCCL lacks is several calls in a group. The choice of
+calls must not depend on facts that only a single rank knows, because every rank must make the same
+calls. So a list of arrays is always a call per rank, even if the arrays are adjacent. Gathers and
+scatters are messages, whose sizes may differ, unless the operation is `even` on all ranks:
+ncclGather and ncclScatter need contiguous parts of equal size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
+from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
 from nc10d.ops import (
     OP_NAMES,
     AllGather,
@@ -41,18 +41,18 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What calls depend on beside the operation.
+    """The facts beside the operation on which its calls depend.
 
-    `has(name)` says whether this NCCL has a function; every rank's must be of one release. `scaled`
-    gives the operator of a PREMUL_SUM by factor, NCCL's type and ours. `scratch` is the address of
-    4 bytes of device memory for barriers. Without `fp8`, this NCCL or this device reduces no 8-bit
-    floats.
+    `has(name)` returns whether this NCCL has a function; all ranks must have the same release.
+    `premul_op` returns the operator of a PREMUL_SUM by factor, NCCL's type and nc10d's. `scratch`
+    is the address of 4 bytes of device memory for barriers. Without `fp8`, this NCCL or this device
+    reduces no 8-bit floats.
     """
 
     rank: int
     size: int
     has: Callable[[str], bool]
-    scaled: Callable[[float, int, DType], int]
+    premul_op: Callable[[float, int, DType], int]
     scratch: int
     fp8: bool = True
 
@@ -65,7 +65,7 @@ def calls_of(op: Op, place: CallContext) -> list[Call]:
     return [call for call in _CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
 
 
-# Where each function has its count of elements.
+# The index of the count of elements in a call of each function.
 _COUNT = {
     name: 2 if name in ("ncclSend", "ncclRecv") else 3
     for name in (
@@ -76,12 +76,12 @@ _COUNT = {
 
 
 def flat(op: Op, x: Any) -> Buffer:
-    """Return an array's memory, which must be on a device, in one piece, and aligned."""
+    """Return an array's memory, which must be on a device, contiguous, and aligned."""
     found = as_buffer(x)
     name = OP_NAMES[type(op)]
     if found.device != "cuda":
         raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
-    assert found.contiguous, "strided arrays have been straightened"
+    assert found.contiguous, "strided arrays have been copied"
     part = min(found.dtype.itemsize, 8)
     if found.address % part:
         raise ValueError(f"{name}: the array is not aligned to its elements ({part} bytes)")
@@ -101,7 +101,7 @@ def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op
     assert how.factor is not None, "PREMUL_SUM has a factor"
-    operator = place.scaled(how.factor, found.datatype, found.scalar)
+    operator = place.premul_op(how.factor, found.datatype, found.scalar)
     return x.count * found.elements, found.datatype, operator
 
 
@@ -127,8 +127,8 @@ def _all_gather(op: AllGather, place: CallContext) -> Iterator[Call]:
         yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
         return
     for root, out in enumerate(_flats(op, op.out)):
-        mine = x.address if root == place.rank else out.address
-        yield "ncclBroadcast", mine, out.address, out.nbytes, BYTES, root
+        source = x.address if root == place.rank else out.address
+        yield "ncclBroadcast", source, out.address, out.nbytes, BYTES, root
 
 
 def _reduce_scatter(op: ReduceScatter, place: CallContext) -> Iterator[Call]:
@@ -163,7 +163,7 @@ def _spans(buffers: Sequence[Buffer]) -> list[Span]:
 
 
 def _pieces(x: Buffer, splits: Sequence[int] | None, size: int) -> list[Span]:
-    """Cut an array along its first dimension, evenly if nothing else is said."""
+    """Cut an array along its first dimension, evenly without `splits`."""
     rows = [x.shape[0] // size] * size if splits is None else [int(n) for n in splits]
     row = prod(x.shape[1:]) * x.dtype.itemsize
     starts = [sum(rows[:index]) for index in range(size)]
@@ -202,7 +202,7 @@ def _scatter(op: Scatter, place: CallContext) -> Iterator[Call]:
 
 
 def _chunks(op: Op, arrays: Any, size: int) -> list[Span]:
-    """Return one chunk for each rank, of a list or of one flat array."""
+    """Return each rank's chunk of a list or of a flat array."""
     if isinstance(arrays, (list, tuple)):
         return _spans(_flats(op, arrays))
     x = flat(op, arrays)

@@ -1,4 +1,4 @@
-"""NcclOptions: what a user may choose for a group on NCCL, by `pg_options` or the environment."""
+"""NcclOptions: a user's choices for a group on NCCL, by `pg_options` or the environment."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
 
 NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
-"""The first of these that is set says whether communicators are nonblocking ("1")."""
+"""The first of these that is set determines whether communicators are nonblocking ("1")."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclOptions:
     """`pg_options` of a group on NCCL.
 
-    `config` goes to every communicator of the group. With `high_priority`, operations run on
-    streams of the device's highest priority. With `timing`, `Work.duration` is what the device
-    took, in seconds.
+    `config` applies to every communicator of the group. With `high_priority`, operations run on
+    streams of the device's highest priority. With `timing`, `Work.duration` is the time on the
+    device, in seconds.
     """
 
     config: NCCLConfig = field(default_factory=NCCLConfig)
@@ -27,7 +27,7 @@ class NcclOptions:
 
 
 def read_options(given: Any) -> NcclOptions:
-    """Return options with what the environment says; TypeError for what are none."""
+    """Return options, completed from the environment; TypeError if `given` is no NcclOptions."""
     if given is not None and not isinstance(given, NcclOptions):
         raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got {given!r}")
     options = given or NcclOptions()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.mpi.dependencies import needs
+from nc10d.backend.mpi.dependencies import dependencies_of
 from nc10d.ops import AllGather, AllReduce, Barrier, Broadcast, Recv, Send
 
 BASE = np.zeros(24)
@@ -24,7 +24,7 @@ def make(kind: Any, part: slice) -> Any:
 def test_an_operation_waits_for_all_earlier_ones_that_share_what_either_writes(
     drawn: list[tuple[Any, slice]],
 ) -> None:
-    found = needs([make(*call) for call in drawn])
+    found = dependencies_of([make(*call) for call in drawn])
     for place, (kind, part) in enumerate(drawn):
         for earlier, (other, theirs) in enumerate(drawn[:place]):
             shared = set(range(24)[part]) & set(range(24)[theirs])
@@ -35,5 +35,5 @@ def test_an_operation_waits_for_all_earlier_ones_that_share_what_either_writes(
 def test_reading_together_is_free_and_writing_is_not() -> None:
     x, y = np.zeros(3), np.zeros(3)
     outs = [np.zeros(3) for _ in range(4)]
-    assert needs([AllGather(outs[:2], x), AllGather(outs[2:], x), Barrier()]) == {}
-    assert needs([Broadcast(x, 0), AllGather([y, outs[0]], x)]) == {1: {0}}
+    assert dependencies_of([AllGather(outs[:2], x), AllGather(outs[2:], x), Barrier()]) == {}
+    assert dependencies_of([Broadcast(x, 0), AllGather([y, outs[0]], x)]) == {1: {0}}

@@ -1,0 +1,164 @@
+"""The cache of launches, which are found again by the identity of their arrays.
+
+A cached launch is found only while each array is the same object, at the same address and of the
+same size and type (an array that can't change is not compared again). It refers to arrays weakly,
+so that it does not keep them alive. After an array is freed, another object may get its id; the
+cached launch is not found any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+from nc10d.arrays.access import arrays_of, first_array
+from nc10d.arrays.buffer import as_buffer
+from nc10d.backend.nccl.bindings import native
+from nc10d.backend.nccl.comm.comm_streams import CommStream
+from nc10d.backend.nccl.launch.launch_table import LaunchTable
+from nc10d.cuda.memory import DeviceArray
+from nc10d.cuda.streams import default_stream_of
+from nc10d.kernels.cache import entry_point
+from nc10d.ops import (
+    AllGather,
+    AllReduce,
+    AllReduces,
+    Barrier,
+    Broadcast,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Send,
+)
+
+_same = entry_point(native.nc10d_nccl_same_objects)
+MOST = 64
+Key = tuple[Any, ...]
+
+# The key of an operation; operations on lists of arrays are not cached.
+_SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
+    AllReduce: lambda op: (AllReduce, id(op.x), op.op),
+    Reduce: lambda op: (Reduce, id(op.x), op.op, op.root),
+    Broadcast: lambda op: (Broadcast, id(op.x), op.root),
+    AllGather: lambda op: (AllGather, id(op.out), id(op.inp)),
+    ReduceScatter: lambda op: (ReduceScatter, id(op.out), id(op.inp), op.op),
+    Send: lambda op: (Send, id(op.x), op.peer, op.tag),
+    Recv: lambda op: (Recv, id(op.x), op.peer, op.tag),
+}
+
+
+class CachedLaunch:
+    """A launch's communicators, and its table of calls once they are formed.
+
+    `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it has
+    a barrier, for which the host waits too. `default_stream` is the current stream for its first
+    array unless the user chooses a stream; None: it has to be looked up.
+    """
+
+    __slots__ = (
+        *("_freed", "_ids", "_refs", "_descriptions"),
+        *("blocks", "default_stream", "comm_streams", "table", "receives"),
+    )
+
+    def __init__(self, comm_streams: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
+        uniform = type(ops) is AllReduces
+        self.comm_streams = comm_streams
+        self.default_stream = default_stream_of(first_array(ops))
+        self.receives = not uniform and any(type(op) is Recv for op in ops)
+        self.blocks = not uniform and any(type(op) is Barrier for op in ops)
+        self.table: LaunchTable | None = None
+        self._freed: list[object] = []
+        self._ids = array("q")
+        self._refs: Sequence[Callable[[], Any]] = ()
+        self._descriptions: list[tuple[Callable[[], Any], Description]] = []
+
+    def remember(self, arrays: Sequence[Any]) -> None:
+        """Refer to the arrays weakly; TypeError for an array without weak references."""
+        gone = self._freed.append  # called when an array is freed
+        self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
+        self._ids = array("q", map(id, arrays))
+        if set(map(type, arrays)) != {DeviceArray}:
+            self._descriptions = [
+                (ref, _description(x))
+                for ref, x in zip(refs, arrays, strict=True)
+                if type(x) is not DeviceArray
+            ]
+
+    def is_valid(self) -> bool:
+        """Return whether all arrays are alive and unchanged."""
+        return not self._freed and (not self._descriptions or self._unchanged())
+
+    def is_for(self, arrays: Sequence[Any]) -> bool:
+        """Return whether these are the same objects; all of them are alive."""
+        if type(arrays) is not list:
+            return list(map(id, arrays)) == self._ids.tolist()
+        ids, count = self._ids.buffer_info()
+        return bool(_same(id(arrays), ids, count))
+
+    def _unchanged(self) -> bool:
+        return all(_description(ref()) == spot for ref, spot in self._descriptions)
+
+
+Description = tuple[Any, ...]
+
+
+def _description(x: Any) -> Description:
+    """Return the properties of an array on which a launch table depends."""
+    found = as_buffer(x)
+    return found.address, found.shape, found.strides, found.dtype, found.writable
+
+
+class LaunchCache:
+    """The latest cached launches; used under the lock of the launches."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, CachedLaunch] = {}
+
+    def find(self, key: Key | None, ops: Sequence[Op]) -> CachedLaunch | None:
+        """Return the cached launch of operations with a key if it is still valid."""
+        found = None if key is None else self._known.get(key)
+        if found is None or key is None:
+            return None
+        if found.is_valid() and (type(ops) is not AllReduces or found.is_for(ops.arrays)):
+            return found
+        del self._known[key]
+        return None
+
+    def keep(self, key: Key | None, ops: Sequence[Op], cached: CachedLaunch) -> None:
+        """Keep a cached launch that has its table, in place of the oldest."""
+        if key is None or cached.table is None:
+            return
+        try:
+            cached.remember(_all_arrays(ops))
+        except TypeError:  # an array without weak references
+            return
+        if len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[key] = cached
+
+
+def key_of(ops: Sequence[Op]) -> Key | None:
+    """Return the key of a launch, None if it is not cached.
+
+    The key of a block of all_reduces has its first and last array only; `find` compares all.
+    """
+    if isinstance(ops, AllReduces):
+        arrays = ops.arrays
+        return ops.op, len(arrays), id(arrays[0]), id(arrays[-1])
+    key = tuple(map(_signature, ops))
+    return None if None in key else key
+
+
+def _signature(op: Op) -> Key | None:
+    sign = _SIGNATURES.get(type(op))
+    if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
+        return None
+    return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
+
+
+def _all_arrays(ops: Sequence[Op]) -> Sequence[Any]:
+    return ops.arrays if isinstance(ops, AllReduces) else [x for op in ops for x in arrays_of(op)]

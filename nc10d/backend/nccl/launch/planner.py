@@ -1,0 +1,214 @@
+"""From operations to a cached launch: found in the cache, or else checked, planned and laid out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nc10d.arrays.access import first_array
+from nc10d.arrays.dtypes import DType
+from nc10d.arrays.validate import validate
+from nc10d.backend.nccl.bindings.library import Library
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, GroupIdentity
+from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.nccl.launch import datatypes, uniform
+from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
+from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
+from nc10d.backend.nccl.launch.launch_record import LaunchRecord, LaunchText, text_of_launch
+from nc10d.backend.nccl.launch.launch_table import (
+    Body,
+    Events,
+    Grouped,
+    LaunchTable,
+    Placed,
+    TableRows,
+    grouped,
+    in_groups,
+)
+from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
+from nc10d.base.deadline import Deadline
+from nc10d.cuda.driver import call, driver
+from nc10d.cuda.events import EventPool
+from nc10d.cuda.memory import device_of, to_device
+from nc10d.cuda.streams import Stream
+from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
+
+
+class LaunchPlanner:
+    """Makes the launch tables of a group on its device; used under the lock of the launches."""
+
+    def __init__(
+        self,
+        identity: GroupIdentity,
+        library: Library,
+        options: NcclOptions,
+        pool: EventPool,
+        comm_streams: CommStreams,
+        record_address: int,
+    ) -> None:
+        self.device = pool.device
+        self._identity = identity
+        self._library = library
+        self._timing = options.timing
+        self._pool = pool
+        self._comm_streams = comm_streams
+        self._cache = LaunchCache()
+        self._record, self._unread_record = LaunchRecord(record_address), LaunchRecord()
+        self._before = pool.take()
+        self._joint = Stream(self.device, options.high_priority)
+        self._scratch = to_device(np.ones(1, np.int32), self.device)
+        self._fp8 = _reduces_fp8(library, self.device)
+
+    def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
+        """Return the cached launch of operations; makes it if it is not in the cache.
+
+        ValueError and TypeError for operations that NCCL can't run.
+        """
+        key = None if self._timing else key_of(ops)
+        cached = self._cache.find(key, ops) or self._uniform_launch(ops, key)
+        if cached is None:
+            cached = self._checked_launch(ops, key, Deadline.after(timeout))
+        if type(ops) is RepeatedOps and key is not None and cached.table is not None:
+            ops.prepared = cached
+        return cached
+
+    def _uniform_launch(self, ops: Sequence[Op], key: Key | None) -> CachedLaunch | None:
+        """Make the launch of a valid block of uniform all_reduces; None for any other launch."""
+        main = self._comm_streams.find(COLLECTIVES)
+        if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
+            return None
+        ends = self._library.address("ncclAllReduce"), main.handle, main.stream
+        rows = uniform.rows_of(ops, self.device, self._fp8, ends)
+        if rows is None:
+            return None
+        cached = CachedLaunch((main,), ops)
+        cached.table = self._table_of(
+            ops, cached.comm_streams, self._before, lambda table: table.block(rows)
+        )
+        self._cache.keep(key, ops, cached)
+        return cached
+
+    def _checked_launch(
+        self, ops: Sequence[Op], key: Key | None, deadline: Deadline
+    ) -> CachedLaunch:
+        """Check the caller's operations, and make their launch."""
+        for op in ops:
+            validate(op, self._identity.rank, self._identity.size)
+            if getattr(op, "peer", 0) is None:
+                raise ValueError("recv: nccl must know from whom: src can't be None")
+            self._check_device(op)
+        copies = ContiguousCopies(ops, self._identity.rank, self.device)
+        calls = self._calls(copies.ops, lambda *_: 0)
+        comm_streams: dict[CommStream, None] = {
+            self._comm_streams.of(op, deadline): None for op in ops
+        }
+        cached = CachedLaunch(tuple(comm_streams), ops)
+        if all(comm_stream.comm is not None for comm_stream in comm_streams):
+            if any(map(_is_scaled, ops)):
+                calls = self._calls(copies.ops, self._premul_op)
+            cached.table = self._table_for(
+                ops, copies, cached.comm_streams, deadline, self._before, calls
+            )
+            self._cache.keep(key, ops, cached)
+        return cached
+
+    def _check_device(self, op: Op) -> None:
+        array = first_array((op,))
+        device = self.device if array is None else device_of(array)
+        if device != self.device:
+            where = f"group {self._identity.group!r} is on cuda:{self.device}"
+            raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
+
+    def _calls(
+        self, ops: Sequence[Op], premul_op: Callable[[float, int, DType], int]
+    ) -> list[list[Call]]:
+        identity, scratch = self._identity, self._scratch.address
+        place = CallContext(
+            identity.rank, identity.size, self._library.has, premul_op, scratch, self._fp8
+        )
+        return [calls_of(op, place) for op in ops]
+
+    def table(
+        self,
+        ops: Sequence[Op],
+        comm_streams: tuple[CommStream, ...],
+        deadline: Deadline,
+        before: int,
+    ) -> LaunchTable:
+        """Lay out a deferred launch, which has been checked; its communicators are formed.
+
+        The event `before` has been recorded already.
+        """
+        copies = ContiguousCopies(ops, self._identity.rank, self.device)
+        calls = self._calls(copies.ops, self._premul_op)
+        return self._table_for(ops, copies, comm_streams, deadline, before, calls)
+
+    def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
+        """Write the launch record of a deferred launch."""
+        self._record_for(comm_streams).write(LaunchText(text_of_launch(ops)))
+
+    def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
+        """Return the record of a launch; launches of messages only are not published."""
+        return (
+            self._record
+            if any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
+            else self._unread_record
+        )
+
+    def _table_for(
+        self,
+        ops: Sequence[Op],
+        copies: ContiguousCopies,
+        comm_streams: tuple[CommStream, ...],
+        deadline: Deadline,
+        before: int,
+        calls: Sequence[list[Call]],
+    ) -> LaunchTable:
+        stream_of_op = [self._comm_streams.of(op, deadline) for op in ops]
+        groups = []
+        for group in in_groups(ops):
+            placed = [Placed(stream_of_op[at], call, at) for at in group for call in calls[at]]
+            by_stream = [
+                [at for at in group if stream_of_op[at] is comm_stream]
+                for comm_stream in comm_streams
+            ]
+            if placed:
+                around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
+                groups.append(Grouped(placed, *around))
+        return self._table_of(ops, comm_streams, before, grouped(groups, comm_streams), copies.kept)
+
+    def _table_of(
+        self,
+        ops: Sequence[Op],
+        comm_streams: tuple[CommStream, ...],
+        before: int,
+        body: Body,
+        kept: object = None,
+    ) -> LaunchTable:
+        begun = self._pool.take(timing=True) if self._timing else 0
+        events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
+        record_address, text = self._record_for(comm_streams), LaunchText(text_of_launch(ops))
+        return LaunchTable(
+            comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
+        )
+
+    def _premul_op(self, factor: float, datatype: int, dtype: DType) -> int:
+        """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
+        main = self._comm_streams.find(COLLECTIVES)
+        assert main is not None
+        assert main.comm is not None, "its communicator has been formed"
+        value = np.array(factor).astype(dtype.numpy)
+        scalar = ctypes.create_string_buffer(value.tobytes())
+        return main.comm.premul_sum(factor, datatype, scalar)
+
+
+def _is_scaled(op: Op) -> bool:
+    return getattr(getattr(op, "op", None), "factor", None) is not None
+
+
+def _reduces_fp8(library: Library, device: int) -> bool:
+    attribute = driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    capability = int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device)))
+    return library.version >= datatypes.FP8_SINCE and capability >= datatypes.FP8_CAPABILITY
