@@ -106,7 +106,8 @@ class PreparingBackend(Protocol):
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
         """The call prepared last, by kind of operation and `extra`.
 
-        `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or peer.
+        `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or
+        peer.
         """
         ...
 

@@ -13,8 +13,8 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.mpi.devices import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
-from nc10d.backend.mpi.group import MpiGroup
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
+from nc10d.backend.mpi.mpi_group import MpiGroup
 from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError, RendezvousError
