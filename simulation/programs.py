@@ -16,10 +16,10 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.program import CallInfo, Program
 from nc10d.ops import SUM
-from nc10d.testing.race_simulator.simulator import SimulatedWorld
-from nc10d.testing.race_simulator.vector_clocks import Disagreement
 from simulation.clock import Simulation
 from simulation.laws import LawBroken, require
+from simulation.race_simulator.simulator import SimulatedWorld
+from simulation.race_simulator.vector_clocks import Disagreement
 
 _HALF, _SMALL = 2048, 512
 Array = npt.NDArray[np.int64]

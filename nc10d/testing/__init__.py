@@ -1,4 +1,4 @@
-"""A kit for testing code that communicates: ranks, reference results, strategies, simulators.
+"""A kit for testing code that communicates: ranks, reference results, strategies.
 
     from nc10d.testing import Ranks, reference, strategies
 
@@ -15,7 +15,6 @@
 | `check_backend`, `conformance` | checks of the contract of every backend |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
 | `networks` | hosts on one machine: network namespaces, made by root |
-| `simulator` | every rank's program in one thread, in any interleaving, with a race detector |
 
 Names are imported on first use: `reference` needs no hypothesis, and only the CPU backend compiles.
 """
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from nc10d.testing.external_ranks import Launcher
     from nc10d.testing.local_backend import run_local
     from nc10d.testing.pair_cover import pairwise
-    from nc10d.testing.race_simulator import simulator
     from nc10d.testing.ranks import Ranks, run_ranks
 
 __all__ = [
@@ -47,7 +45,6 @@ __all__ = [
     "reference",
     "run_local",
     "run_ranks",
-    "simulator",
     "strategies",
 ]
 _HOME = {
@@ -59,9 +56,6 @@ _HOME = {
     "run_ranks": "ranks",
 }
 
-_MODULES = {"simulator": "race_simulator.simulator"}
-"""Modules of the kit in a subpackage."""
-
 
 moved.install()
 
@@ -72,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"nc10d.testing.{_HOME[name]}"), name)
     else:
-        value = importlib.import_module(f"nc10d.testing.{_MODULES.get(name, name)}")
+        value = importlib.import_module(f"nc10d.testing.{name}")
     globals()[name] = value
     return value
 

@@ -16,8 +16,8 @@ from benchmarks.model.machine import Machine, Uses, at_reach
 from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.native.offsets import WRITES
 from nc10d.backend.cpu.program.program import Program, Space, Step, StepKind
-from nc10d.testing.race_simulator.hosts import Cluster, FarRank, HostWorld, Pipes
-from nc10d.testing.race_simulator.vector_clocks import Bytes
+from simulation.race_simulator.hosts import Cluster, FarRank, HostWorld, Pipes
+from simulation.race_simulator.vector_clocks import Bytes
 
 WAITS = (
     StepKind.WAIT,

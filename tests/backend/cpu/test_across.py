@@ -19,8 +19,8 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology, group
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from nc10d.ops import SUM
-from nc10d.testing.race_simulator.hosts import Cluster
-from nc10d.testing.race_simulator.simulator import Disagreement
+from simulation.race_simulator.hosts import Cluster
+from simulation.race_simulator.simulator import Disagreement
 
 HALF, SMALL = 4096, 1024
 

@@ -33,7 +33,7 @@ from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
-from nc10d.testing.race_simulator.simulator import SimulatedWorld
+from simulation.race_simulator.simulator import SimulatedWorld
 
 HALF, SMALL, PAGE = 2048, 256, 128
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}

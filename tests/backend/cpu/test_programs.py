@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
-from nc10d.testing.race_simulator.simulator import Disagreement, SimulatedWorld
+from simulation.race_simulator.simulator import Disagreement, SimulatedWorld
 
 HALF, SMALL = 8192, 2048
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}

@@ -16,8 +16,8 @@ from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.backend.cpu.native.offsets import RECORD_RING
 from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from nc10d.errors import CollectiveMismatch, DistError
-from nc10d.testing.race_simulator.simulator import Disagreement, SimulatedWorld
 from nc10d.testing.ranks import Ranks
+from simulation.race_simulator.simulator import Disagreement, SimulatedWorld
 
 LINE = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"
 Call = Callable[[Any, Any], object]

@@ -21,8 +21,8 @@ from nc10d.backend.cpu.program.program import (
     Step,
     StepKind,
 )
-from nc10d.testing.race_simulator import exposed_arrays
-from nc10d.testing.race_simulator.vector_clocks import (
+from simulation.race_simulator import exposed_arrays
+from simulation.race_simulator.vector_clocks import (
     PAIR,
     Bytes,
     Clock,

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.backend.cpu.program.program import Space, Step, StepKind
-from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Region, mapped
+from simulation.race_simulator.vector_clocks import PAIR, Bytes, Region, mapped
 
 if TYPE_CHECKING:
-    from nc10d.testing.race_simulator.simulator import SimulatedRank
+    from simulation.race_simulator.simulator import SimulatedRank
 
 
 def touch(me: SimulatedRank, array: Bytes, low: int, nbytes: int, *, write: bool) -> None:

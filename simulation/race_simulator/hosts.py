@@ -15,14 +15,14 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import Topology
 from nc10d.backend.cpu.program.linker import scratch_bytes
 from nc10d.backend.cpu.program.program import At, Program, Space, Step, StepKind
-from nc10d.testing.race_simulator.simulator import (
+from simulation.race_simulator.simulator import (
     HANDLERS,
     Handler,
     SimulatedRank,
     SimulatedWorld,
     run_all,
 )
-from nc10d.testing.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
+from simulation.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
 
 
 class Pipes:
