@@ -41,7 +41,7 @@ def register() -> None:
     """
     for kind in (torch.Tensor, torch.nn.Parameter):
         buffer.register(kind, as_buffer, lambda x: str(x.device.type))
-        interop.register_view(kind, as_numpy, borrowed_view)
+        interop.register_view(kind, as_numpy, unowned_view)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -64,7 +64,7 @@ def as_numpy(x: torch.Tensor) -> Any:
     return memory.as_numpy() if memory.device == "cpu" else x
 
 
-def borrowed_view(x: torch.Tensor) -> Any:
+def unowned_view(x: torch.Tensor) -> Any:
     """Return an ndarray in the memory of a contiguous tensor, without keeping the tensor alive.
 
     None if no ndarray can be made. Arrays are cached by address, shape and dtype.
