@@ -134,7 +134,7 @@ def ignore_counter(real: Any) -> Any:
 def accept_any_proof(answerer: Any, shown: bytes) -> bytes:
     """Accept the caller's proof without checking it."""
     handshake = importlib.import_module("nc10d.auth.handshake")
-    answerer.keys = handshake.Keys(*handshake._keys(answerer._key, answerer._said))
+    answerer.keys = handshake.Keys(*handshake._keys(answerer._key, answerer._transcript))
     return b""
 
 
@@ -252,8 +252,8 @@ def launch_again(real: Any) -> Any:
 
 def launch_when_full(schedule: Any, param: int) -> range:
     """Launch a bucket as soon as it is full."""
-    schedule._left[param] -= 1
-    if schedule._left[param]:
+    schedule._remaining[param] -= 1
+    if schedule._remaining[param]:
         return range(0)
     bucket = schedule._bucket_of[param]
     schedule._pending[bucket] -= 1
