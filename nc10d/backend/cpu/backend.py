@@ -97,8 +97,8 @@ class CpuBackend(Backend):
         crowded = context.oversubscribed or hosts is not None
         small = one_shot_bytes(group.size, oversubscribed=crowded)
         limits = context.thresholds if hosts is None else DEFAULTS
-        half = group.memory.half
-        self.shape = GroupShape(group.size, group.rank, half, small, hosts, DIRECT, limits)
+        staging = group.memory.slot_bytes
+        self.shape = GroupShape(group.size, group.rank, staging, small, hosts, DIRECT, limits)
         self.waiter = Waiter(group, detector)
         self.launcher = OpLauncher(group, self.shape, self.waiter)
         self.latest = self.launcher.cache.latest
@@ -198,7 +198,7 @@ class CpuBackend(Backend):
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return registered memory, which is freed when no array refers to it any more."""
         self.group.health.check()
-        return self.group.context.arena.lend(nbytes)
+        return self.group.context.arena.allocate_array(nbytes)
 
     # -- making and ending groups ----------------------------------------------------------------
 

@@ -36,9 +36,8 @@ from nc10d.backend.cpu.engine.cpu_policy import (
     waiting_policy,
 )
 from nc10d.backend.cpu.memory.arena import Arena
-from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
-from nc10d.backend.cpu.memory.host_peer import HostPeer
+from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
 from nc10d.backend.cpu.memory.peer_access import AccessProbe, access_to
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at

@@ -15,11 +15,10 @@ import numpy as np
 from nc10d.arrays.validate import validate
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.channel import Submission
-from nc10d.backend.cpu.engine.clock import deadline_ns
+from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
 from nc10d.backend.cpu.lowering.fuse import fuse
-from nc10d.backend.cpu.lowering.lower import LoweredOp, request
-from nc10d.backend.cpu.lowering.ordering import FREE, BatchDependencies, find_gates
+from nc10d.backend.cpu.lowering.lower import LoweredOp, lower
+from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, BatchDependencies, find_dependencies
 from nc10d.backend.cpu.lowering.prepared import (
     AT_ONCE,
     PARTS,
@@ -30,7 +29,7 @@ from nc10d.backend.cpu.lowering.prepared import (
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
 from nc10d.backend.cpu.lowering.program_cache import ProgramCache
-from nc10d.backend.cpu.lowering.strided import resolve, straighten
+from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
@@ -166,9 +165,9 @@ class OpLauncher:
         lowered = self._lower(ops)
         linked = self.programs.linked(lowered)
         self._remember(ops, linked)
-        operands = resolve(lowered)
-        addresses = np.array(operands.addresses or [0], np.int64)
-        program = PreparedProgram(self._channel, linked, addresses, operands.keep)
+        memory = operands(lowered)
+        addresses = np.array(memory.addresses or [0], np.int64)
+        program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
             work = program.start(self._waiter, ops, None, timeout)
             assert work is not None, "a program that is submitted always fits"
@@ -191,7 +190,7 @@ class OpLauncher:
         dependencies: BatchDependencies | None = None,
         numbers: Sequence[int] = (),
     ) -> LoweredOp:
-        lowered = [straighten(request(op, self._shape)) for op in ops]
+        lowered = [make_contiguous(lower(op, self._shape)) for op in ops]
         if len(lowered) == 1 and dependencies is None:
             return lowered[0]
         return fuse(lowered, self._shape, dependencies, numbers)
@@ -201,14 +200,19 @@ class OpLauncher:
         self._check(ops)
         deadline = Deadline.after(timeout)
         limit = deadline_ns(deadline)
-        order = find_gates(ops, self._shape)
+        dependencies = find_dependencies(ops, self._shape)
         posted = [
-            self.mailbox.launch(op, deadline, limit, order.passage(number) if order else FREE)
+            self.mailbox.launch(
+                op,
+                deadline,
+                limit,
+                dependencies.of_message(number) if dependencies else INDEPENDENT,
+            )
             for number, op in enumerate(ops)
             if isinstance(op, (Send, Recv))
         ]
         numbers = [number for number, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
-        works = [self._submit_collectives(ops, numbers, order, deadline)] if numbers else []
+        works = [self._submit_collectives(ops, numbers, dependencies, deadline)] if numbers else []
         messages = [self._started(work, deadline) for work in posted]
         works += messages
         if len(works) == 1:
@@ -221,20 +225,20 @@ class OpLauncher:
         self,
         ops: Sequence[Op],
         numbers: Sequence[int],
-        order: BatchDependencies | None,
+        dependencies: BatchDependencies | None,
         deadline: Deadline,
     ) -> Work:
         """Append the collectives of a batch, `ops[n]` for n in `numbers`, as one submission."""
-        mine = [ops[number] for number in numbers]
-        lowered = self._lower(mine, order, numbers)
+        collectives = [ops[number] for number in numbers]
+        lowered = self._lower(collectives, dependencies, numbers)
         linked = self.programs.linked(lowered)
-        if order is None and len(mine) == len(ops):
+        if dependencies is None and len(collectives) == len(ops):
             self._remember(ops, linked)
-        operands = resolve(lowered)
+        memory = operands(lowered)
         limit = deadline_ns(deadline)
-        submission = Submission(linked, operands.addresses, operands.keep, limit)
+        submission = Submission(linked, memory.addresses, memory.keep, limit)
         self._channel.submit(submission)
-        return CpuWork(self._waiter, mine, [(self._channel, submission)], deadline)
+        return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Carry out a receive that waits for operations before it; then open its own gate."""

@@ -137,7 +137,7 @@ def test_what_is_taken_back_keeps_its_contents_and_gets_nothing_more(arena: Aren
     late = ArenaMapping(arena.fd)  # as another process sees it
     arena.mapping.data[mine : mine + 4 * PAGE] = 7
     assert arena.retire() == mine + 4 * PAGE
-    arena.take_back(mine + PAGE, 2 * PAGE)
+    arena.make_private(mine + PAGE, 2 * PAGE)
     late.data[before : mine + 4 * PAGE] = 9
     seen = arena.mapping.data[mine : mine + 4 * PAGE].reshape(4, PAGE)
     assert [set(page.tolist()) for page in seen] == [{9}, {7}, {7}, {9}]

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu.engine.channel import Submission
-from nc10d.backend.cpu.engine.clock import deadline_ns
-from nc10d.backend.cpu.lowering.strided import resolve
+from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
+from nc10d.backend.cpu.lowering.strided import operands
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native.offsets import ABORTED, C_OPS, CLOSED, MISMATCH
 from nc10d.base.deadline import Deadline
@@ -415,7 +414,7 @@ def begun_again(group: Any) -> tuple[list[int], int]:
     group.barrier()
     backend = group.backend("cpu")
     request = backend.launcher._lower([AllReduce(np.ones(4 + group.rank))])
-    linked, resolved = backend.launcher.programs.linked(request), resolve(request)
+    linked, resolved = backend.launcher.programs.linked(request), operands(request)
     channel = backend.group.channel
     limit = deadline_ns(Deadline.after(30.0))
     submission = Submission(linked, resolved.addresses, resolved.keep, limit)

@@ -116,7 +116,7 @@ def halves(group: dist.ProcessGroup) -> list[int]:
         sums = np.ones(100_000)
         backend.launch((AllReduce(sums),), 20.0, False)
         assert (sums == backend.size).all()
-    return [backend.group.memory.half for backend in backends]
+    return [backend.group.memory.slot_bytes for backend in backends]
 
 
 def test_a_group_has_large_boards_if_all_its_ranks_have_few_groups(

@@ -253,7 +253,7 @@ def test_what_is_lent_is_mine_again_once_the_writer(end: str) -> None:
 def takes_back(child: subprocess.Popen[bytes], end: str) -> None:
     words = np.zeros(WRITER + 1, np.int64)
     words[[BYTES, WRITER]] = AT_A_TIME, child.pid
-    taking = partial(reach.take_back, plain.address(words), [child.pid])
+    taking = partial(reach.withdraw, plain.address(words), [child.pid])
     thread = threading.Thread(target=taking, daemon=True)
     thread.start()
     while words[BYTES] != 0:

@@ -26,8 +26,7 @@ from nc10d.backend.cpu.bootstrap.host_peers import meet
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import Arena
-from nc10d.backend.cpu.memory.bits import mask
-from nc10d.backend.cpu.memory.host_peer import HostPeer, process
+from nc10d.backend.cpu.memory.host_peer import HostPeer, mask, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.base.deadline import Deadline

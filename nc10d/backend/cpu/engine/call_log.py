@@ -1,7 +1,7 @@
-"""The log of one rank: its latest calls and messages in all groups, as the engine has noted them.
+"""The call log of one rank: its latest calls and messages in all groups.
 
-The engine writes (native/log.py); reading stops nobody. What is being written at that moment is
-left out.
+The engine writes it (native/log.py). Reading blocks no writer; entries that are being written at
+that moment are left out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from nc10d.backend.cpu.native import offsets as at
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One entry: the channel's label, the number there, times in ns (0: not yet), where, and what.
+    """One call or message: its channel's label, number there, times in ns, and call site.
 
-    `text` means something for a call, `message` (tag, bytes, dtype code) for a message.
+    `ended` is 0 while it runs. `order` grows from entry to entry. A call has a `text`, a message
+    has `message`: tag, bytes and dtype code.
     """
 
     order: int
@@ -34,20 +35,22 @@ class LogEntry:
 
 
 class CallLog:
-    """The ring that the engine writes to; its memory is taken as it fills."""
+    """The ring that the engine writes to; the system allocates its pages as it fills."""
 
     def __init__(self) -> None:
         self._bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
         self.address: int = self._bytes.ctypes.data
 
     def read(self, labels: Container[int]) -> list[LogEntry]:
-        """Return the entries of some channels, oldest first."""
+        """Return the entries of the channels with these labels, oldest first."""
         rows = self._bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
         copy = rows.copy()
+        # A writer clears the stamp first and sets it last. So a row whose stamp is the same after
+        # the copy as in it was not written meanwhile.
         again = rows[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
         stamps = copy[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
-        whole = np.flatnonzero((stamps != 0) & (stamps == again))
-        return sorted(_entries(copy[whole], labels), key=lambda entry: entry.order)
+        complete = np.flatnonzero((stamps != 0) & (stamps == again))
+        return sorted(_entries(copy[complete], labels), key=lambda entry: entry.order)
 
 
 def _entries(rows: npt.NDArray[np.uint8], labels: Container[int]) -> Iterator[LogEntry]:

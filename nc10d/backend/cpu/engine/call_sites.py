@@ -1,9 +1,9 @@
-"""Call sites, as the engine finds them: a table from instructions to the lines that they are on.
+"""Call sites: a table from addresses of bytecode instructions to lines of the user's program.
 
-Compiled code looks a caller up in the table by the address of the instruction that it is at
-(native/sites.py). What is not there it asks for, once: `learn`. Code objects in the table are kept
-alive, so that no other instruction can come to lie at a known address; when the table is full,
-calls from new lines have no site.
+Compiled code looks its caller up in the table by the address of the current instruction
+(native/sites.py). If the address is missing, the engine answers NEW_SITE and Python calls `learn`.
+Code objects in the table are kept alive, so that no other code can come to lie at their address.
+When the table is full, calls from new lines have no site.
 """
 
 from __future__ import annotations
@@ -23,33 +23,40 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.cpython import first_instruction
 
 _PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
-_USERS_OF_IT = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
+_USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-_BETWEEN = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
-# Looking a key up stays short while most slots are free; a text is shared by a line's instructions.
+_ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
+# Entries at most: look-ups stay short while most slots are free.
 LIMIT = at.SITE_SLOTS // 2
-_IN_VAIN = 64
+_MOST_VAIN = 64
+"""Calls of `learn` that add nothing, after which the engine stops asking."""
 
 
 def is_users(name: str) -> bool:
-    """Say whether a file is the user's own: not nc10d, Python's library, or torch's adapters."""
+    """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
+
+    nc10d's own programs (bench, debug, testing) count as a user's; torch.distributed is an adapter.
+    """
     if name.startswith(_PACKAGE):
-        return name.startswith(_USERS_OF_IT)
+        return name.startswith(_USER_PARTS)
     if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
         return False
-    return not (name.startswith("<frozen") or any(part in name for part in _BETWEEN))
+    return not (name.startswith("<frozen") or any(part in name for part in _ADAPTERS))
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame, from `frame` outwards, that is the user's own."""
+    """Return the innermost frame, from `frame` outwards, that runs code of the user."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def text_at(name: str, line: int) -> str:
-    """Return a line as "train.py:41", below the working folder; what is too long begins with …"""
+    """Return a line as "train.py:41", relative to the working directory.
+
+    A text longer than at.SITE_BYTES - 1 bytes loses its beginning, which becomes "…".
+    """
     name = name.removeprefix(f"{_folder()}{os.sep}")
     raw = f"{name}:{line}".encode(errors="replace")
     most = at.SITE_BYTES - 1
@@ -59,7 +66,7 @@ def text_at(name: str, line: int) -> str:
 
 
 def here() -> str:
-    """Return the line of the program that this thread is in a call of, "" if there is none."""
+    """Return the line of the user's program that this thread's call comes from, or ""."""
     frame = users_frame(sys._getframe(1))
     return "" if frame is None else text_at(frame.f_code.co_filename, frame.f_lineno or 0)
 
@@ -67,17 +74,17 @@ def here() -> str:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # the folder is gone
+    except OSError:  # it has been deleted
         return ""
 
 
-def called(what: str, site: str) -> str:
-    """Say what was called, and where if that is known."""
-    return f"{what} at {site}" if site else what
+def called(call: str, site: str) -> str:
+    """Return a call for an error text, with its site if that is known."""
+    return f"{call} at {site}" if site else call
 
 
 def text_in(address: int) -> str:
-    """Return the text that a site's address has; "" for 0."""
+    """Return the site whose text lies at `address`; "" for 0."""
     raw = ctypes.string_at(address, at.SITE_BYTES) if address else b""
     return raw.partition(b"\0")[0].decode(errors="replace")
 
@@ -96,12 +103,13 @@ class CallSites:
         self.address: int = 0 if offset is None else self._table.ctypes.data
 
     def learn(self) -> None:
-        """Enter where this thread was called from: nc10d's own code, and the line above it.
+        """Add this thread's callers: code objects of nc10d, and the user's line that called them.
 
-        Whoever asks the engine again must be the caller of this, or known already.
+        The frame that repeats the call to the engine must be among these callers, or in the table
+        already; else the engine asks again for ever.
         """
         with self._lock:
-            known = len(self._alive)
+            before = len(self._alive)
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and not is_users(frame.f_code.co_filename):
                 self._enter(id(frame.f_code), at.SITE_OURS, frame.f_code)
@@ -110,9 +118,10 @@ class CallSites:
                 code = frame.f_code
                 text = self._text(text_at(code.co_filename, frame.f_lineno or 0))
                 self._enter(id(code) + self._offset + frame.f_lasti, text, code)
-            # Others may have learnt it at the same time; who never finds it must not ask for ever.
-            self._vain += len(self._alive) == known
-            if self._vain > _IN_VAIN or len(self._alive) >= LIMIT:
+            # Another thread may have added the same at the same time. But a caller that the engine
+            # never finds must not ask for ever.
+            self._vain += len(self._alive) == before
+            if self._vain > _MOST_VAIN or len(self._alive) >= LIMIT:
                 self._table[at.SITE_FULL // 8] = 1
 
     def _text(self, text: str) -> int:
@@ -135,7 +144,7 @@ class CallSites:
             slot = (slot + 1) & (at.SITE_SLOTS - 1)
         self._alive.append(code)
         self._table[place + 1] = value
-        self._table[place] = key  # last: other threads look without the lock
+        self._table[place] = key  # last: compiled code reads without the lock
 
 
 _sites: CallSites | None = None
@@ -143,12 +152,12 @@ _making = threading.Lock()
 
 
 def table() -> int:
-    """Return the address of this process's table, 0 where frames can't be read."""
+    """Return the address of this process's table; 0 on a CPython whose frames can't be read."""
     return _made().address
 
 
 def learn() -> None:
-    """Learn the line that this thread's call comes from; the engine has asked for it."""
+    """Add this thread's call site to the table, after the engine has answered NEW_SITE."""
     _made().learn()
 
 

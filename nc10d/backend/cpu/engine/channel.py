@@ -1,8 +1,22 @@
 """A channel as Python sees it: one FIFO of programs, in a block that the engine works on.
 
 A group's collectives are one channel; each direction between two ranks is another (a link), with
-one end for the sender and one for the receiver. The block lives in private memory; what it points
-to is shared.
+one end for the sender and one for the receiver. The block lies in private memory; the counters and
+staging buffers that it points to are shared.
+
+    state      holder of C_LOCK          C_BROKEN   the user's arrays, and how the state ends
+    usable     none, or the thread that  0          each kept until its program is FINISHED, and
+               advances the channel                 dropped by the next reap
+    failed     the same, briefly         FAILING    kept; a program has failed: stop follows
+    given up   none (give_up)            BROKEN     kept; a call was left half done: stop follows
+    stopping   stop wants it             BROKEN     kept
+    stopped    the thread that stopped   BROKEN     dropped (`broken`); for good
+    disowned   1, which is no thread     BROKEN     a forked child's copy; for good
+
+Invariant: C_BROKEN is set first, then the lock is taken, and `stop` never unlocks. A thread that
+takes the lock looks at C_BROKEN before it advances anything. So once `stop` has the lock, no thread
+of this rank runs a step, and once it has withdrawn exposed memory, no peer writes there. Only then
+are the arrays dropped. progress.py has the states of a usable channel in detail.
 """
 
 from __future__ import annotations
@@ -17,38 +31,50 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
-from nc10d.backend.cpu.memory.peer_access import take_back
+from nc10d.backend.cpu.memory.peer_access import withdraw
 from nc10d.backend.cpu.native import entry_points, interpreter, prepared_messages, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked
+from nc10d.base.deadline import Deadline
 
 Words = npt.NDArray[np.int64]
-A_FEW = 4
-"""Receives in flight that may be looked at for each call, in the long run."""
+CENTURIES = 9e9
+"""Seconds whose nanoseconds are an int64."""
+SCANNED_PER_CALL = 4
+"""Receives in flight that `reap` looks at for each call, on average."""
+
+
+def deadline_ns(deadline: Deadline) -> int:
+    """Return a deadline in ns of the monotonic clock, as the engine takes it; 0 for never."""
+    return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:
-    """The addresses that a channel's programs use: per rank its counter and its two boards.
+    """The addresses that a channel's programs use; sequences have an entry per rank.
 
-    Where its programs cross to other hosts, `streams` is what they cross by.
+    `counters` are addresses of the ranks' counters, `slots` those of both slots of their staging
+    buffers, and `area` is this rank's part of the group's memory. `streams` is the block of the
+    sockets to other hosts, 0 for none. `peer_access` is the block of peer_access.py, if programs
+    access memory of peers directly.
     """
 
     rank: int
     size: int
     area: int
     counters: Sequence[int]
-    boards: tuple[Sequence[int], Sequence[int]]
+    slots: tuple[Sequence[int], Sequence[int]]
     kind: int = at.COLLECTIVE
     streams: int = 0
-    reach: Words | None = None
+    peer_access: Words | None = None
 
-    def mates(self) -> list[int]:
-        """Return the processes whose memory a program may reach."""
-        assert self.reach is not None, "only what can be reached is lent"
+    def peer_processes(self) -> list[int]:
+        """Return the pids of peers that may write into this rank's private memory."""
+        assert self.peer_access is not None, "memory is exposed only through peer access"
         first = (at.R_ARENAS + 8) // 8
-        return [int(pid) for pid in self.reach[first :: at.R_ROW // 8] if pid]
+        # The pid is 0 for a peer that is a thread of this process.
+        return [int(pid) for pid in self.peer_access[first :: at.R_ROW // 8] if pid]
 
 
 class Channel:
@@ -61,25 +87,33 @@ class Channel:
         bell_bit: int,
         waiting: WaitPolicy,
         label: int,
-        take_back: Callable[[int, int], None],
+        make_private: Callable[[int, int], None],
     ) -> None:
+        """Make a channel of the rank whose block is at `process`; `bell_bit` is its host rank's.
+
+        `make_private` (offset, bytes) withdraws a piece of this rank's arena from its peers.
+        """
         self.shared = shared
-        self._take_back = take_back
+        self._make_private = make_private
         self.label = label
-        """Whose entries in the process's log are this channel's."""
+        """Marks this channel's entries in the rank's call log."""
         self.size = shared.size
         self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
         self.address: int = plain.address(self.words)
         self.broken = False
-        self._halted = False
+        """Whether the channel is stopped (or disowned): its arrays are dropped."""
+        self._lock_taken = False
         self.given_up = False
-        # Submissions in flight: descriptors and what they point to stay alive by these.
+        """Whether a thread has left a program unfinished."""
+        # The engine has only addresses: these references keep descriptors, programs and arrays of
+        # submissions in flight alive, also when the user has dropped the Work.
         self.in_flight: dict[int, Submission] = {}
-        self._credit = 0
+        self._scan_credit = 0
         self._rings: dict[int, Words] = {}
         self._fill(shared, process, bell_bit, waiting)
 
     def _fill(self, shared: ChannelSpec, process: int, bell_bit: int, waiting: WaitPolicy) -> None:
+        peer_access = shared.peer_access
         fields = {
             at.C_KIND: shared.kind,
             at.C_SIZE: shared.size,
@@ -100,19 +134,21 @@ class Channel:
             at.C_SITES: call_sites.table(),
             at.C_LABEL: self.label,
             at.C_SLOW_STEPS: plain.address(slow_steps.ADDRESS),
-            at.C_REACH: 0 if shared.reach is None else plain.address(shared.reach),
+            at.C_REACH: 0 if peer_access is None else plain.address(peer_access),
         }
         fields[at.C_RING] = self._new_ring(at.RING_SLOTS)
         for offset, value in fields.items():
             self.words[offset // 8] = value
         first = at.C_TABLES // 8
         tables = self.words[first : first + at.TABLE_ROWS * shared.size].reshape(-1, shared.size)
-        for half in (0, 1):
-            row = at.TABLE_OTHER * half
-            tables[row] = shared.boards[half]
-            payload = at.LINE_SLOTS + half * at.SLOT_BYTES + at.SLOT_PAYLOAD
+        # Rounds alternate between the two slots, so that a rank may fill one while peers still read
+        # the other. A small payload travels inline, in the cache line behind the counter.
+        for slot in (0, 1):
+            row = at.TABLE_OTHER * slot
+            tables[row] = shared.slots[slot]
+            payload = at.LINE_SLOTS + slot * at.SLOT_BYTES + at.SLOT_PAYLOAD
             tables[row + at.TABLE_INLINE] = [counter + payload for counter in shared.counters]
-        tables[at.TABLE_AGAIN] = shared.boards[0]
+        tables[at.TABLE_AGAIN] = shared.slots[0]
         tables[at.TABLE_COUNTERS] = shared.counters
 
     def get(self, field: int) -> int:
@@ -120,7 +156,10 @@ class Channel:
         return int(self.words[field // 8])
 
     def _new_ring(self, slots: int) -> int:
-        """Make a ring; it is kept as long as the channel, since somebody may yet look at it."""
+        """Make a ring and return its address.
+
+        It is kept as long as the channel: a thread may still read from a ring that was replaced.
+        """
         words: Words = np.zeros(1 + slots, np.int64)
         words[0] = slots - 1
         address = int(plain.address(words))
@@ -128,39 +167,45 @@ class Channel:
         return address
 
     def _lengthen(self) -> None:
-        """Make room in a full ring, unless another thread has just done so."""
+        """Replace a full ring by one of twice the length."""
         longer = self._new_ring(2 * (len(self._rings[self.get(at.C_RING)]) - 1))
-        if ring.lengthen(self.address, longer) == at.BUSY:
+        if ring.lengthen(self.address, longer) == at.BUSY:  # another thread has just done so
             del self._rings[longer]
 
     def submit(self, submission: Submission) -> None:
-        """Append to the ring."""
+        """Append a submission to the ring; any thread may call, and none blocks for long.
+
+        Threads that hold the lock run submissions in the order of the ring.
+        """
         self.reap()
+        # Before the engine has the address: the worker may begin at once.
         self.in_flight[submission.address] = submission
         while (answer := entry_points.submit(self.address, submission.address)) != at.DONE:
-            self._before(submission, call_sites.learn if answer == at.NEW_SITE else self._lengthen)
+            # The engine has not taken it: the caller's line is new, or the ring is full.
+            self._prepare(submission, call_sites.learn if answer == at.NEW_SITE else self._lengthen)
 
-    def _before(self, submission: Submission, act: Callable[[], object]) -> None:
-        """Do what has to be done before a submission goes into the ring."""
+    def _prepare(self, submission: Submission, act: Callable[[], object]) -> None:
+        """Do `act`, after which the engine may take a submission; on an error, drop that."""
         try:
             act()
-        except BaseException:  # Ctrl-C, say: it will not be in the ring
+        except BaseException:  # such as Ctrl-C: the submission never reaches the ring
             self._drop(submission)
             raise
 
     def submit_prepared(
-        self, known: int, x: Any, y: Any, keep: Any, deadline_ns: int
+        self, prepared: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
-        """Submit a known operation on plain arrays; a short one is advanced here and now.
+        """Submit the prepared call at address `prepared` on the arrays x and y.
 
-        The engine's answer, and the submission: DONE, BUSY if it was not taken, or a failure.
+        This thread advances a short one at once. Returns the engine's answer and the submission:
+        DONE, BUSY if the engine has not taken it, or a failure (negative).
         """
         submission = self._blank(2, keep)
         words = submission.words
-        answer = plain.submit_prepared(words, known, deadline_ns, x, y)
+        answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
         while answer == at.NEW_SITE:
-            self._before(submission, call_sites.learn)
-            answer = plain.submit_prepared(words, known, deadline_ns, x, y)
+            self._prepare(submission, call_sites.learn)
+            answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission
@@ -168,20 +213,24 @@ class Channel:
     def submit_message(
         self, model: Submission, x: Any, tag: int, keep: Any, deadline_ns: int, spins: int
     ) -> tuple[int, Submission]:
-        """Submit a plain message like `model`; see messages.submit_message for `spins`."""
+        """Submit a message of array `x`, otherwise like `model`; returns as `submit_prepared`.
+
+        `spins` is how long this thread advances it; see prepared_messages.submit_message.
+        """
         submission = self._blank(1, (model, keep))
         end, words, like = self.address, submission.words, model.address
         answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
         while answer == at.NEW_SITE:
-            self._before(submission, call_sites.learn)
+            self._prepare(submission, call_sites.learn)
             answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
         if answer == at.BUSY:
             self._drop(submission)
         return answer, submission
 
     def _blank(self, arrays: int, keep: Any) -> Submission:
-        """Return a submission in flight with room for so many arrays, to be filled in."""
+        """Return a submission in flight with room for `arrays` addresses; the engine fills it."""
         self.reap()
+        # Not by __init__, whose work compiled code does faster for a prepared call.
         submission = Submission.__new__(Submission)
         submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
         submission.address = address = plain.address(words)
@@ -190,26 +239,29 @@ class Channel:
         return submission
 
     def reap(self) -> None:
-        """Let the arrays of what has ended go: a Work that was dropped forgets nothing.
+        """Drop references to the arrays of submissions that have ended.
 
-        Whoever has seen an operation of the channel end calls this; nobody else would.
+        Every call that has seen an operation of the channel end calls this, because nothing else
+        does for a Work that the user has dropped.
         """
-        while (one := self._oldest_in_flight()) is not None and one.finished():
-            self._drop(one)
-        # Receives end in another order than they were posted in: now and then all are looked at.
-        self._credit += A_FEW
-        if self.shared.kind == at.RECEIVER and self._credit >= len(self.in_flight):
-            self._credit = 0
-            for one in list(self.in_flight.values()):
-                if one.finished():
-                    self._drop(one)
+        # Collectives and sends end in the order of the ring, so the first ones are enough.
+        while (first := self._first_in_flight()) is not None and first.finished():
+            self._drop(first)
+        # Receives end in any order. All are looked at once so many calls have come that the scan
+        # costs each of them a few looks.
+        self._scan_credit += SCANNED_PER_CALL
+        if self.shared.kind == at.RECEIVER and self._scan_credit >= len(self.in_flight):
+            self._scan_credit = 0
+            for submission in list(self.in_flight.values()):
+                if submission.finished():
+                    self._drop(submission)
 
-    def _oldest_in_flight(self) -> Submission | None:
-        """Return what was submitted first of what is known to be in flight."""
+    def _first_in_flight(self) -> Submission | None:
+        """Return the submission that was submitted first of those not dropped yet."""
         while True:
             try:
                 return next(iter(self.in_flight.values()), None)
-            except RuntimeError:  # another thread has just changed it
+            except RuntimeError:  # another thread has just changed the dict
                 continue
 
     def first_descriptor(self) -> int:
@@ -219,10 +271,11 @@ class Channel:
 
     def oldest(self) -> Submission | None:
         """Return the first submission that has not ended."""
-        return next((one for one in list(self.in_flight.values()) if not one.finished()), None)
+        submissions = list(self.in_flight.values())
+        return next((each for each in submissions if not each.finished()), None)
 
     def forget(self, submission: Submission) -> None:
-        """Drop a submission that has ended, and others that have."""
+        """Drop a submission that has ended, and others that have ended."""
         self._drop(submission)
         if self.in_flight:
             self.reap()
@@ -231,56 +284,69 @@ class Channel:
         self.in_flight.pop(submission.address, None)
 
     def stop(self) -> None:
-        """Stop for good: nothing touches users' arrays once this has returned, no peer either."""
-        while not self._halted and entry_points.break_channel(self.address) == at.BUSY:
+        """Stop for good; after that, neither this rank nor a peer touches users' arrays. Blocks.
+
+        Several threads may call at once, and an interrupted call may be repeated.
+        """
+        while not self._lock_taken and entry_points.break_channel(self.address) == at.BUSY:
+            # Another thread still holds the lock: it is leaving, or it has stopped the channel.
             if self.broken:
                 return
-        self._halted = True  # whatever interrupts this thread from here on: it is done once more
-        lent = self.get(at.C_LENT_BYTES)
-        if lent:
-            if self.get(at.C_LENT) >= 0:
-                self._take_back(self.get(at.C_LENT), lent)
-            else:
-                take_back(self.shared.area, self.shared.mates())
+        # Remembered for a call that another thread repeats after Ctrl-C here: the lock is never
+        # free again, so that thread could not take it.
+        self._lock_taken = True
+        exposed = self.get(at.C_LENT_BYTES)
+        if exposed:
+            # A program was cut short while peers could write into its array.
+            if self.get(at.C_LENT) >= 0:  # the array lies in the arena, which peers have mapped
+                self._make_private(self.get(at.C_LENT), exposed)
+            else:  # it lies in private memory, where peers write through the kernel
+                withdraw(self.shared.area, self.shared.peer_processes())
             self.words[at.C_LENT_BYTES // 8] = 0
         self.broken = True
         self.in_flight.clear()
 
     def held(self) -> bool:
-        """Say whether this thread is in the middle of a program that it runs itself."""
+        """Return whether this thread is in the middle of a program that it runs itself."""
         return self.get(at.C_LOCK) == get_ident() and not self.broken
 
     def give_up(self) -> None:
         """Leave the program that this thread has begun with `run`, if any, unfinished."""
         if self.held():
             self.given_up = True
+            # Before unlocking: no other thread may go on with half a program.
             self.words[at.C_BROKEN // 8] = at.BROKEN
             entry_points.unlock(self.address)
 
     def disown(self) -> None:
-        """Become unusable in a forked child, whose copy of the block nobody else sees."""
+        """Become unusable in a forked child, whose copy of the block no other process sees."""
         self.broken = True
         self.words[at.C_BROKEN // 8] = at.BROKEN
+        # The holder's thread does not exist in the child; 1 is no thread, so it stays locked.
         self.words[at.C_LOCK // 8] = 1
 
     def idle(self) -> bool:
-        """Say whether no submission waits or runs."""
+        """Return whether no submission waits or runs."""
         return self.get(at.C_HEAD) == self.get(at.C_TAIL)
 
     def is_over(self) -> bool:
-        """Say whether this is a link from which nobody receives any more."""
+        """Return whether this is a receiving end without a receive under way."""
         receives = not self.idle() or self.get(at.C_RECEIVING) != 0
         return self.shared.kind == at.RECEIVER and not receives
 
     def busy(self) -> bool:
-        """Say whether anything is under way, in a caller's thread too, or was given up."""
+        """Return whether an operation is under way, or was left unfinished."""
         taken = self.get(at.C_LOCK) != 0 or not self.idle()
-        # Whoever stops a channel says that it is broken before taking its lock.
+        # A stopped channel is locked too: the lock counts only while C_BROKEN is not set.
         return self.given_up or (taken and self.get(at.C_BROKEN) != at.BROKEN)
 
 
 class Submission:
-    """A descriptor: one program with the arrays of one launch, and what keeps them alive."""
+    """A descriptor of one launch: program, addresses, deadline, and what keeps them valid.
+
+    `message` is tag, bytes and dtype code; `gate` is the address of a gate that the engine opens
+    at the end, 0 for none. `address` is the descriptor's.
+    """
 
     __slots__ = ("address", "keep", "words")
 
@@ -307,9 +373,10 @@ class Submission:
             self.words[at.DESCRIPTOR_WORDS :] = addresses
 
     def finished(self) -> bool:
-        """Say whether it has run to its end."""
+        """Return whether the program has run to its end."""
         return bool(entry_points.load_word(self.address) & at.FINISHED)
 
     def watch(self) -> bool:
-        """Have the notifier told when it ends; False if it has ended already."""
+        """Have the engine wake the notifier at the end; return False if the program has ended."""
+        # One swap decides between the two: the engine exchanges the same word at the end.
         return not entry_points.compare_and_swap(self.address, 0, at.WATCHED) & at.FINISHED

@@ -1,7 +1,7 @@
-"""The channels of one rank, in a table that its worker goes through, and a trace of what they do.
+"""The channels of one rank, in a table that its worker goes through, and a trace of their events.
 
-The worker looks at the table without any lock: a channel that is taken out stays alive until it has
-let go of what it read.
+The worker reads the table without a lock. A channel that is removed therefore stays alive until the
+worker can no longer hold its address.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_CHANNELS = 16384
 
 
 class Channels:
-    """All channels of a rank; `process` is what they share, for the engine."""
+    """All channels of a rank; `process` is the block that they share, for the engine."""
 
     def __init__(self, arena: Arena, process: Words, bit: int, waiting: WaitPolicy) -> None:
-        """`bit` is this rank's among those of its host."""
+        """Make an empty table; `bit` is this rank's in masks of its host's ranks."""
         self.watched = False
-        """Whether there is a worker."""
+        """Whether a worker goes through the table."""
         self._arena, self._process, self._bit, self._waiting = arena, process, bit, waiting
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._labels = itertools.count(1)
@@ -40,10 +40,10 @@ class Channels:
         self._set(at.P_CHANNELS, plain.address(self._table))
 
     def make(self, shared: ChannelSpec) -> Channel:
-        """Make a channel and show it to the worker."""
-        label, back = next(self._labels), partial(_take_back, self._arena, self._process)
+        """Make a channel and add it to the worker's table; MemoryError if the table is full."""
+        label, make_private = next(self._labels), partial(_make_private, self._arena, self._process)
         process: int = plain.address(self._process)
-        channel = Channel(shared, process, self._bit, self._waiting, label, back)
+        channel = Channel(shared, process, self._bit, self._waiting, label, make_private)
         with self._lock:
             index = heapq.heappop(self._spare) if self._spare else len(self._channels)
             if index >= MAX_CHANNELS:
@@ -54,10 +54,10 @@ class Channels:
         return channel
 
     def retire(self, channel: Channel) -> None:
-        """Hide a stopped channel from the worker, which may be looking at it right now."""
+        """Remove a stopped channel from the table; the worker may be reading it right now."""
         with self._lock:
-            for index, known in list(self._channels.items()):
-                if known is channel:
+            for index, each in list(self._channels.items()):
+                if each is channel:
                     self._table[index] = 0
                     del self._channels[index]
                     heapq.heappush(self._spare, index)
@@ -65,7 +65,7 @@ class Channels:
             while count and count - 1 not in self._channels:
                 count -= 1
             self._set(at.P_COUNT, count)
-            # The worker has let go of what it read once it has gone round twice.
+            # After two more rounds the worker holds no address that it read before.
             if self.watched:
                 rounds = self._get(at.P_ROUNDS)
                 self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]
@@ -78,9 +78,9 @@ class Channels:
             channel.disown()
 
     def start_trace(self, events: int = 4096) -> Words:
-        """Record what channels do: rows of (ns, channel, event, descriptor); see layout.py."""
+        """Record events of channels: rows of (ns, channel, event, descriptor); see offsets.py."""
         buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
-        # A thread may still write a row of the trace before.
+        # Kept alive: a thread may still write a row into the previous trace.
         self._traces.append(buffer)
         self._set(at.P_TRACE_NEXT, 0)
         self._set(at.P_TRACE_SIZE, events)
@@ -99,7 +99,7 @@ class Channels:
         self._process[field // 8] = value
 
 
-def _take_back(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
-    """Let no other process write into a piece of my arena any more."""
-    process[at.P_FLOOR // 8] = arena.retire()  # that piece is shown to nobody from here on
-    arena.take_back(offset, nbytes)
+def _make_private(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
+    """Withdraw a piece of this rank's arena: no other process can write there any more."""
+    process[at.P_FLOOR // 8] = arena.retire()  # from here on the engine exposes nothing before this
+    arena.make_private(offset, nbytes)

@@ -1,8 +1,8 @@
-"""Several collectives as one program: one after another, small all_reduces with one handshake.
+"""Several collectives as one program: in order, small all_reduces with a common handshake.
 
-A handshake for several needs their arrays apart, and nobody waiting in between. Whether that is so
-each rank knows of its own arrays only. So a batch that could share handshakes begins with a
-meeting, where a rank that can't says so; then all take the other way, an operation at a time.
+A common handshake needs arrays that do not overlap, and no wait between the all_reduces. Each rank
+knows that of its own arrays only. A batch that could share handshakes therefore begins with a
+vote: if any rank objects, all ranks run the batch one operation after another.
 """
 
 from __future__ import annotations
@@ -33,127 +33,131 @@ from nc10d.backend.cpu.program.steps import (
     signal,
 )
 
-Fences = tuple[tuple[int, tuple[int, ...], bool], ...]
-"""For each collective its number in the batch, the gates it waits for, and whether it has one."""
+Gates = tuple[tuple[int, tuple[int, ...], bool], ...]
+"""For each collective its number in the batch, those it waits for, whether another waits for it."""
 
 
 def fuse(
-    requests: Sequence[LoweredOp],
-    layout: GroupShape,
-    gates: BatchDependencies | None,
+    lowered: Sequence[LoweredOp],
+    shape: GroupShape,
+    dependencies: BatchDependencies | None,
     numbers: Sequence[int],
 ) -> LoweredOp:
-    """Join collectives into one program, which does them in order.
+    """Join collectives into one program, which runs them in order.
 
-    `numbers` are their places among all operations of the batch, by which `gates` knows them.
+    `numbers` are their places among all operations of the batch, as in `dependencies`.
     """
-    fences = _fences(gates, numbers)
-    runs = _runs(requests, layout)
-    apart = gates is None and _apart(requests)
+    gates = _gates(dependencies, numbers)
+    runs = _runs(lowered, shape)
+    disjoint = dependencies is None and _disjoint(lowered)
     arrays: list[Buffer | npt.NDArray[Any]] = []
     outs: list[int] = []
-    for r in requests:
-        outs += [len(arrays) + i for i in r.outs]
-        arrays += r.arrays
-    if gates is not None:
-        arrays.append(gates.words)
+    for op in lowered:
+        outs += [len(arrays) + i for i in op.outs]
+        arrays += op.arrays
+    if dependencies is not None:
+        arrays.append(dependencies.words)
 
     def build() -> Program:
-        call = _call(requests)
-        ordered = concatenate(call, _fenced(requests, fences))
-        steps = ordered.steps
-        # Across hosts nobody asks the others' ranks: one after another is right whatever they hold.
-        if len(runs) < len(requests) and layout.size > 1 and layout.hosts is None:
-            joined = concatenate(call, [_joined(run, layout) for run in runs]).steps
-            steps = _either(joined, steps, flag=not apart)
+        call = _call(lowered)
+        steps = concatenate(call, _in_order(lowered, gates)).steps
+        # Hosts hold no such vote, so a batch across hosts runs in order, which is always right.
+        if len(runs) < len(lowered) and shape.size > 1 and shape.hosts is None:
+            joined = concatenate(call, [_joined(run, shape) for run in runs]).steps
+            steps = _vote(joined, steps, objects=not disjoint)
         return Program(call, steps, len(arrays))
 
-    key = ("batch", apart, fences, *(r.key for r in requests))
+    key = ("batch", disjoint, gates, *(op.key for op in lowered))
     return LoweredOp(key, arrays, tuple(outs), build)
 
 
-def _fences(gates: BatchDependencies | None, numbers: Sequence[int]) -> Fences:
-    if gates is None:
+def _gates(dependencies: BatchDependencies | None, numbers: Sequence[int]) -> Gates:
+    if dependencies is None:
         return ()
-    mine = [gates.fences[number] for number in numbers]
-    return tuple((fence.own, tuple(fence.waits), fence.awaited) for fence in mine)
+    ops = [dependencies.ops[number] for number in numbers]
+    return tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
 
 
-def _call(requests: Sequence[LoweredOp]) -> CallInfo:
-    calls = [r.build().call for r in requests]
+def _call(lowered: Sequence[LoweredOp]) -> CallInfo:
+    """Return the batch as a single call; a digest of all calls lets ranks compare them."""
+    calls = [op.build().call for op in lowered]
     if len(calls) == 1:
         return calls[0]
     names = "\n".join(map(repr, calls))
     digest = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    detail = f"{calls[0].describe()} and {len(requests) - 1} more, {digest}"
-    return CallInfo("coalesced", count=len(requests), detail=detail)
+    detail = f"{calls[0].describe()} and {len(lowered) - 1} more, {digest}"
+    return CallInfo("coalesced", count=len(lowered), detail=detail)
 
 
-def _apart(requests: Sequence[LoweredOp]) -> bool:
-    """Say whether no two arrays of all_reduces overlap: if they do, one must end before another."""
-    return intervals.disjoint(_span(r) for r in requests if r.part)
+def _disjoint(lowered: Sequence[LoweredOp]) -> bool:
+    """Return whether no arrays of all_reduces overlap: else the earlier must end before the later.
+
+    Arrays of other collectives do not matter, because those are never joined.
+    """
+    return intervals.disjoint(_span(op) for op in lowered if op.part)
 
 
-def _span(request: LoweredOp) -> tuple[int, int]:
-    number = request.folds[0].strided if request.folds else 0
-    buffer = request.arrays[number]
+def _span(lowered: LoweredOp) -> tuple[int, int]:
+    number = lowered.strided[0].strided if lowered.strided else 0
+    buffer = lowered.arrays[number]
     assert isinstance(buffer, Buffer)
     return buffer.span
 
 
-def _either(joined: Sequence[Step], ordered: Sequence[Step], *, flag: bool) -> tuple[Step, ...]:
-    """The one way if nobody minds, else the other."""
+def _vote(joined: Sequence[Step], ordered: Sequence[Step], *, objects: bool) -> tuple[Step, ...]:
+    """Return steps that run `joined` if no rank objects, else `ordered`."""
     leave = end_round(1, 2)
-    first = (leave, *joined, jump(1 + len(ordered)))
-    return (free(), enter(flag), signal(1), branch_if_flagged(len(first)), *first, leave, *ordered)
+    accepted = (leave, *joined, jump(1 + len(ordered)))
+    vote = (free(), enter(objects), signal(1), branch_if_flagged(len(accepted)))
+    return (*vote, *accepted, leave, *ordered)
 
 
-def _fenced(requests: Sequence[LoweredOp], fences: Fences) -> list[Program]:
-    """Each collective by itself, between the gates that it waits for and its own."""
-    programs = [r.build() for r in requests]
-    if not fences:
+def _in_order(lowered: Sequence[LoweredOp], gates: Gates) -> list[Program]:
+    """Return each collective's program, between the gates that it waits for and its own."""
+    programs = [op.build() for op in lowered]
+    if not gates:
         return programs
     words = sum(program.users for program in programs)
     base = 0
     found = []
-    for program, (own, waits, awaited) in zip(programs, fences, strict=True):
-        # Joining the programs will number each one's arrays from `base` on.
-        before = [gate(words - base, number) for number in waits]
-        after = [open_gate(words - base, own)] if awaited else []
+    for program, (number, waits, awaited) in zip(programs, gates, strict=True):
+        # `concatenate` adds `base` to the numbers of this program's arrays, that of the gates too.
+        before = [gate(words - base, earlier) for earlier in waits]
+        after = [open_gate(words - base, number)] if awaited else []
         found.append(Program(program.call, (*before, *program.steps, *after), program.users))
         base += program.users
     return found
 
 
-def _runs(requests: Sequence[LoweredOp], layout: GroupShape) -> list[list[LoweredOp]]:
-    """Cut a batch into runs: small all_reduces that fit one half together, or one other each."""
+def _runs(lowered: Sequence[LoweredOp], shape: GroupShape) -> list[list[LoweredOp]]:
+    """Cut a batch into runs: small all_reduces that fit a staging slot, or another operation."""
     runs: list[list[LoweredOp]] = []
     room = -1  # bytes left for another all_reduce in the last run
-    for r in requests:
-        need = line_up(r.part[0]) if r.part else layout.staging + 1
-        small = r.part is not None and r.part[0] <= all_reduce.one_shot_limit(layout)
+    for op in lowered:
+        need = line_up(op.part[0]) if op.part else shape.staging + 1
+        small = op.part is not None and op.part[0] <= all_reduce.one_shot_limit(shape)
         if small and need <= room:
-            runs[-1].append(r)
+            runs[-1].append(op)
             room -= need
         else:
-            runs.append([r])
-            room = layout.staging - need if small else -1
+            runs.append([op])
+            room = shape.staging - need if small else -1
     return runs
 
 
-def _joined(run: Sequence[LoweredOp], layout: GroupShape) -> Program:
-    """Small all_reduces with one handshake."""
+def _joined(run: Sequence[LoweredOp], shape: GroupShape) -> Program:
+    """Return a program for the operations of a run, with a single handshake."""
     if len(run) == 1:
         return run[0].build()
     parts: list[all_reduce.Part] = []
     before: list[Step] = []
     after: list[Step] = []
     base = 0
-    for r in run:
-        assert r.part is not None
-        parts.append(all_reduce.Part(base, *r.part))
-        before += packs(r.folds, base)
-        after += unpacks(r.folds, base)
-        base += len(r.arrays)
-    steps = (*before, *all_reduce.fused(layout, parts), *after)
+    for op in run:
+        assert op.part is not None
+        parts.append(all_reduce.Part(base, *op.part))
+        before += packs(op.strided, base)
+        after += unpacks(op.strided, base)
+        base += len(op.arrays)
+    steps = (*before, *all_reduce.fused(shape, parts), *after)
     return Program(run[0].build().call, steps, base)

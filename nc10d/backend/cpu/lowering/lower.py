@@ -1,8 +1,8 @@
 """From an operation to a program: which arrays it takes, and how to build its steps.
 
-`request(op, layout)` reads the operation's arrays and returns a key, the buffers in the order in
-which the program numbers them, and a builder that is called only when no program of that key is
-known. Keys hold everything that a program depends on, so that equal keys may share one.
+`lower(op, shape)` reads the operation's arrays and returns a key, the buffers in the order in which
+the program numbers them, and a builder, called only when no program of that key is cached. A key
+holds everything that the program depends on, so that operations with equal keys share a program.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ from nc10d.ops import (
 
 @dataclass(frozen=True, slots=True)
 class StridedArray:
-    """A strided array of a request: the numbers of its copy, of itself and of its shape."""
+    """A strided array: the numbers of its contiguous copy, of itself and of its shape's words.
 
-    flat: int
+    A copy that the program has `written` is copied back.
+    """
+
+    copy: int
     strided: int
     shape: int
     written: bool
@@ -50,9 +53,9 @@ class StridedArray:
 class LoweredOp:
     """A program's key, its arrays in the program's order, and how to build it.
 
-    `outs` are the numbers of the arrays that are written. What the program itself needs (sizes,
-    copies of strided arrays, the `folds`) is plain arrays; the Buffers are the user's. `part` is
-    the size and reduction of an all_reduce, which a batch may join with others.
+    Buffers are arrays of the user; other arrays belong to the program (sizes, shapes, copies).
+    `outs` are the numbers of the arrays that are written. `part` is the bytes and reduction of an
+    all_reduce, which a batch may join with others. `strided` are the arrays with copies.
     """
 
     key: tuple[Any, ...]
@@ -60,12 +63,12 @@ class LoweredOp:
     outs: tuple[int, ...]
     build: Callable[[], Program]
     part: tuple[int, Reduction] | None = None
-    folds: tuple[StridedArray, ...] = ()
+    strided: tuple[StridedArray, ...] = ()
 
 
-def request(op: Op, layout: GroupShape) -> LoweredOp:
-    """Read a collective's arrays; the operation has been validated."""
-    return _READERS[type(op)](op, layout)
+def lower(op: Op, shape: GroupShape) -> LoweredOp:
+    """Lower a collective, which has been validated, for this rank of a group of this shape."""
+    return _LOWERINGS[type(op)](op, shape)
 
 
 def _program(call: CallInfo, steps: Sequence[Step], users: int) -> Program:
@@ -76,81 +79,85 @@ def _reduce_name(op: ReduceOp) -> str:
     return op.name if op.factor is None else f"{op.name}({op.factor})"
 
 
-def _all_reduce(op: AllReduce, layout: GroupShape) -> LoweredOp:
+def _all_reduce(op: AllReduce, shape: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
-    how = Reduction(op.op, x.dtype.label, layout.size)
+    reduction = Reduction(op.op, x.dtype.label, shape.size)
     call = CallInfo("all_reduce", x.dtype.label, x.count, _reduce_name(op.op))
     key = (AllReduce, x.dtype, x.count, op.op)
 
     def build() -> Program:
-        return _program(call, choose.all_reduce(layout, x.nbytes, how), 1)
+        return _program(call, choose.all_reduce(shape, x.nbytes, reduction), 1)
 
-    return LoweredOp(key, [x], (0,), build, part=(x.nbytes, how))
+    return LoweredOp(key, [x], (0,), build, part=(x.nbytes, reduction))
 
 
-def _reduce(op: Reduce, layout: GroupShape) -> LoweredOp:
+def _reduce(op: Reduce, shape: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
-    how = Reduction(op.op, x.dtype.label, layout.size)
+    reduction = Reduction(op.op, x.dtype.label, shape.size)
     call = CallInfo("reduce", x.dtype.label, x.count, _reduce_name(op.op), op.root)
     key = (Reduce, x.dtype, x.count, op.op, op.root)
-    outs = (0,) if layout.rank == op.root else ()
+    outs = (0,) if shape.rank == op.root else ()
 
     def build() -> Program:
-        return _program(call, choose.all_reduce(layout, x.nbytes, how, op.root), 1)
+        return _program(call, choose.all_reduce(shape, x.nbytes, reduction, op.root), 1)
 
     return LoweredOp(key, [x], outs, build)
 
 
-def _broadcast(op: Broadcast, layout: GroupShape) -> LoweredOp:
+def _broadcast(op: Broadcast, shape: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
     call = CallInfo("broadcast", x.dtype.label, x.count, root=op.root)
-    outs = () if layout.rank == op.root else (0,)
+    outs = () if shape.rank == op.root else (0,)
 
     def build() -> Program:
-        return _program(call, choose.broadcast(layout, x.nbytes, op.root), 1)
+        return _program(call, choose.broadcast(shape, x.nbytes, op.root), 1)
 
     return LoweredOp((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
-def _barrier(op: Barrier, layout: GroupShape) -> LoweredOp:
+def _barrier(op: Barrier, shape: GroupShape) -> LoweredOp:
     del op
     return LoweredOp(
-        (Barrier,), [], (), lambda: _program(CallInfo("barrier"), choose.barrier(layout), 0)
+        (Barrier,), [], (), lambda: _program(CallInfo("barrier"), choose.barrier(shape), 0)
     )
 
 
-def _all_gather(op: AllGather, layout: GroupShape) -> LoweredOp:
+def _all_gather(op: AllGather, shape: GroupShape) -> LoweredOp:
     inp = as_buffer(op.inp)
-    outs, places, sizes = _chunks(op.out, layout.size, 1)
+    outs, places, sizes = _chunks(op.out, shape.size, 1)
     detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
     call = CallInfo("all_gather", inp.dtype.label, sum(sizes) // inp.dtype.itemsize, detail=detail)
     key = (AllGather, inp.dtype, len(outs), tuple(sizes))
 
     def build() -> Program:
-        steps = choose.all_gather(layout, sizes, user(0), places)
+        steps = choose.all_gather(shape, sizes, user(0), places)
         return _program(call, steps, 1 + len(outs))
 
     return LoweredOp(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
 
 
-def _reduce_scatter(op: ReduceScatter, layout: GroupShape) -> LoweredOp:
+def _reduce_scatter(op: ReduceScatter, shape: GroupShape) -> LoweredOp:
     out = as_buffer(op.out)
-    inps, places, sizes = _chunks(op.inp, layout.size, 1)
-    how = Reduction(op.op, out.dtype.label, layout.size)
+    inps, places, sizes = _chunks(op.inp, shape.size, 1)
+    reduction = Reduction(op.op, out.dtype.label, shape.size)
     detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
     count = sum(sizes) // out.dtype.itemsize
     call = CallInfo("reduce_scatter", out.dtype.label, count, _reduce_name(op.op), detail=detail)
     key = (ReduceScatter, out.dtype, len(inps), tuple(sizes), op.op)
 
     def build() -> Program:
-        steps = choose.reduce_scatter(layout, sizes, user(0), places, how)
+        steps = choose.reduce_scatter(shape, sizes, user(0), places, reduction)
         return _program(call, steps, 1 + len(inps))
 
     return LoweredOp(key, [out, *inps], (0,), build)
 
 
 def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At], list[int]]:
-    """Return the buffers of a flat array or a list, and the place and bytes of each chunk."""
+    """Return buffers, and the place and bytes of each rank's chunk in them.
+
+    `arrays` is a list with an array per rank, or a single array cut into equal chunks. The program
+    numbers the buffers from `first` on.
+    """
     if isinstance(arrays, (list, tuple)):
         buffers = [as_buffer(x) for x in arrays]
         places = [user(first + r) for r in range(size)]
@@ -160,31 +167,31 @@ def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At],
     return [flat], [user(first, r * nbytes) for r in range(size)], [nbytes] * size
 
 
-def _all_to_all(op: AllToAll, layout: GroupShape) -> LoweredOp:
+def _all_to_all(op: AllToAll, shape: GroupShape) -> LoweredOp:
     lists = isinstance(op.inp, (list, tuple))
     if not lists and op.in_splits is None and op.out_splits is None:
-        return _even_all_to_all(op, layout)
-    sends = _pieces(op.inp, op.in_splits, layout.size)
-    recvs = _pieces(op.out, op.out_splits, layout.size)
-    return _announced("all_to_all", layout, sends, recvs, root=-1)
+        return _even_all_to_all(op, shape)
+    sends = _pieces(op.inp, op.in_splits, shape.size)
+    recvs = _pieces(op.out, op.out_splits, shape.size)
+    return _sized_exchange("all_to_all", shape, sends, recvs, root=-1)
 
 
-def _even_all_to_all(op: AllToAll, layout: GroupShape) -> LoweredOp:
+def _even_all_to_all(op: AllToAll, shape: GroupShape) -> LoweredOp:
     inp, out = as_buffer(op.inp), as_buffer(op.out)
-    nbytes = inp.nbytes // layout.size
+    nbytes = inp.nbytes // shape.size
     call = CallInfo("all_to_all", inp.dtype.label, inp.count)
 
     def build() -> Program:
-        sends = [user(0, r * nbytes) for r in range(layout.size)]
-        recvs = [user(1, r * nbytes) for r in range(layout.size)]
-        return _program(call, choose.even_all_to_all(layout, nbytes, sends, recvs), 2)
+        sends = [user(0, r * nbytes) for r in range(shape.size)]
+        recvs = [user(1, r * nbytes) for r in range(shape.size)]
+        return _program(call, choose.even_all_to_all(shape, nbytes, sends, recvs), 2)
 
     return LoweredOp((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Arrays of one side of an exchange: buffers, and (buffer, offset, bytes) for each rank."""
+    """The pieces that a rank sends, or receives: (buffer, offset, bytes) for each peer."""
 
     buffers: list[Buffer]
     cuts: list[tuple[int, int, int]]
@@ -207,15 +214,15 @@ def _pieces(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
     return Pieces([flat], cuts, flat.dtype.label)
 
 
-def _only(array: Any, rank: int, size: int) -> Pieces:
-    """One array that goes to, or comes from, one rank alone."""
+def _for_one_rank(array: Any, rank: int, size: int) -> Pieces:
+    """Return a whole array as the piece of a single rank; the pieces of others are empty."""
     buffer = as_buffer(array)
     cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
     return Pieces([buffer], cuts, buffer.dtype.label)
 
 
-def _of_all(arrays: Any, size: int) -> Pieces:
-    """One piece for each rank: the arrays of a list, or equal chunks of one of any shape."""
+def _per_rank(arrays: Any, size: int) -> Pieces:
+    """Return a piece for each rank: the arrays of a list, or equal chunks of a single array."""
     if isinstance(arrays, (list, tuple)):
         return _pieces(arrays, None, size)
     buffer = as_buffer(arrays)
@@ -223,40 +230,46 @@ def _of_all(arrays: Any, size: int) -> Pieces:
     return Pieces([buffer], [(0, r * nbytes, nbytes) for r in range(size)], buffer.dtype.label)
 
 
-def _nothing(size: int, label: str) -> Pieces:
+def _no_pieces(size: int, label: str) -> Pieces:
     return Pieces([], [(0, 0, 0)] * size, label)
 
 
-def _gather(op: Gather, layout: GroupShape) -> LoweredOp:
-    sends = _only(op.inp, op.root, layout.size)
-    if layout.rank == op.root:
-        recvs = _of_all(op.out, layout.size)
+def _gather(op: Gather, shape: GroupShape) -> LoweredOp:
+    sends = _for_one_rank(op.inp, op.root, shape.size)
+    if shape.rank == op.root:
+        recvs = _per_rank(op.out, shape.size)
     else:
-        recvs = _nothing(layout.size, sends.label)
-    return _announced("gather", layout, sends, recvs, root=op.root)
+        recvs = _no_pieces(shape.size, sends.label)
+    return _sized_exchange("gather", shape, sends, recvs, root=op.root)
 
 
-def _scatter(op: Scatter, layout: GroupShape) -> LoweredOp:
-    recvs = _only(op.out, op.root, layout.size)
-    if layout.rank == op.root:
-        sends = _of_all(op.inp, layout.size)
+def _scatter(op: Scatter, shape: GroupShape) -> LoweredOp:
+    recvs = _for_one_rank(op.out, op.root, shape.size)
+    if shape.rank == op.root:
+        sends = _per_rank(op.inp, shape.size)
     else:
-        sends = _nothing(layout.size, recvs.label)
-    return _announced("scatter", layout, sends, recvs, root=op.root)
+        sends = _no_pieces(shape.size, recvs.label)
+    return _sized_exchange("scatter", shape, sends, recvs, root=op.root)
 
 
-def _announced(name: str, layout: GroupShape, sends: Pieces, recvs: Pieces, root: int) -> LoweredOp:
+def _sized_exchange(
+    name: str, shape: GroupShape, sends: Pieces, recvs: Pieces, root: int
+) -> LoweredOp:
+    """Lower an exchange of pieces whose sizes only their sender and receiver know.
+
+    The senders announce the sizes, and the receivers compare them with their own.
+    """
     send_bytes = [nbytes for _, _, nbytes in sends.cuts]
     recv_bytes = [nbytes for _, _, nbytes in recvs.cuts]
-    # To one root, a rank's whole board is its; otherwise a board is cut into a slot a rank.
+    # In a gather, a rank's whole staging slot is for the root; else it is cut into a part per rank.
     shared = name != "gather"
-    slot = line_down(layout.staging // layout.size) if shared else layout.staging
+    slot = line_down(shape.staging // shape.size) if shared else shape.staging
     pitch = slot if shared else 0
     first = 2 + len(sends.buffers)
 
     def build() -> Program:
         route = exchange.Route(
-            # Nothing travels to or from a rank without bytes: any place will do for it.
+            # An empty piece is never read or written, but needs some valid place.
             [user(2 + index if n else 0, offset) for index, offset, n in sends.cuts],
             send_bytes,
             [user(first + index if n else 0, offset) for index, offset, n in recvs.cuts],
@@ -264,18 +277,18 @@ def _announced(name: str, layout: GroupShape, sends: Pieces, recvs: Pieces, root
             slot,
             pitch,
         )
-        steps = choose.announced(layout, route, 0, 1)
+        steps = choose.announced(shape, route, 0, 1)
         call = CallInfo(name, sends.label, -1, root=root)
         return _program(call, steps, first + len(recvs.buffers))
 
     key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
-    order = local_first(layout)
+    order = local_first(shape)
     sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
     outs = tuple(range(first, first + len(recvs.buffers)))
     return LoweredOp(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
 
 
-_READERS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
+_LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
     AllReduce: _all_reduce,
     Reduce: _reduce,
     Broadcast: _broadcast,

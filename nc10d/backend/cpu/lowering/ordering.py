@@ -1,9 +1,9 @@
 """Order among the messages and the collectives of one batch, where they share arrays.
 
-Messages have links of their own and overtake collectives. As long as they share no array, or
-nobody writes it, nobody can tell. Where somebody could, a gate keeps the later one waiting until
-the earlier one has ended, as if each had been called after the other. Gates are known to this rank
-alone: its peers run the same programs with or without them.
+Each message has a link of its own, so it may overtake the batch's collectives. That is invisible
+as long as they share no array, or nobody writes the shared array. Otherwise the later operation
+depends on the earlier: a gate (a word in memory) is opened when the earlier operation ends, and
+the later waits for it. Gates are local to a rank: its peers run the same programs with or without.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ import numpy.typing as npt
 from nc10d.arrays import intervals
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.lowering.lower import request
+from nc10d.backend.cpu.lowering.lower import lower
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.program import GATE_BYTES
 from nc10d.ops import Op, Recv, Send
 
 Words = npt.NDArray[np.int64]
 Use = tuple[Buffer, bool]
-"""An array, and whether it is written."""
+"""An array, and whether the operation writes it."""
 
 
 @dataclass(slots=True)
 class OpDependencies:
-    """One operation's gates: those it waits for, and whether somebody waits for its own."""
+    """One operation's number, the numbers of those it waits for, and whether another waits for it.
 
-    own: int
+    Numbers are places in the batch, and at the same time numbers of gates.
+    """
+
+    number: int
     waits: list[int] = field(default_factory=list)
     awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDependencies:
-    """A message's way through the gates: addresses of those before it, and its own (0: none)."""
+    """A message's gates, by address: those that it waits for, and its own to open (0: none).
+
+    `words` is the memory of the gates, to be kept alive.
+    """
 
     waits: Sequence[int] = ()
     own: int = 0
@@ -48,64 +54,63 @@ class MessageDependencies:
         return self.words is not None
 
 
-FREE = MessageDependencies()
+INDEPENDENT = MessageDependencies()
 
 
 class BatchDependencies:
-    """The gates of one batch: one an operation, numbered like them."""
+    """The gates of one batch: one for each operation, numbered alike."""
 
-    def __init__(self, fences: Sequence[OpDependencies]) -> None:
-        self.fences = fences
-        self.words: Words = np.zeros(GATE_BYTES // 8 * len(fences), np.int64)
+    def __init__(self, ops: Sequence[OpDependencies]) -> None:
+        self.ops = ops
+        self.words: Words = np.zeros(GATE_BYTES // 8 * len(ops), np.int64)
 
-    def passage(self, number: int) -> MessageDependencies:
-        """Return the gates of operation `number`."""
-        fence, first = self.fences[number], int(plain.address(self.words))
-        if not fence.waits and not fence.awaited:
-            return FREE
-        waits = [first + GATE_BYTES * other for other in fence.waits]
-        return MessageDependencies(
-            waits, first + GATE_BYTES * number if fence.awaited else 0, self.words
-        )
+    def of_message(self, number: int) -> MessageDependencies:
+        """Return the dependencies of the message that is operation `number`."""
+        op, first = self.ops[number], int(plain.address(self.words))
+        if not op.waits and not op.awaited:
+            return INDEPENDENT
+        waits = [first + GATE_BYTES * earlier for earlier in op.waits]
+        own = first + GATE_BYTES * number if op.awaited else 0
+        return MessageDependencies(waits, own, self.words)
 
 
-def find_gates(ops: Sequence[Op], layout: GroupShape) -> BatchDependencies | None:
-    """Return the gates that a batch needs, or None if its messages may overtake."""
+def find_dependencies(ops: Sequence[Op], shape: GroupShape) -> BatchDependencies | None:
+    """Return the dependencies within a batch, or None if its messages may overtake."""
     if not any(map(_is_message, ops)) or len(ops) == 1:
         return None
-    uses = [_uses(op, layout) for op in ops]
-    if _apart(uses):
+    uses = [_uses(op, shape) for op in ops]
+    if _disjoint(uses):
         return None
-    fences = [OpDependencies(number) for number in range(len(ops))]
+    found = [OpDependencies(number) for number in range(len(ops))]
     for later, op in enumerate(ops):
         for earlier in range(later):
-            # Collectives are in order among themselves.
-            one_is_message = _is_message(op) or _is_message(ops[earlier])
-            if one_is_message and _clash(uses[earlier], uses[later]):
-                fences[later].waits.append(earlier)
-                fences[earlier].awaited = True
-    return BatchDependencies(fences) if any(fence.waits for fence in fences) else None
+            # Collectives run in order among themselves, without gates.
+            has_message = _is_message(op) or _is_message(ops[earlier])
+            if has_message and _conflict(uses[earlier], uses[later]):
+                found[later].waits.append(earlier)
+                found[earlier].awaited = True
+    return BatchDependencies(found) if any(op.waits for op in found) else None
 
 
 def _is_message(op: Op) -> bool:
     return isinstance(op, (Send, Recv))
 
 
-def _uses(op: Op, layout: GroupShape) -> list[Use]:
+def _uses(op: Op, shape: GroupShape) -> list[Use]:
     if isinstance(op, (Send, Recv)):
         return [(as_buffer(op.x), isinstance(op, Recv))]
-    wanted = request(op, layout)
+    lowered = lower(op, shape)
     return [
-        (array, number in wanted.outs)
-        for number, array in enumerate(wanted.arrays)
+        (array, number in lowered.outs)
+        for number, array in enumerate(lowered.arrays)
         if isinstance(array, Buffer)
     ]
 
 
-def _apart(uses: Sequence[Sequence[Use]]) -> bool:
-    """Say whether all arrays lie apart, which is what nearly every batch comes with."""
+def _disjoint(uses: Sequence[Sequence[Use]]) -> bool:
+    """Return whether no two arrays of a batch overlap, a quick test that most batches pass."""
     return intervals.disjoint(buffer.span for some in uses for buffer, _ in some)
 
 
-def _clash(some: Sequence[Use], others: Sequence[Use]) -> bool:
+def _conflict(some: Sequence[Use], others: Sequence[Use]) -> bool:
     return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

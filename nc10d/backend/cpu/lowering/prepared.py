@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.channel import Channel, Submission, Words
-from nc10d.backend.cpu.engine.clock import deadline_ns
+from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.progress import LOOKS

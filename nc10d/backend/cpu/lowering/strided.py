@@ -1,7 +1,7 @@
 """Strided arrays: a program works on a contiguous copy, made and written back by its own steps.
 
-So the copies are part of the program's order: in a batch, an operation on a slice sees what the
-operations before it have done to the array, and those behind it see its result.
+The copies are steps of the program so that they keep its order: in a batch, an operation on a
+slice sees the results of earlier operations on the array, and later operations see its own.
 """
 
 from __future__ import annotations
@@ -22,46 +22,50 @@ from nc10d.backend.cpu.program.steps import pack, unpack
 Words = npt.NDArray[np.int64]
 
 
-def straighten(request: LoweredOp) -> LoweredOp:
-    """Return a request whose program sees contiguous arrays only."""
-    found = [i for i, x in enumerate(request.arrays) if isinstance(x, Buffer) and not x.contiguous]
+def make_contiguous(lowered: LoweredOp) -> LoweredOp:
+    """Return a lowered operation whose program works on contiguous arrays only."""
+    found = [i for i, x in enumerate(lowered.arrays) if isinstance(x, Buffer) and not x.contiguous]
     if not found:
-        return request
-    arrays = list(request.arrays)
-    folds = []
+        return lowered
+    arrays = list(lowered.arrays)
+    strided = []
     for number in found:
         buffer = arrays[number]
         assert isinstance(buffer, Buffer)
+        # The copy takes the array's number, so that the program itself stays as it is.
         arrays[number] = np.empty(buffer.nbytes, np.uint8)
-        folds.append(StridedArray(number, len(arrays), len(arrays) + 1, number in request.outs))
+        strided.append(StridedArray(number, len(arrays), len(arrays) + 1, number in lowered.outs))
         arrays += [buffer, shape_words(buffer)]
 
     def build() -> Program:
-        inner = request.build()
-        steps = (*packs(folds), *inner.steps, *unpacks(folds))
+        inner = lowered.build()
+        steps = (*packs(strided), *inner.steps, *unpacks(strided))
         return Program(inner.call, steps, len(arrays))
 
     return replace(
-        request,
-        key=(request.key, *found),
+        lowered,
+        key=(lowered.key, *found),
         arrays=arrays,
         build=build,
-        folds=tuple(folds),
+        strided=tuple(strided),
     )
 
 
-def packs(folds: Sequence[StridedArray], base: int = 0) -> list[Step]:
-    """Return the steps that make the copies; the request's arrays are numbered from `base`."""
-    return [pack(base + f.flat, base + f.strided, base + f.shape) for f in folds]
+def packs(arrays: Sequence[StridedArray], base: int = 0) -> list[Step]:
+    """Return the steps that make the copies; the operation's arrays are numbered from `base`."""
+    return [pack(base + a.copy, base + a.strided, base + a.shape) for a in arrays]
 
 
-def unpacks(folds: Sequence[StridedArray], base: int = 0) -> list[Step]:
-    """Return the steps that write back what the program has changed."""
-    return [unpack(base + f.strided, base + f.flat, base + f.shape) for f in folds if f.written]
+def unpacks(arrays: Sequence[StridedArray], base: int = 0) -> list[Step]:
+    """Return the steps that write back the copies that the program changes."""
+    return [unpack(base + a.strided, base + a.copy, base + a.shape) for a in arrays if a.written]
 
 
 def shape_words(buffer: Buffer) -> Words:
-    """Return how a strided array lies, as the step `pack` wants it, in as few lines as can be."""
+    """Return item bytes, dimensions, sizes and byte strides for the step `pack`, then room for it.
+
+    Dimensions that lie one behind the other in memory are merged: fewer loops, longer items.
+    """
     item = buffer.dtype.itemsize
     sizes: list[int] = []
     strides: list[int] = []
@@ -82,26 +86,26 @@ def shape_words(buffer: Buffer) -> Words:
 
 @dataclass(slots=True)
 class Operands:
-    """Addresses in the program's order, and what keeps them valid."""
+    """Addresses of a program's arrays, in its order, and the objects that keep them valid."""
 
     addresses: list[int] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
 
-def resolve(request: LoweredOp) -> Operands:
-    """Return the memory of a request that has been straightened."""
-    resolved = Operands()
-    for array in request.arrays:
+def operands(lowered: LoweredOp) -> Operands:
+    """Return the memory of a lowered operation that `make_contiguous` has returned."""
+    found = Operands()
+    for array in lowered.arrays:
         if isinstance(array, Buffer):
-            resolved.addresses.append(array.address)
-            resolved.keep.append(array.owner)
+            found.addresses.append(array.address)
+            found.keep.append(array.owner)
         else:
-            resolved.addresses.append(plain.address(array))
-            resolved.keep.append(array)
-    return resolved
+            found.addresses.append(plain.address(array))
+            found.keep.append(array)
+    return found
 
 
-def resolve_message(buffer: Buffer) -> Operands:
+def message_operands(buffer: Buffer) -> Operands:
     """Return the memory of a message; a strided array comes with a copy and its shape."""
     if buffer.contiguous:
         return Operands([buffer.address], [buffer.owner])

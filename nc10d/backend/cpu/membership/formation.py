@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.context import Context
-from nc10d.backend.cpu.memory.bits import mask
 from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
-from nc10d.backend.cpu.memory.host_peer import death
+from nc10d.backend.cpu.memory.host_peer import death, mask
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.connect import MeetingPoint, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup

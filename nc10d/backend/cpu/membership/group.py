@@ -122,15 +122,15 @@ class Group:
 def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
     """Return the spec of the channel of a group's collectives."""
     peers = range(memory.size)
-    even, odd = ([memory.board(peer, slot) for peer in peers] for slot in (0, 1))
+    even, odd = ([memory.slot(peer, slot) for peer in peers] for slot in (0, 1))
     return ChannelSpec(
         rank=memory.rank,
         size=memory.size,
         area=memory.address(memory.rank),
         counters=[memory.address(peer) for peer in peers],
-        boards=(even, odd),
+        slots=(even, odd),
         streams=0 if remote is None else remote.streams.address,
-        reach=memory.reach(peers),
+        peer_access=memory.peer_access(peers),
     )
 
 

@@ -1,10 +1,11 @@
-"""One piece of memory per rank that all ranks of the host map: a sealed, sparse memfd.
+"""The arena: one piece of memory per rank, mapped by all ranks of the host; a sealed, sparse memfd.
 
-It has no name in any file system, so nothing is left when every process has died. What is handed
-out is really allocated first: a full memory file system is an error here, not a SIGBUS later.
+It has no name in any file system, so nothing is left when every process has died. Pieces are
+reserved in the memory file system when they are allocated: if that is full, `allocate` raises, and
+no later access gets a SIGBUS.
 
-What other processes may write can be taken back from them: its pages are replaced by private ones,
-at the same address and with the same contents. Whatever is written to the old ones goes nowhere.
+A piece that other processes may write can be made private: its pages are replaced by new ones, at
+the same address and with the same contents. Later writes of other processes go to the old pages.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import numpy.typing as npt
 
 PAGE = 4096
 SPAN = (1 << 34) + (37 << 21)
-"""Address space of an arena; only what is handed out takes memory. Arenas are mapped one behind the
-other and filled alike: were this a power of two, the addresses of peers' arrays would have their
-lower 34 bits in common, and some CPUs (AMD's) take lines of such addresses for each other in their
-first cache: a kernel that goes through two of them at once takes up to four times as long.
+"""Address space of an arena in bytes; only allocated pieces take memory.
+
+It is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays of
+peers would have the lower 34 bits of their addresses in common. Some CPUs (AMD's) confuse such
+lines in their first-level cache, and a kernel that reads two such arrays is several times slower.
 """
 
 PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
@@ -44,7 +46,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class ArenaMapping:
-    """Shared memory as this process sees it: `base` is its address, `data` its bytes."""
+    """A rank's arena as this process maps it: `base` is its address here, `data` its bytes."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED)
@@ -61,7 +63,7 @@ class ArenaMapping:
 
 
 class Arena:
-    """My own memory: hands out page-aligned, zeroed pieces."""
+    """This rank's own arena: allocates page-aligned, zeroed pieces. Any thread may call."""
 
     def __init__(self, span: int = SPAN) -> None:
         self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -73,16 +75,17 @@ class Arena:
         self._lock = threading.RLock()
         self._holes: list[tuple[int, int]] = [(0, span)]
         self._floor = 0
-        self._given: dict[int, int] = {}
-        # Loans end in the garbage collector, which may run anywhere: even where the lock is held.
-        self.returned: deque[int] = deque()
+        self._allocated: dict[int, int] = {}
+        # Arrays die in the garbage collector, which may run in a thread that holds the lock: their
+        # pieces are collected here, and freed by the next `allocate`.
+        self.released: deque[int] = deque()
 
     def allocate(self, nbytes: int) -> int:
         """Return the offset of `nbytes` zeroed bytes; MemoryError if there is no room."""
         need = max(1, -(-nbytes // PAGE)) * PAGE
         with contextlib.suppress(IndexError):
             while True:
-                self.free(self.returned.popleft())
+                self.free(self.released.popleft())
         with self._lock:
             offset = self._take(need)
             try:
@@ -90,51 +93,51 @@ class Arena:
             except OSError as error:
                 self._give(offset, need)
                 raise MemoryError(f"no shared memory for {need} bytes: {error}") from error
-            self._given[offset] = need
+            self._allocated[offset] = need
         self.mapping.data[offset : offset + need] = 0
         return offset
 
-    def lend(self, nbytes: int) -> Bytes:
-        """Return memory as an array; it comes back when nothing refers to it any more."""
-        return np.asarray(_Loan(self, self.allocate(nbytes), nbytes))
+    def allocate_array(self, nbytes: int) -> Bytes:
+        """Return a piece as an array; it is freed when no array refers to it any more."""
+        return np.asarray(_OwnedPiece(self, self.allocate(nbytes), nbytes))
 
     def free(self, offset: int) -> None:
-        """Take back what `allocate` returned."""
+        """Free the piece at an offset that `allocate` returned."""
         with self._lock:
-            self._give(offset, self._given.pop(offset))
+            self._give(offset, self._allocated.pop(offset))
 
     def retire(self) -> int:
-        """Hand out nothing any more that lies before here; return where that is.
+        """Allocate nothing any more below the end of the last piece; return that offset.
 
-        What has been handed out may be used on. It goes back to the system when it is freed.
+        Pieces in use stay valid. Their memory goes back to the system when they are freed.
         """
         with self._lock:
-            self._floor = max([self._floor, *(o + n for o, n in self._given.items())])
+            self._floor = max([self._floor, *(o + n for o, n in self._allocated.items())])
             self._holes = [(o, n) for o, n in self._holes if o >= self._floor]
             return self._floor
 
-    def take_back(self, offset: int, nbytes: int) -> None:
-        """Make whole pages private, with what they hold: nobody else can write there any more.
+    def make_private(self, offset: int, nbytes: int) -> None:
+        """Replace whole pages by private copies: other processes can't write there any more.
 
-        They must be `retire`d. MemoryError if there is no memory for the copy.
+        `retire` must have been called before. MemoryError if there is no memory for the copy.
         """
         place = self.mapping.base + offset
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        fresh = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if fresh == FAILED:
+        copy = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if copy == FAILED:
             raise MemoryError(f"no {nbytes} bytes to take an array back from late peers")
-        ctypes.memmove(fresh, place, nbytes)
-        if _libc.mremap(fresh, nbytes, nbytes, MOVE_HERE, place) == FAILED:
+        ctypes.memmove(copy, place, nbytes)
+        if _libc.mremap(copy, nbytes, nbytes, MOVE_HERE, place) == FAILED:
             raise MemoryError(f"mremap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
         _libc.fallocate(self.fd, PUNCH_HOLE, offset, nbytes)
 
     def used(self) -> int:
-        """Return the bytes handed out."""
+        """Return the bytes that are allocated."""
         with self._lock:
-            return sum(self._given.values())
+            return sum(self._allocated.values())
 
     def close(self) -> None:
-        """Close the descriptor; idempotent. Mappings, mine and others', keep the memory."""
+        """Close the descriptor; idempotent. Mappings, here and in peers, keep the memory."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -143,7 +146,7 @@ class Arena:
         for hole in self._holes:
             offset, size = hole
             if size >= need:
-                with contextlib.suppress(ValueError):  # retired just now: nobody else takes it
+                with contextlib.suppress(ValueError):  # a signal handler has just retired it
                     self._holes.remove(hole)
                 if size > need:
                     insort(self._holes, (offset + need, size - need))
@@ -164,8 +167,8 @@ class Arena:
         self._holes = merged
 
 
-class _Loan:
-    """A piece of an arena as NumPy asks for it: the base of every array that lies in it."""
+class _OwnedPiece:
+    """A piece of an arena that NumPy makes an array of; it is the base of that and all its views."""
 
     def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
         self._arena = arena
@@ -178,4 +181,4 @@ class _Loan:
         }
 
     def __del__(self) -> None:
-        self._arena.returned.append(self._offset)
+        self._arena.released.append(self._offset)

@@ -1,8 +1,8 @@
-"""The shared part of a group: one area a rank, each in its rank's arena.
+"""A group's shared memory on a host: one area for each rank, in that rank's arena.
 
 An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
-the cause of a failure it reported, where its links lie, what it did last on another device (its
-note, a record like those of the ring), and its two board halves.
+the cause of a failure that it has reported, the places of its links, the record of its latest call
+on another device (its note), and the two slots of its staging buffer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.memory.arena import PAGE, SPAN
-from nc10d.backend.cpu.memory.bits import mask
-from nc10d.backend.cpu.memory.host_peer import HostPeer
-from nc10d.backend.cpu.memory.peer_access import reach_block
+from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
+from nc10d.backend.cpu.memory.peer_access import peer_access_block
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 
@@ -24,7 +23,7 @@ Words = npt.NDArray[np.int64]
 
 
 def header_bytes(size: int) -> int:
-    """Return the bytes of an area before its boards."""
+    """Return the bytes of an area before its staging buffer."""
     return -(-(_note_offset(size) + at.RECORD_BYTES) // PAGE) * PAGE
 
 
@@ -32,17 +31,18 @@ def _note_offset(size: int) -> int:
     return at.AREA_LINKS + 8 * size
 
 
-def area_bytes(size: int, half: int) -> int:
-    """Return the bytes of a whole area."""
-    return header_bytes(size) + 2 * half
+def area_bytes(size: int, slot_bytes: int) -> int:
+    """Return the bytes of a whole area, for `size` ranks on the host."""
+    return header_bytes(size) + 2 * slot_bytes
 
 
 class GroupMemory:
     """The areas of one group on this host, as this process maps them.
 
     `peers` are the members on this host, in the order of their ranks; this rank is `peers[rank]`.
-    Their areas start at `offsets` in their arenas; a slot of a staging buffer has `half` bytes.
-    `numbers` are the peers' ranks in the group: 0, 1, ... where the group has no other host.
+    Their areas start at `offsets` in their arenas, with staging slots of `slot_bytes`. `numbers`
+    are the peers' ranks in the group: by default 0, 1, ..., as in a group without other hosts.
+    Methods take a `rank` as an index into `peers`.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class GroupMemory:
         peers: Sequence[HostPeer],
         rank: int,
         offsets: list[int],
-        half: int,
+        slot_bytes: int,
         numbers: Sequence[int] | None = None,
     ) -> None:
         self.numbers = list(range(len(peers)) if numbers is None else numbers)
         self.peers = list(peers)
         self.rank = rank
         self.size = len(peers)
-        self.half = half
+        self.slot_bytes = slot_bytes
         self.reporting = threading.RLock()
         self.reported = False
         self._offsets = offsets
@@ -66,88 +66,88 @@ class GroupMemory:
 
     @property
     def offset(self) -> int:
-        """Where my area starts in my arena."""
+        """The offset of this rank's area in its arena."""
         return self._offsets[self.rank]
 
     @property
     def number(self) -> int:
-        """My rank in the group."""
+        """This rank's rank in the group."""
         return self.numbers[self.rank]
 
     def address(self, rank: int) -> int:
-        """Return where a rank's area starts."""
+        """Return the address of a rank's area."""
         return self._addresses[rank]
 
-    def board(self, rank: int, half: int) -> int:
-        """Return where a board half starts."""
-        return self._addresses[rank] + header_bytes(self.size) + half * self.half
+    def slot(self, rank: int, index: int) -> int:
+        """Return the address of slot 0 or 1 of a rank's staging buffer."""
+        return self._addresses[rank] + header_bytes(self.size) + index * self.slot_bytes
 
     def arena_base(self, rank: int) -> int:
-        """Return the address of the arena of a peer, by its index in `peers`."""
+        """Return the address at which a rank's arena is mapped here."""
         return self._mappings[rank].base
 
     def show_closed(self) -> None:
-        """Show that this rank has ended its operations: peers no longer read its arrays."""
+        """Show peers that this rank has ended its operations: they no longer read its arrays."""
         self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
 
     def leave(self) -> None:
-        """Show that this rank has closed the group and touches nobody's area or links again."""
+        """Show peers that this rank has left, and touches no area or link of the group again."""
         self.show_closed()
-        mine = mask([self.peers[self.rank].rank])
+        bit = mask([self.peers[self.rank].rank])
         for address in self._addresses:
             word = address + at.AREA_LEFT
             seen = entry_points.load_word(word)
-            while (found := entry_points.compare_and_swap(word, seen, seen | mine)) != seen:
+            while (found := entry_points.compare_and_swap(word, seen, seen | bit)) != seen:
                 seen = found
 
     def left_word(self) -> int:
-        """Return the address of the word in my area that says who has closed the group."""
+        """Return the address of the mask, in this rank's area, of the ranks that have left."""
         return self._addresses[self.rank] + at.AREA_LEFT
 
     def state(self, rank: int) -> int:
-        """Return whether a rank has opened or closed the group."""
+        """Return a rank's state: 0 (forming), OPEN or CLOSED; see offsets.py."""
         return int(entry_points.load_word(self._addresses[rank] + at.AREA_STATE))
 
     def links_word(self, owner: int, peer: int) -> int:
-        """Return the address of the word that says where the link owner → peer lies."""
+        """Return the address of the word with the place of the link from `owner` to `peer`."""
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
 
     def access(self) -> int:
-        """Return what the kernel lets each rank do with all others' private memory.
+        """Return how every rank may access private memory of all others: 0, READS or WRITES.
 
-        0, READS or WRITES; alike on all of them.
+        The result is the same on all ranks, since each has published its own access in its area.
         """
         return min(int(self._word(rank, at.AREA_ACCESS)[0]) for rank in range(self.size))
 
-    def reach(self, ranks: Sequence[int]) -> Words:
-        """Return the block that tells the engine how to read what some ranks expose."""
+    def peer_access(self, ranks: Sequence[int]) -> Words:
+        """Return the block by which the engine accesses arrays that some ranks expose."""
         peers = [self.peers[rank] for rank in ranks]
         areas = [self._addresses[rank] for rank in ranks]
-        return reach_block(peers, areas, SPAN, self.access())
+        return peer_access_block(peers, areas, SPAN, self.access())
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""
         return mask([peer.rank for peer in self.peers])
 
     def last_record(self, rank: int) -> tuple[int, str]:
-        """Return a rank's latest call: its sequence number and what it was."""
-        best = (0, "nothing yet")
+        """Return a rank's latest collective: its sequence number (0: none yet) and its text."""
+        latest = (0, "nothing yet")
         for slot in range(at.RECORD_RING):
             start = at.AREA_RECORDS + slot * at.RECORD_BYTES
             number = int(self._word(rank, start)[0])
-            if number > best[0]:
-                best = (number, self._called(rank, start))
-        return best
+            if number > latest[0]:
+                latest = (number, self._called(rank, start))
+        return latest
 
     @property
     def note(self) -> int:
-        """The address of my note: who launches on another device counts and tells it there."""
+        """The address of this rank's note, where backends of other devices record their calls."""
         return self._addresses[self.rank] + _note_offset(self.size)
 
     def latest(self, rank: int) -> tuple[int, str]:
-        """Return what a rank began last, its latest call or what its note tells; see last_record.
+        """Return the call that a rank began last, of its collectives here and of its note.
 
-        Calls and notes are numbered apart.
+        The result is as `last_record`'s. Calls of the note have numbers of their own.
         """
         start = _note_offset(self.size)
         number, begun = self._bytes(rank, start, 16).view(np.int64).tolist()
@@ -156,8 +156,8 @@ class GroupMemory:
         return self.last_record(rank)
 
     def progress(self) -> dict[int, int]:
-        """Return the number of the latest call of each rank of this host."""
-        return {number: self.last_record(mate)[0] for mate, number in enumerate(self.numbers)}
+        """Return the latest sequence number of each rank of this host, by rank in the group."""
+        return {number: self.last_record(rank)[0] for rank, number in enumerate(self.numbers)}
 
     def begun(self, rank: int) -> int:
         """Return when a rank's latest call began, in ns of the monotonic clock; 0: unknown."""
@@ -166,14 +166,14 @@ class GroupMemory:
         return int(self._word(rank, start + 8)[0]) if number else 0
 
     def record(self, rank: int, number: int) -> str | None:
-        """Return what a rank's call number `number` was, if it is still known."""
+        """Return the text of a rank's call `number`; None if its record is overwritten."""
         start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
         if int(self._word(rank, start)[0]) != number:
             return None
         return self._called(rank, start)
 
     def site(self, rank: int, number: int) -> str:
-        """Return where a rank made its call number `number`; "" if that is not known (any more)."""
+        """Return the call site of a rank's call `number`; "" if unknown or overwritten."""
         start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
         if int(self._word(rank, start)[0]) != number:
             return ""
@@ -183,12 +183,12 @@ class GroupMemory:
         return _text(self._bytes(rank, start + at.RECORD_TEXT, at.TEXT_BYTES))
 
     def write_cause(self, text: bytes) -> None:
-        """Put the cause that this rank reports into its area."""
+        """Put the failure cause that this rank reports into its area."""
         place = self._bytes(self.rank, at.AREA_CAUSE, at.CAUSE_BYTES)
         place[:] = np.frombuffer(text.ljust(at.CAUSE_BYTES, b"\0"), np.uint8)
 
     def read_cause(self, rank: int) -> str:
-        """Return the cause that a rank has reported."""
+        """Return the failure cause that a rank has reported; "" for none."""
         return _text(self._bytes(rank, at.AREA_CAUSE, at.CAUSE_BYTES))
 
     def _bytes(self, rank: int, offset: int, count: int) -> npt.NDArray[np.uint8]:

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,28 +15,28 @@ from nc10d.backend.cpu.memory.arena import ArenaMapping
 
 
 def process() -> str:
-    """Return what tells this process from all others of its host: pids repeat in containers."""
+    """Return a name for this process that is unique on its host; pids repeat in containers."""
     return f"{os.stat('/proc/self/ns/pid').st_ino}/{os.getpid()}"
 
 
-# How long a process may take to end after the kernel has taken its memory away.
+# A killed process loses its memory and sockets first; its pidfd becomes ready within this time.
 _DYING_MS = 500
 
 
-def ended(mate: HostPeer) -> bool:
-    """Say whether a mate's process has ended; waits a moment for one that is being killed."""
-    if mate.pidfd < 0:
+def ended(peer: HostPeer) -> bool:
+    """Return whether a peer's process has ended; may block while it is being killed."""
+    if peer.pidfd < 0:
         return False
     poller = select.poll()
-    poller.register(mate.pidfd, select.POLLIN)
+    poller.register(peer.pidfd, select.POLLIN)
     return bool(poller.poll(_DYING_MS))
 
 
-def death(mate: HostPeer) -> str:
-    """Say how a process ended, as far as the kernel tells: by a signal, or with a code."""
-    status = _status_of_zombie(mate.pid)
+def death(peer: HostPeer) -> str:
+    """Return for an error text how a process ended: by a signal, or with a code, if known."""
+    status = _status_of_zombie(peer.pid)
     if status is None:
-        status = _status_by_pidfd(mate.pidfd)
+        status = _status_by_pidfd(peer.pidfd)
     if status is None:
         return "it has ended"
     if os.WIFSIGNALED(status):
@@ -45,19 +46,17 @@ def death(mate: HostPeer) -> str:
 
 def _status_of_zombie(pid: int) -> int | None:
     try:
-        # Its name is any bytes: one that is longer than 15 is cut, in the middle of a letter too.
+        # The line holds the process's name, which may end in the middle of a UTF-8 character.
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    # proc(5): the state is field 3, the exit status field 52 (0 unless we may look).
+    # proc(5): the state is field 3, the exit status field 52 (0 without permission to read it).
     return int(fields[49]) if fields[0] in "ZX" else None
 
 
 # linux/pidfd.h: PIDFD_GET_INFO = _IOWR(0xFF, 11, 64 bytes); the status is there once it is reaped.
 _GET_INFO = 0xC040FF0B
-
-
 _INFO_EXIT = 1 << 3
 
 
@@ -73,11 +72,19 @@ def _status_by_pidfd(pidfd: int) -> int | None:
     return int(status) if mask & _INFO_EXIT else None
 
 
+def mask(ranks: Iterable[int]) -> int:
+    """Return ranks of this host as bits of an int64; rank 63 is the sign."""
+    bits = sum(1 << rank for rank in ranks)
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
 @dataclass(slots=True)
 class HostPeer:
-    """Another rank of this host (or myself): its memory here, and how to know that it lives.
+    """A rank of this host (a peer or this rank itself): its arena, mapped here, and its process.
 
-    `number` is its rank in the job, `rank` its number on the host. `pid` is what it calls itself.
+    `number` is its rank in the job, `rank` its number on the host. `pid` is the pid in its own
+    namespace. `pidfd` becomes readable when the process ends; -1 for none. `wire` is the control
+    connection to it.
     """
 
     rank: int

@@ -1,8 +1,13 @@
-"""Whether and how the ranks of a group read and write each other's memory where it lies.
+"""Peer access: reading and writing arrays of other ranks of the host in place.
 
-Ranks that are threads of one process share all of it, and every mate has mapped a rank's arena.
-Whether the kernel copies from one process to another (CMA) depends on users, containers and
-ptrace rules: each rank tries it once with each mate. A group uses it if all of its ranks can.
+| the array lies in | a peer accesses it |
+|---|---|
+| the rank's arena | directly: every rank of the host has mapped it |
+| private memory, and the peer is a thread of the same process | directly |
+| private memory of another process | by process_vm_readv and _writev (cross-memory attach, CMA) |
+
+Whether the kernel permits CMA depends on users, containers and ptrace rules, so each rank tries it
+once with each peer. A group uses it only if all of its ranks can.
 """
 
 from __future__ import annotations
@@ -25,68 +30,69 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 Words = npt.NDArray[np.int64]
 # In the page of a rank's doorbell: the address and the value of a word of its private memory.
 PROBE = 64
-AMID_A_COPY = "RD"
-"""A thread's states (proc_pid_stat(5)) in which it may be amid a copy: it runs or would like to, or
-the kernel does something for it that no signal ends. A stop is taken before a copy or after it."""
+MAYBE_COPYING = "RD"
+"""States of a thread (proc_pid_stat(5)) in which it may be amid a copy: it runs or is ready to run,
+or it sleeps in the kernel uninterruptibly. A signal stops a thread only before or after a copy."""
 GONE = "X"
 
 
 class AccessProbe:
-    """A word of private memory for mates to try to read; keeps it alive."""
+    """A word of private memory that peers try to read; it lives as long as this object."""
 
     def __init__(self, arena: Arena) -> None:
         self._word: Words = np.array([secrets.randbits(62)], np.int64)
         arena.mapping.words(PROBE, 2)[:] = plain.address(self._word), self._word[0]
 
 
-def access_to(mate: HostPeer) -> int:
-    """Return what the kernel lets me do with a mate's private memory: 0, READS or WRITES.
+def access_to(peer: HostPeer) -> int:
+    """Return how this rank may access a peer's private memory: 0 (not at all), READS or WRITES.
 
-    NC10D_CMA=0 says 0 without trying.
+    WRITES includes reading. With NC10D_CMA=0 other processes' memory is not accessed.
     """
-    if mate.process == process():
+    if peer.process == process():
         return at.WRITES
     if os.environ.get("NC10D_CMA") == "0":
         return 0
-    place, value = mate.mapping.words(PROBE, 2).tolist()
+    place, value = peer.mapping.words(PROBE, 2).tolist()
     got: Words = np.zeros(1, np.int64)
-    mine = plain.address(got)
-    if entry_points.read_process(mate.pid, mine, place, 8) != 0 or int(got[0]) != value:
+    buffer = plain.address(got)
+    if entry_points.read_process(peer.pid, buffer, place, 8) != 0 or int(got[0]) != value:
         return 0
     there: Words = np.array([place, 8, 0], np.int64)
     iovec = plain.address(there)
-    writes = entry_points.write_process(mate.pid, mine, 8, iovec, iovec + 16) == 8
-    # What is lent has to be taken back, for which one looks whether a mate's thread runs.
+    writes = entry_points.write_process(peer.pid, buffer, 8, iovec, iovec + 16) == 8
+    # To withdraw exposed memory, a rank reads states of the peer's threads: that must work, too.
     with contextlib.suppress(OSError):
-        if writes and _state(mate.pid, mate.pid) != GONE:
+        if writes and _state(peer.pid, peer.pid) != GONE:
             return at.WRITES
     return at.READS
 
 
-def take_back(area: int, mates: Iterable[int]) -> None:
-    """Return when no mate (a process) writes into private memory any more that my area lends.
+def withdraw(area: int, processes: Iterable[int]) -> None:
+    """Withdraw the private memory that this rank's area exposes; then no peer writes there. Blocks.
 
-    A writer that has begun is waited for, as long as it runs or the kernel works for it. One that
-    is stopped has not begun, or has ended.
+    `processes` are the peers' pids. A peer registers its thread before it writes and looks again
+    whether the memory is still exposed. So this waits for a registered writer while its thread runs
+    or is in the kernel; a stopped thread is not amid a write.
     """
     nbytes = area + at.AREA_LOAN_BYTES
     while (seen := entry_points.load_word(nbytes)) != 0:
         entry_points.compare_and_swap(nbytes, seen, 0)
     while (writer := entry_points.load_word(area + at.AREA_WRITER)) != 0:
-        if not any(_may_be_writing(mate, writer) for mate in mates):
+        if not any(_may_be_writing(pid, writer) for pid in processes):
             return
         os.sched_yield()
 
 
 def _may_be_writing(pid: int, thread: int) -> bool:
     try:
-        return _state(pid, thread) in AMID_A_COPY
-    except OSError:  # nobody tells: no descriptor is free, say
+        return _state(pid, thread) in MAYBE_COPYING
+    except OSError:  # the state is unknown, e.g. because no descriptor is free
         return True
 
 
 def _state(pid: int, thread: int) -> str:
-    """Return a thread's state, a letter; GONE if there is none."""
+    """Return the letter of a thread's state; GONE if there is no such thread."""
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -94,15 +100,18 @@ def _state(pid: int, thread: int) -> str:
     return status.rpartition(")")[2].split()[0]
 
 
-def reach_block(mates: Sequence[HostPeer], areas: Sequence[int], span: int, access: int) -> Words:
-    """Return the block that tells the engine how to read what `mates` expose; see layout.py.
+def peer_access_block(
+    peers: Sequence[HostPeer], areas: Sequence[int], span: int, access: int
+) -> Words:
+    """Return the block by which the engine accesses exposed arrays of `peers`; see offsets.py.
 
-    `areas` are the addresses of their areas in the group.
+    `areas` are the addresses of their areas in the group, `span` the bytes of an arena, `access`
+    is 0, READS or WRITES.
     """
     head = at.R_ARENAS // 8
-    words: Words = np.zeros(head + at.R_ROW // 8 * len(mates), np.int64)
+    words: Words = np.zeros(head + at.R_ROW // 8 * len(peers), np.int64)
     words[:head] = access, span
-    rows = words[head:].reshape(len(mates), -1)
-    for row, mate, area in zip(rows, mates, areas, strict=True):
-        row[:] = mate.mapping.base, 0 if mate.process == process() else mate.pid, area
+    rows = words[head:].reshape(len(peers), -1)
+    for row, peer, area in zip(rows, peers, areas, strict=True):
+        row[:] = peer.mapping.base, 0 if peer.process == process() else peer.pid, area
     return words

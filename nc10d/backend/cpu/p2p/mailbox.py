@@ -12,12 +12,12 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission
-from nc10d.backend.cpu.lowering.ordering import FREE, MessageDependencies
+from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
 from nc10d.backend.cpu.lowering.prepared import PreparedMessage
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
-from nc10d.backend.cpu.lowering.strided import resolve_message
+from nc10d.backend.cpu.lowering.strided import message_operands
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.memory.bits import mask
+from nc10d.backend.cpu.memory.host_peer import mask
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
@@ -62,7 +62,7 @@ class Mailbox:
         op: Send | Recv,
         deadline: Deadline,
         limit: int,
-        dependencies: MessageDependencies = FREE,
+        dependencies: MessageDependencies = INDEPENDENT,
     ) -> Work | DeferredReceive:
         """Post a message or a receive, and return its Work; `limit` is `deadline` in ns.
 
@@ -85,7 +85,7 @@ class Mailbox:
         dependencies: MessageDependencies,
         channel: Channel,
     ) -> Submission:
-        operands = resolve_message(buffer)
+        operands = message_operands(buffer)
         strided, waits = not buffer.contiguous, dependencies.waits
         linked = self._links.program(
             isinstance(op, Send), buffer.nbytes, strided, len(waits), is_remote(channel)
@@ -188,7 +188,7 @@ class Mailbox:
                 inbox = self._links.inbox(peer)
                 with inbox.lock, inbox:  # no other thread may receive a message that is ready
                     if self._ready(inbox, op.tag):
-                        work = self._receive_from(inbox, op, peer, deadline, limit, FREE)
+                        work = self._receive_from(inbox, op, peer, deadline, limit, INDEPENDENT)
                         assert isinstance(work, Work), "it has no dependencies"
                         return work
             return None

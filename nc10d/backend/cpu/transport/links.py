@@ -241,16 +241,16 @@ class Links:
         if not start:
             self._make(memory.links_word(sender, receiver), sending)
             start = self._start(sender, receiver)
-        boards = start + at.LINK_BOARD
+        buffer = start + at.LINK_BOARD
         return self._make_channel(
             ChannelSpec(
                 rank=message.SENDER if sending else message.RECEIVER,
                 size=2,
                 area=memory.address(memory.rank),
                 counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
-                boards=((boards, boards), (boards + HALF, boards + HALF)),
+                slots=((buffer, buffer), (buffer + HALF, buffer + HALF)),
                 kind=at.SENDER if sending else at.RECEIVER,
-                reach=memory.reach([sender, receiver]),
+                peer_access=memory.peer_access([sender, receiver]),
             )
         )
 

@@ -60,7 +60,7 @@ class RemoteGroup:
             size=2,
             area=area,
             counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
-            boards=((start, start), (start, start)),
+            slots=((start, start), (start, start)),
             kind=at.SENDER if sending else at.RECEIVER,
             streams=streams.address,
         )
