@@ -1,4 +1,4 @@
-"""Coalescing: collect operations, launch them once.
+"""Coalescing: collect operations, and launch them as a single submission.
 
 The open batch belongs to (group, thread). Inside a block, calls on that group only join it: they
 return None, or with `async_op` a pending Work whose `wait` raises until the block has ended.
@@ -22,11 +22,11 @@ from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
 from nc10d.work import Work
 
-_UNLIKE = object()  # the reduction of operations that have none in common: no argument is this
+_MIXED = object()  # as `how`: the operations have no common reduction; equal to no argument
 
 
 class BatchedWork(Work):
-    """One operation of a batch: it ends when the whole batch does."""
+    """The Work of an operation in a batch: it ends when the whole batch does."""
 
     __slots__ = ("_place", "_whole")
 
@@ -42,10 +42,10 @@ class BatchedWork(Work):
         super()._settle(timeout)
 
     def _value(self) -> Any:
-        # A batch need not tell who sent what was asked for by name.
+        # A backend need not return the sender of a receive that names its source.
         op = self.ops[0]
-        known = op.peer if isinstance(op, Recv) and self._result is None else None
-        return super()._value() if known is None else known
+        source = op.peer if isinstance(op, Recv) and self._result is None else None
+        return super()._value() if source is None else source
 
     def _bind(self, whole: Work) -> None:
         self._whole = whole
@@ -68,7 +68,7 @@ class BatchedWork(Work):
             self._whole._attach(self._follow)
 
     def _follow(self, whole: Work) -> None:
-        """End as `whole` did, if it has; a batch's result is one entry per operation."""
+        """End as `whole` did, if it has ended; a batch's result has an entry per operation."""
         if whole._state:
             results = whole._result
             single = results[self._place] if isinstance(results, (list, tuple)) else results
@@ -76,7 +76,7 @@ class BatchedWork(Work):
 
 
 class Batch:
-    """Operations on their way to one launch, and the pending Works that were handed out."""
+    """The operations of a block, to be launched together, and their pending Works."""
 
     def __init__(self, group: Dispatcher) -> None:
         self.group = group
@@ -86,13 +86,13 @@ class Batch:
         self.append = self._ops.append
         self.take = self._arrays.append
         self.plain: type | None = None
-        self.how: object = _UNLIKE
+        self.how: object = _MIXED
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
-        """Take one operation; ValueError if it is for another device than those before."""
+        """Take an operation; ValueError if it is for another device than those before."""
         if self.device not in (None, device):
             message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
             raise ValueError(message)
@@ -101,7 +101,7 @@ class Batch:
         self.device = device
         self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
         if type(op) is AllReduce and not (async_op or len(self) or device == "cpu"):
-            self._begin_alike(op)
+            self._begin_uniform(op)
             return None
         self.append(op)
         if not async_op:
@@ -118,32 +118,32 @@ class Batch:
         """The operations so far."""
         return self._ops if self._how is None else AllReduces(self._arrays, self._how)
 
-    def _begin_alike(self, op: AllReduce) -> None:
-        """Take a first all_reduce: as long as others are like it, their arrays are enough."""
+    def _begin_uniform(self, op: AllReduce) -> None:
+        """Take a first all_reduce; while others have its reduction, the batch keeps arrays only."""
         if isinstance(op.op, ReduceOp):
             self.how = self._how = op.op
-            self.append = self._end_alike
+            self.append = self._end_uniform
             self.take(op.x)
-        else:  # a mistake, which the launch will name
+        else:  # an invalid argument, which the launch reports
             self.append(op)
 
-    def _end_alike(self, op: Op) -> None:
-        """Take an operation that is not like those before."""
+    def _end_uniform(self, op: Op) -> None:
+        """Take an operation that is no all_reduce by the same reduction."""
         self._ops += self.ops
-        self.how, self._how = _UNLIKE, None
+        self.how, self._how = _MIXED, None
         self._arrays.clear()
         self.append = self._ops.append
         self.append(op)
 
     def _kind_of(self, op: Op) -> type | None:
-        """Return the type of arrays that are sure to be on the block's device."""
+        """Return a type of arrays that always lie on the block's device, or None."""
         if self.device == "cpu":
             return np.ndarray
         kind = type(getattr(op, "x", None))
         return kind if kind in single_device_types else None
 
     def launch(self, async_op: bool) -> Work | None:
-        """Launch everything as one submission; the pending Works end with it."""
+        """Launch the operations as a single submission; block, or return its Work if `async_op`."""
         if not len(self):
             return None
         ops = self.ops if self._how is not None else tuple(self._ops)
@@ -162,7 +162,7 @@ class Batch:
         return None
 
     def drop(self, error: BaseException) -> None:
-        """Launch nothing; the pending Works fail with `error`."""
+        """Launch nothing; make the pending Works fail with `error`."""
         for work in self.works:
             work._finish(error)
 
@@ -181,7 +181,7 @@ class Plan:
         self._timeout = None if timeout == group.timeout else timeout
 
     def launch(self, async_op: bool = False) -> Work | None:
-        """Run the operations again as one submission: block, or return a Work."""
+        """Run the operations again, as a single submission; block, or return a Work."""
         if not self.ops:
             return None
         group = self.group
@@ -191,7 +191,7 @@ class Plan:
 
 
 class CoalescingManager:
-    """One coalescing block: `with coalescing_manager(group) as cm`."""
+    """A coalescing block: `with coalescing_manager(group) as cm`."""
 
     def __init__(self, group: Dispatcher, async_ops: bool) -> None:
         self.works: list[Work] = []
@@ -221,13 +221,13 @@ class CoalescingManager:
             self.works.append(work)
 
     def wait(self, timeout: Timeout = None) -> None:
-        """Block until the batch is over; raise what made it fail. Needs the block to have ended."""
+        """Block until the batch has ended; raise its failure. ValueError inside the block."""
         self._need_end("wait()")
         for work in self.works:
             work.wait(timeout)
 
     def plan(self) -> Plan:
-        """Keep the block's operations, to be launched again. Needs the block to have ended."""
+        """Return the block's operations, to be launched again. ValueError inside the block."""
         self._need_end("plan()")
         batch = self._batch
         return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout)

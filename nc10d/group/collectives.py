@@ -1,9 +1,15 @@
-"""The collectives as methods, for whoever has a `_run`: each makes its op and hands it on.
+"""The collectives as methods of a group: each makes its operation and runs it.
 
-What each does, and with which arrays, is written once, at the function of the same name in
-nc10d.api.calls. Two things are different here: ranks are ranks in the group, and `timeout`
-(seconds or
-timedelta) replaces the group's for this call.
+They are the functions of the same names in nc10d.api.calls, on this group: ranks are ranks in the
+group. These rules hold for all of them:
+
+- A call blocks until this rank's arrays may be used again, and returns None. With `async_op` it
+  returns a Work at once, and the arrays must not be touched until that has ended.
+- `timeout` (seconds or timedelta) replaces the group's for this call. When it passes, the group
+  fails on every rank.
+- ValueError or TypeError for arguments that this rank alone can see to be wrong. CollectiveMismatch
+  if ranks make different calls, CollectiveTimeout, PeerLost or Aborted if the group fails.
+- Inside a coalescing block a call only joins the block's batch.
 """
 
 from __future__ import annotations
@@ -43,15 +49,15 @@ def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
     return None if items is None or len(items) == 0 else items
 
 
-# Ranks become plain ints here, whatever else the caller has: 1.0 and np.int64(1) are equal to 1 as
-# keys of what is known already, and would pass for it.
+# Ranks become plain ints here: 1.0 and np.int64(1) equal 1 as keys of prepared calls, so that they
+# would pass unchecked.
 
 
 class OpenBatch(Protocol):
-    """What a group knows of a coalescing block: it takes operations.
+    """A coalescing block as its group sees it: it takes operations.
 
-    An operation on arrays of the type `plain`, with the group's timeout, may be appended. Of an
-    all_reduce of such an array by the very object `how`, the array may be taken.
+    An operation on arrays of the type `plain`, with the group's timeout, may go to `append`. For an
+    all_reduce of such an array by the same object as `how`, the array alone may go to `take`.
     """
 
     plain: type | None
@@ -60,7 +66,7 @@ class OpenBatch(Protocol):
     take: Callable[[Array], None]
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
-        """Take one operation; return its pending Work if `async_op`."""
+        """Take an operation; return its pending Work if `async_op`."""
         ...
 
 
@@ -68,10 +74,10 @@ class Runner:
     """The base of the method mixins: runs operations. A group overrides all of it."""
 
     _batches: Mapping[int, OpenBatch] = MappingProxyType({})
-    """The open coalescing block of each thread that has one."""
+    """The open coalescing blocks, by thread."""
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Launch `op`; `array` is one of its arrays, and determines the device."""
+        """Launch `op`; `array` is any of its arrays, and determines the device."""
         raise NotImplementedError
 
     def try_prepared(
@@ -86,7 +92,7 @@ class Runner:
 
 
 class Collectives(Runner):
-    """The collectives of a group; a subclass says in `_run` what becomes of one."""
+    """The collectives of a group; a subclass runs operations in `_run`."""
 
     def all_reduce(
         self,
@@ -95,7 +101,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.all_reduce on this group."""
+        """Replace `tensor` on every rank by the reduction of all ranks' tensors, of equal shape."""
         if async_op or timeout is not None:
             return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
         if self._batches:
@@ -118,7 +124,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.reduce on this group; `dst` is a rank of it."""
+        """Reduce all ranks' tensors, of equal shape, into that of rank `dst`; others are kept."""
         if type(dst) is not int:
             dst = integer("reduce", "dst", dst)
         plain = not async_op and timeout is None
@@ -129,7 +135,7 @@ class Collectives(Runner):
     def broadcast(
         self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
-        """Do as nc10d.broadcast on this group; `src` is a rank of it."""
+        """Copy the tensor of rank `src` into every rank's `tensor`, of equal shape and dtype."""
         if type(src) is not int:
             src = integer("broadcast", "src", src)
         plain = not async_op and timeout is None
@@ -144,7 +150,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.all_gather on this group."""
+        """Copy rank r's `tensor` into `tensor_list[r]` on every rank; sizes may differ by rank."""
         return self._run(AllGather(tensor_list, tensor), tensor, async_op, timeout)
 
     def all_gather_into_tensor(
@@ -154,7 +160,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.all_gather_into_tensor on this group."""
+        """Concatenate all ranks' inputs of n elements, in rank order, into outputs of size * n."""
         plain = not async_op and timeout is None
         if plain and self.try_prepared(AllGather, None, input_tensor, output_tensor):
             return None
@@ -170,7 +176,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.reduce_scatter on this group."""
+        """Reduce `input_list[r]` of all ranks into the `output` of rank r, for every rank r."""
         return self._run(ReduceScatter(output, input_list, op), output, async_op, timeout)
 
     def reduce_scatter_tensor(
@@ -181,7 +187,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.reduce_scatter_tensor on this group."""
+        """Reduce chunk r of all inputs into the `output` of rank r: size * n elements into n."""
         plain = not async_op and timeout is None
         if plain and self.try_prepared(ReduceScatter, op, output, input):
             return None
@@ -196,7 +202,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.all_to_all on this group."""
+        """Send `input_tensor_list[r]` to rank r, into its `output_tensor_list[this rank]`."""
         op = AllToAll(output_tensor_list, input_tensor_list)
         return self._run(op, output_tensor_list, async_op, timeout)
 
@@ -209,7 +215,10 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.all_to_all_single on this group."""
+        """Send piece r of `input` to rank r; concatenate the pieces received into `output`.
+
+        Pieces are rows (dimension 0): equally many for each rank, or as many as split sizes list.
+        """
         even = output_split_sizes is None and input_split_sizes is None
         plain = even and not async_op and timeout is None
         if plain and self.try_prepared(AllToAll, None, input, output):
@@ -225,7 +234,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.gather on this group; `dst` is a rank of it."""
+        """Copy rank r's `tensor` into `gather_list[r]` of rank `dst`; other ranks give no list."""
         if type(dst) is not int:
             dst = integer("gather", "dst", dst)
         return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
@@ -238,7 +247,10 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.gather_single on this group; `dst` is a rank of it."""
+        """Concatenate all inputs, of n elements each, in the `output` of rank `dst`: size * n.
+
+        `output` is None on the other ranks.
+        """
         if type(dst) is not int:
             dst = integer("gather_single", "dst", dst)
         return self._run(Gather(output, input, dst, even=True), input, async_op, timeout)
@@ -251,7 +263,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.scatter on this group; `src` is a rank of it."""
+        """Copy `scatter_list[r]` of rank `src` into rank r's `tensor`; other ranks give no list."""
         if type(src) is not int:
             src = integer("scatter", "src", src)
         return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
@@ -264,13 +276,16 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Do as nc10d.scatter_single on this group; `src` is a rank of it."""
+        """Copy chunk r of the `input` of rank `src`, of size * n elements, into rank r's `output`.
+
+        `input` is None on the other ranks.
+        """
         if type(src) is not int:
             src = integer("scatter_single", "src", src)
         return self._run(Scatter(output, input, src, even=True), output, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
-        """Do as nc10d.barrier on this group."""
+        """Block until every rank of the group has made this call."""
         plain = not async_op and timeout is None
         if plain and self.try_prepared(Barrier, None, _NO_ARRAY, _NO_ARRAY):
             return None

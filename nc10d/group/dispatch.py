@@ -122,7 +122,7 @@ class Dispatcher(Collectives, PointToPoint):
         return works
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Run `op`, or add it to this thread's open block; `array` is one of its arrays.
+        """Run `op`, or add it to this thread's open block; `array` is any of its arrays.
 
         The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
         """
@@ -158,7 +158,7 @@ class Dispatcher(Collectives, PointToPoint):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Run `ops` in order, as one submission, on the backend of `device`.
+        """Run `ops` in order, as a single submission, on the backend of `device`.
 
         Blocks and returns None, or returns a Work with `async_op`. An open block is passed by.
         `timeout` (seconds or timedelta) replaces the group's.
@@ -177,8 +177,8 @@ class Dispatcher(Collectives, PointToPoint):
     def backend(self, device: str, deadline: Deadline | None = None) -> Backend:
         """Return the backend for a kind of device ("cpu", "cuda"), made if need be.
 
-        Making one may wait for the other ranks, until `deadline` (without it, for the group's
-        timeout). ValueError if none is configured for the device.
+        Making a backend may block until the other ranks come, or until `deadline` (by default, the
+        group's timeout). ValueError if none is configured for the device.
         """
         found = self._backends.find(device)
         if found is None:
@@ -196,14 +196,14 @@ class Dispatcher(Collectives, PointToPoint):
 
     @property
     def seq(self) -> int:
-        """The number of launches so far on this rank; a coalesced batch is one."""
+        """The number of launches so far on this rank; a coalesced batch is a single launch."""
         with self._lock:
             # Looking at the counter advances it; that is subtracted again.
             self._looks += 1
             return next(self._launches) - self._looks + 1
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer(group, ops, number)` before each launch; returns what ends that."""
+        """Call `observer(group, ops, number)` before each launch; return a function to stop it."""
         with self._lock:
             self._observers = (*self._observers, observer)
             self._refresh()
@@ -211,7 +211,7 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _unobserve(self, observer: Observer) -> None:
         with self._lock:
-            self._observers = tuple(one for one in self._observers if one is not observer)
+            self._observers = tuple(each for each in self._observers if each is not observer)
             self._refresh()
 
     def open_batch(self, batch: OpenBatch) -> None:
@@ -234,5 +234,5 @@ class Dispatcher(Collectives, PointToPoint):
             raise ValueError(message)
 
     def in_batch(self) -> bool:
-        """Say whether a coalescing block of this thread is open on the group."""
+        """Return whether a coalescing block of this thread is open on the group."""
         return get_ident() in self._batches

@@ -1,7 +1,8 @@
-"""Sends and receives as methods, for whoever has a `_run`, and several of them at once.
+"""Sends and receives as methods of a group, and several of them at once.
 
-What each does is written once, at the function of the same name in nc10d.api.calls; here ranks are
-ranks in the group, and `timeout` (seconds or timedelta) replaces the group's for this call.
+They are the functions of the same names in nc10d.api.calls, on this group: ranks are ranks in the
+group, and `timeout` (seconds or timedelta) replaces the group's for this call. Errors are those of
+nc10d.group.collectives.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from nc10d.work import Work
 
 
 class BatchedMessage(Protocol):
-    """What a group knows of a send or receive of a batch (nc10d.P2POp)."""
+    """A send or receive of a batch (nc10d.P2POp) as its group sees it."""
 
     @property
     def group(self) -> Any:
-        """The group that it belongs to."""
+        """The group of the message."""
         ...
 
     def operation(self) -> Send | Recv:
-        """Return it as a backend is told of it."""
+        """Return the message as an operation for a backend."""
         ...
 
     def start(self) -> Work | None:
-        """Join the group's open block."""
+        """Join the group's open block; return its pending Work, if any."""
         ...
 
 
 def start_all(messages: Sequence[BatchedMessage]) -> list[Work]:
-    """Start messages in their order; return the Works of those that have one."""
-    works = [one.start() for one in messages]
+    """Start messages in their order; return the Works that they begin."""
+    works = [message.start() for message in messages]
     return [work for work in works if work is not None]
 
 
-# Ranks and tags become plain ints here, whatever else the caller has; see nc10d.group.collectives.
+# Ranks and tags become plain ints here; nc10d.group.collectives has the reason.
 
 
 def _send(tensor: Array, dst: Any, tag: Any) -> Send:
@@ -59,21 +60,21 @@ def _recv(tensor: Array, src: Any, tag: Any) -> Recv:
 
 
 class PointToPoint(Runner):
-    """The messages of a group; a subclass says in `_run` what becomes of one."""
+    """The messages of a group; a subclass runs operations in `_run`."""
 
     def _wait_here(self, work: Work) -> None:
-        """Wait for a synchronous call; an interrupt ends it for the whole group."""
+        """Wait for a synchronous call; an interrupt fails it for the whole group. Blocks."""
         work.wait()
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
-        """Do as nc10d.send on this group; `dst` is a rank of it."""
+        """Send `tensor` to rank `dst`; blocks until `tensor` may be changed again."""
         prepared = timeout is None and type(dst) is int and type(tag) is int
         if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Send, dst, tensor, tag):
             return
         self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
-        """Do as nc10d.isend on this group; `dst` is a rank of it."""
+        """Start to send `tensor` to rank `dst`; return a Work."""
         prepared = timeout is None and type(dst) is int and type(tag) is int
         if prepared and 0 <= tag <= LARGEST_TAG:
             work = self.try_prepared(Send, dst, tensor, tag, True)
@@ -84,9 +85,10 @@ class PointToPoint(Runner):
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> int | None:
-        """Do as nc10d.recv on this group; `src` and the sender returned are ranks of it.
+        """Receive into `tensor` from rank `src` (None: any); return the sender. Blocks.
 
-        Inside a coalescing block nothing has come yet: returns None.
+        Returns None inside a coalescing block, where nothing has been received yet. Bytes and dtype
+        must be those that were sent; else CollectiveMismatch.
         """
         prepared = timeout is None and type(src) is int and type(tag) is int
         if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Recv, src, tensor, tag):
@@ -106,7 +108,7 @@ class PointToPoint(Runner):
     def irecv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
-        """Do as nc10d.irecv on this group; `src` is a rank of it."""
+        """Start to receive into `tensor` from rank `src` (None: any); return a Work."""
         prepared = timeout is None and type(src) is int and type(tag) is int
         if prepared and 0 <= tag <= LARGEST_TAG:
             work = self.try_prepared(Recv, src, tensor, tag, True)

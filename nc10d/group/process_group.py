@@ -1,4 +1,4 @@
-"""ProcessGroup: some ranks, their order, and what carries their operations.
+"""ProcessGroup: some ranks, their order, and the backends that run their operations.
 
 A group maps each kind of device to a backend, made when it is first needed. Everything about a
 group is an attribute of the group. Any thread may call; the order of launch is the order of
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "Observer", "ProcessGroup"]
 
 AT_ONCE = ("cpu", LOOKOUT)
-"""The places whose backends are made as soon as a group is: all its ranks are in the call at
-that time, and the host mates map each other's memory then. Groups made from it split these; a
-backend of another device waits until an array of that device comes, and is made afresh.
+"""The places whose backends are made together with the group, while all its ranks are in the call.
+
+Groups made from it split these backends. A backend of another device is made at the first array of
+that device.
 """
 
 
 class ProcessGroup(Dispatcher, Members):
     """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
 
-    `timeout` is in seconds. `config` says which backend serves which device; `options` (as
+    `timeout` is in seconds. `config` maps devices to backends; `options` (as
     `pg_options` of init_process_group) go to the backends, after those of `parent`. Operations
     are methods, with ranks of the group; see nc10d.group.collectives.
     """
@@ -83,7 +84,7 @@ class ProcessGroup(Dispatcher, Members):
         name = self.config.backend_for(device)
         options = self.options.get(name)
         parent = self._parent
-        # Every rank must take the same way, so what this one has made already does not count.
+        # Every rank must decide alike, whichever backends it has made already.
         there = None if parent is None or device not in AT_ONCE else _place_of(name, parent)
         if parent is not None and there is not None:
             if self._survivors is not None:
@@ -109,13 +110,13 @@ class ProcessGroup(Dispatcher, Members):
         return factory(setup)
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
-        """Make the backends that are made at once; all ranks call, and wait for each other.
+        """Make the backends of AT_ONCE; all ranks of the group call this at the same time.
 
-        Blocks until all have come or `deadline` (without it, for the group's timeout); on an
-        error the group is closed.
+        Blocks until all have come or `deadline` (by default, the group's timeout). On an error the
+        group is closed.
         """
         try:
-            # What learns of deaths comes first: it helps those that form behind it.
+            # The backend that detects failures comes first: it reports deaths while others form.
             for device in sorted(self.config.places, key=lambda place: place not in AT_ONCE):
                 if device in AT_ONCE or self.device_id is not None:
                     self._make(device, deadline)
@@ -127,7 +128,7 @@ class ProcessGroup(Dispatcher, Members):
         try:
             self.backend(place, deadline)
         except UnsupportedPlatform:
-            if place != LOOKOUT:  # without one, ranks tell each other in the store
+            if place != LOOKOUT:  # without it, ranks report failures in the store
                 raise
 
     def _wait_here(self, work: Work) -> None:
@@ -141,25 +142,31 @@ class ProcessGroup(Dispatcher, Members):
 
     @property
     def inherited(self) -> bool:
-        """Say whether the group belongs to the process that forked this one."""
+        """Whether the group belongs to the process that forked this process."""
         return self._backends.inherited
 
     @property
     def backend_name(self) -> str:
-        """The backend by the name that it was asked for."""
+        """The backend's name as the user has given it."""
         return self.config.asked
 
     def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
-        """Collect this thread's calls in a with-block; see nc10d.coalescing_manager."""
+        """Collect this thread's calls in a with-block, at whose end they are launched together.
+
+        See nc10d.coalescing_manager. `device` is accepted for c10d's sake.
+        """
         return CoalescingManager(self, async_ops)
 
     def batch_isend_irecv(self, p2p_op_list: Sequence[BatchedMessage]) -> list[Work]:
-        """Launch sends and receives together; see nc10d.batch_isend_irecv."""
-        if not p2p_op_list or any(one.group is not self for one in p2p_op_list):
+        """Launch sends and receives of this group together; return their Works in order.
+
+        ValueError for an empty list, or messages of another group.
+        """
+        if not p2p_op_list or any(message.group is not self for message in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
         if self.in_batch():
             return start_all(p2p_op_list)
-        works = self.try_prepared_messages([one.operation() for one in p2p_op_list])
+        works = self.try_prepared_messages([message.operation() for message in p2p_op_list])
         if works is not None:
             return works
         with self.coalescing_manager(async_ops=True):
@@ -173,23 +180,24 @@ class ProcessGroup(Dispatcher, Members):
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> ProcessGroup | None:
-        """Split into groups by lists of my ranks; return mine, None if I'm in no list.
+        """Split the group by disjoint lists of its ranks; all ranks call with the same lists.
 
-        As nc10d.split_group, but no world keeps the new group: whoever has it closes it.
+        Blocks until all have come, or for `timeout` (seconds or timedelta). Returns the new group
+        of this rank, None if no list has it. As nc10d.split_group, but the caller closes the group.
         """
         self.refuse_in_batch("split_group")
         lists = split_lists(split_ranks, self.size)
         limit, config = terms(self, timeout, backend, pg_options)
         deadline = Deadline.after(limit)
-        # A split needs the parent's backends: here are all of its ranks, who may have to meet.
+        # A split needs the parent's backends; to make them, all of its ranks are here.
         self.make_backends(deadline)
         self.splits += 1
-        mine = next((ranks for ranks in lists if self.rank in ranks), None)
-        if mine is None:
+        own = next((ranks for ranks in lists if self.rank in ranks), None)
+        if own is None:
             return None
-        # Disjoint lists: the smallest member tells the new groups of one split apart.
-        name = f"{self.name}/split{self.splits}-{mine[0]}"
-        members = [self.ranks[rank] for rank in mine]
+        # The lists are disjoint, so the first member makes the names of a split's groups unique.
+        name = f"{self.name}/split{self.splits}-{own[0]}"
+        members = [self.ranks[rank] for rank in own]
         group = self.child(name, members, limit, config, pg_options, group_desc)
         group.make_backends(deadline)
         return group
@@ -205,8 +213,8 @@ class ProcessGroup(Dispatcher, Members):
         options: Any = None,
         description: str | None = None,
     ) -> ProcessGroup:
-        """Make the group of some of my `members` (global ranks), me among them; meets nobody."""
-        from nc10d.store import PrefixStore  # for those who make groups of groups alone
+        """Return a group of some of this group's `members` (global ranks). Never blocks."""
+        from nc10d.store import PrefixStore  # imported late: only jobs with several groups need it
 
         group = ProcessGroup(
             name,
@@ -225,7 +233,7 @@ class ProcessGroup(Dispatcher, Members):
     def successor(
         self, name: str, members: Sequence[int], store: Store, deadline: Deadline
     ) -> ProcessGroup:
-        """Make the group of those of my ranks that are left, numbered anew; see nc10d.group.shrink.
+        """Make the group of the surviving `members` (ranks here); see nc10d.group.shrink.
 
         Blocks until all of them have come or `deadline`.
         """
@@ -248,7 +256,7 @@ class ProcessGroup(Dispatcher, Members):
     def abort(self, reason: BaseException | str | None = None) -> None:
         """Fail every pending and later operation here and on every peer; never blocks.
 
-        They raise `reason` if it is a DistError, else Aborted with its text. The first wins.
+        They raise `reason` if it is a DistError, else Aborted with its text. The first reason wins.
         """
         cause = self._cause(reason)
         self._backends.fail(cause)
@@ -258,7 +266,7 @@ class ProcessGroup(Dispatcher, Members):
     _abort = abort
 
     def _cause(self, reason: BaseException | str | None) -> DistError:
-        """Return a reason as an error of this group's own: it may be that of other groups too."""
+        """Return a reason as an error of this group: a copy, as other groups may share it."""
         if isinstance(reason, DistError):
             own = copy_to_raise(reason)
             assert isinstance(own, DistError)
@@ -272,7 +280,7 @@ class ProcessGroup(Dispatcher, Members):
         return aborted
 
     def close(self) -> None:
-        """Give the backends back; idempotent. Later calls raise GroupClosed."""
+        """Close the backends; idempotent. Calls pending and later raise GroupClosed."""
         gone = GroupClosed(f"group {self.name!r} has been destroyed", group=self.name)
         self._backends.fail(gone)
         self._preparing = None
@@ -280,7 +288,7 @@ class ProcessGroup(Dispatcher, Members):
         self._stranded.clear()
 
     def _disown(self) -> None:
-        """Become unusable in a forked child; what the group owns stays the parent's."""
+        """Become unusable in a forked child; the group's resources stay the parent's."""
         self._lock = threading.RLock()
         self._batches.clear()
         self._preparing = None
@@ -299,7 +307,7 @@ class ProcessGroup(Dispatcher, Members):
 
 
 def _place_of(name: str, group: ProcessGroup) -> str | None:
-    """Return where a group has a backend of this name that was made at once, if it has one."""
+    """Return where a group has a backend of this name that was made at once, if any."""
     places = group.config.places
     return next((place for place in AT_ONCE if places.get(place) == name), None)
 
@@ -307,10 +315,10 @@ def _place_of(name: str, group: ProcessGroup) -> str | None:
 def terms(
     parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any
 ) -> tuple[float, BackendConfig]:
-    """Return timeout (seconds) and configuration of a new group; `parent`'s where nothing is said.
+    """Return timeout (seconds) and configuration of a new group; by default, those of `parent`.
 
-    ValueError or TypeError for what a caller can get wrong, before any group is counted: all
-    ranks count alike.
+    ValueError or TypeError for wrong arguments. It is called before the new group gets its number,
+    so that ranks with wrong arguments do not count differently from the others.
     """
     limit = parent.timeout if timeout is None else seconds(timeout)
     config = parent.config if backend is None else BackendConfig(backend)
@@ -337,4 +345,4 @@ def _refresh_all() -> None:
 debug_level.listeners.append(_refresh_all)
 
 default_group: Callable[[], ProcessGroup | None] = lambda: None  # noqa: E731
-"""What `nc10d.group.process_group.WORLD` answers with; the world sets it when it is imported."""
+"""Returns the job's default group, or None; nc10d.group.world sets it on import."""

@@ -82,7 +82,7 @@ def _connected(
 
 
 class CpuBackend(Backend):
-    """One group. Methods that block say so."""
+    """The backend of a group. Methods that block are marked so."""
 
     name = "cpu"
     device_type = "cpu"
@@ -147,13 +147,13 @@ class CpuBackend(Backend):
     def traffic(self) -> list[tuple[str, int, int, bool]]:
         """Return a row for each of my ends of links: (direction, peer, messages, waits).
 
-        The direction is "to" or "from"; `messages` counts those that have begun; `waits` says
-        whether this rank waits for its peer in the latest of them.
+        The direction is "to" or "from"; `messages` counts those that have begun; `waits` is True
+        if this rank waits for its peer in the latest of them.
         """
         found = []
         for channel in self.group.links.channels():
             peer = self.group.links.peer_of(channel)
-            assert peer is not None, "every channel of the links is an end of one"
+            assert peer is not None, "every channel of the links is an end of a link"
             waits = self.group.health.is_waiting(channel)
             found.append((DIRECTIONS[channel.shared.kind], peer, channel.get(at.C_OPS), waits))
         return found
@@ -257,7 +257,7 @@ class CpuBackend(Backend):
 
 
 def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
-    """Raise the reason why a group of some ranks of `parent` can't be formed, if there is one."""
+    """Raise the reason why a group of some ranks of `parent` can't be formed, if any."""
     check_alive(parent.context, name, members)
     parent.health.check()
     for rank, member in enumerate(members):

@@ -3,7 +3,7 @@
 Three helper threads serve it:
 
 - the control thread waits for deaths of peers (pidfds) and for control messages;
-- the worker advances asynchronous operations without the GIL; the first one starts it;
+- the worker advances asynchronous operations without the GIL; the first of them starts it;
 - the notifier finishes Works that have callbacks; the first of them starts it.
 
 All three are joined before the memory is unmapped.
@@ -160,7 +160,7 @@ class Context:
         self.router.join(group)
 
     def leave(self, group: Listener) -> None:
-        """Remove a group; the last one closes the context."""
+        """Remove a group; removing the last group closes the context."""
         with self._lock:
             self.listeners.leave(group)
             self.memories.pop(group.name, None)

@@ -44,7 +44,7 @@ from nc10d.work import Work
 
 
 class OpLauncher:
-    """Launches the operations of one group. Synchronous launches block."""
+    """Launches the operations of a group. Synchronous launches block."""
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
         self._group = group
@@ -217,7 +217,7 @@ class OpLauncher:
         works += messages
         if len(works) == 1:
             return works[0]
-        # A thread waits for one of them at a time; the worker advances the others.
+        # A thread waits for a single Work at a time; the worker advances the others.
         self._group.context.need_worker()
         return CombinedWork(self._waiter, ops, works, messages)
 

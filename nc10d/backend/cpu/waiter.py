@@ -17,7 +17,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
-from nc10d.backend.cpu.p2p.unexpected import absorb
+from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
 from nc10d.backend.cpu.works import Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -33,7 +33,7 @@ A_MOMENT = 0.001
 
 
 class Waiter:
-    """Waits for the operations of one group. Methods that block say so."""
+    """Waits for the operations of a group. Methods that block are marked so."""
 
     def __init__(self, group: Group, detector: DeadlockDetector) -> None:
         self.group = group
@@ -61,7 +61,7 @@ class Waiter:
                 if answer == at.FINISHED:
                     return None
                 if answer == at.UNMATCHED:
-                    absorb(self.group.links, channel)
+                    receive_unexpected(self.group.links, channel)
                 elif answer < 0 and answer != at.ABORTED:
                     self._health.engine_failed(channel, answer)
                 elif answer == 0 and until.at >= limit.at:
@@ -139,7 +139,7 @@ class Waiter:
         return self._health.failure()
 
     def check(self) -> None:
-        """Raise the group's failure, if there is one."""
+        """Raise the group's failure, if it has failed."""
         self._health.check()
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
@@ -150,7 +150,7 @@ class Waiter:
         """Receive unexpected messages that block receives which are only polled."""
         for channel, _ in parts:
             if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
-                absorb(self.group.links, channel)
+                receive_unexpected(self.group.links, channel)
 
     def watch(self, work: Work) -> None:
         """Let the notifier finish a Work that nobody waits for."""
@@ -164,7 +164,7 @@ class Waiter:
         self._context.poke_notifier()
 
     def notify(self) -> bool:
-        """Finish watched Works that have ended; return True if one can only be polled."""
+        """Finish watched Works that have ended; return True if any can only be polled."""
         for work in list(self._watched):
             try:
                 work._poll()

@@ -1,4 +1,4 @@
-"""The CPU backend's Work: some submissions that must all end, and what to do when they have."""
+"""The CPU backend's Work: some submissions that must all end, and the last steps after that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PartWaiter(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise the group's failure, if there is one."""
+        """Raise the group's failure, if it has failed."""
         ...
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
@@ -139,7 +139,7 @@ class CpuWork(Work):
         self._poll()
 
     def _complete(self) -> None:
-        # Several threads may find the end: one copies back, before anybody is told.
+        # Several threads may find the end: the first copies back, before any of them reports it.
         with self._waiter.ending:
             after, self._after = self._after, ()
             try:

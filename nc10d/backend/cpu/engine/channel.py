@@ -1,19 +1,19 @@
-"""A channel as Python sees it: one FIFO of programs, in a block that the engine works on.
+"""A channel as Python sees it: a FIFO of programs, in a block that the engine works on.
 
-A group's collectives are one channel; each direction between two ranks is another (a link), with
-one end for the sender and one for the receiver. The block lies in private memory; the counters and
-staging buffers that it points to are shared.
+A group's collectives share a channel. Each direction between two ranks is a link, which has a
+channel at the sender's end and another at the receiver's. The block lies in private memory; the
+counters and staging buffers that it points to are shared.
 
     state      holder of C_LOCK          C_BROKEN   the user's arrays, and how the state ends
-    usable     none, or the thread that  0          each kept until its program is FINISHED, and
-               advances the channel                 dropped by the next reap
-    failed     the same, briefly         FAILING    kept; a program has failed: stop follows
-    given up   none (give_up)            BROKEN     kept; a call was left half done: stop follows
-    stopping   stop wants it             BROKEN     kept
-    stopped    the thread that stopped   BROKEN     dropped (`broken`); for good
-    disowned   1, which is no thread     BROKEN     a forked child's copy; for good
+    usable     none, or the thread that  0          kept until their program is FINISHED, then
+               advances the channel                 dropped by the next `reap`
+    failed     as if usable              FAILING    kept; a program has failed, `stop` follows
+    given up   none, see `give_up`       BROKEN     kept; a call is half done, `stop` follows
+    stopping   any; `stop` waits for it  BROKEN     kept
+    stopped    the thread in `stop`      BROKEN     dropped; the state is final
+    disowned   1, which is no thread     BROKEN     the parent's (a forked child); final
 
-Invariant: C_BROKEN is set first, then the lock is taken, and `stop` never unlocks. A thread that
+Invariant: `stop` sets C_BROKEN first, then takes the lock, and never unlocks. A thread that
 takes the lock looks at C_BROKEN before it advances anything. So once `stop` has the lock, no thread
 of this rank runs a step, and once it has withdrawn exposed memory, no peer writes there. Only then
 are the arrays dropped. progress.py has the states of a usable channel in detail.
@@ -167,7 +167,7 @@ class Channel:
         return address
 
     def _lengthen(self) -> None:
-        """Replace a full ring by one of twice the length."""
+        """Replace a full ring by a ring of twice the length."""
         longer = self._new_ring(2 * (len(self._rings[self.get(at.C_RING)]) - 1))
         if ring.lengthen(self.address, longer) == at.BUSY:  # another thread has just done so
             del self._rings[longer]
@@ -197,7 +197,7 @@ class Channel:
     ) -> tuple[int, Submission]:
         """Submit the prepared call at address `prepared` on the arrays x and y.
 
-        This thread advances a short one at once. Returns the engine's answer and the submission:
+        This thread advances a short call at once. Returns the engine's answer and the submission:
         DONE, BUSY if the engine has not taken it, or a failure (negative).
         """
         submission = self._blank(2, keep)
@@ -244,7 +244,7 @@ class Channel:
         Every call that has seen an operation of the channel end calls this, because nothing else
         does for a Work that the user has dropped.
         """
-        # Collectives and sends end in the order of the ring, so the first ones are enough.
+        # Collectives and sends end in the order of the ring, so the first are enough.
         while (first := self._first_in_flight()) is not None and first.finished():
             self._drop(first)
         # Receives end in any order. All are looked at once so many calls have come that the scan
@@ -342,7 +342,7 @@ class Channel:
 
 
 class Submission:
-    """A descriptor of one launch: program, addresses, deadline, and what keeps them valid.
+    """A descriptor of a launch: program, addresses, deadline, and the objects that keep them valid.
 
     `message` is tag, bytes and dtype code; `gate` is the address of a gate that the engine opens
     at the end, 0 for none. `address` is the descriptor's.

@@ -2,7 +2,7 @@
 
 A common handshake needs arrays that do not overlap, and no wait between the all_reduces. Each rank
 knows that of its own arrays only. A batch that could share handshakes therefore begins with a
-vote: if any rank objects, all ranks run the batch one operation after another.
+vote: if any rank objects, all ranks run the operations in order.
 """
 
 from __future__ import annotations

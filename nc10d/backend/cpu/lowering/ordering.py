@@ -1,4 +1,4 @@
-"""Order among the messages and the collectives of one batch, where they share arrays.
+"""Order among the messages and the collectives of a batch, where they share arrays.
 
 Each message has a link of its own, so it may overtake the batch's collectives. That is invisible
 as long as they share no array, or nobody writes the shared array. Otherwise the later operation
@@ -58,7 +58,7 @@ INDEPENDENT = MessageDependencies()
 
 
 class BatchDependencies:
-    """The gates of one batch: one for each operation, numbered alike."""
+    """The gates of a batch: a gate for each operation, numbered alike."""
 
     def __init__(self, ops: Sequence[OpDependencies]) -> None:
         self.ops = ops

@@ -6,8 +6,8 @@ their addresses into words that are laid out once, and runs.
 
 | class | prepared for | `x`, `y` |
 |---|---|---|
-| PreparedCollective | one collective on one or two plain arrays | its arrays; one array twice |
-| PreparedMessage | a send to, or a receive from, one peer | array, tag |
+| PreparedCollective | a collective on plain arrays | its two arrays; or its only array twice |
+| PreparedMessage | a send to, or a receive from, a given peer | array, tag |
 | PreparedProgram | any collectives, on arrays whose addresses stand in a table | the ops, None |
 """
 
@@ -96,7 +96,7 @@ class Prepared:
 
 
 class PreparedCollective(Prepared):
-    """One collective on plain arrays: its program, and what the arrays must be like."""
+    """A collective on plain arrays: its program, and the dtype and sizes of its arrays."""
 
     __slots__ = ("_extra", "_keep", "_kind", "address")
 
@@ -142,7 +142,7 @@ class PreparedCollective(Prepared):
         here: bool = False,
         how_soon: int = AT_ONCE,
     ) -> Work | None:
-        """Submit the collective; a short one is advanced by this thread first."""
+        """Submit the collective; this thread advances a short collective first."""
         _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
         deadline, ops = Deadline.after(timeout), self.ops(x, y)
         answer, submission = self.channel.submit_prepared(
@@ -158,8 +158,8 @@ class PreparedCollective(Prepared):
 class PreparedMessage(Prepared):
     """One message; `words` is a descriptor of it, and `inbox` is None for a send.
 
-    A `small` message fits into a slot of the link's staging buffer; a `near` one goes to a rank of
-    this host. A message that is both is `short`: once begun, it never waits. A message that is
+    A `small` message fits into a slot of the link's staging buffer; a `near` message has a peer
+    on this host. A message that is both is `short`: once begun, it never waits. A message that is
     neither is `bulky`.
     """
 
@@ -208,8 +208,8 @@ class PreparedMessage(Prepared):
     ) -> Work | None:
         """Send or receive; a short message that ends at once (or `how_soon`) is not submitted.
 
-        With `here` this thread advances even a long message, but not a bulky one: the worker
-        moves that beside others.
+        With `here` this thread advances even a long message. It leaves a bulky message to the
+        worker, which moves several at once.
         """
         if self.short and self._ends(x, y, how_soon):
             kind = Send if self.inbox is None else Recv
@@ -284,7 +284,7 @@ class PreparedProgram(Prepared):
         here: bool = False,
         how_soon: int = AT_ONCE,
     ) -> Work | None:
-        """Submit the program; raises the group's failure, if there is one."""
+        """Submit the program; raises the group's failure, if it has failed."""
         waiter.check()
         deadline = Deadline.after(timeout)
         keep = (tuple(x), self._keep)
@@ -312,6 +312,6 @@ PARTS: dict[type[Any], Parts] = {
 }
 """How an operation is split into (extra, x, y), and made of them again.
 
-`extra` is what it has besides arrays: reduction, root, (root, reduction), or peer. x and y are its
+`extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
 arrays in the order in which lower.py numbers them; the tag of a message.
 """

@@ -1,4 +1,4 @@
-"""The prepared calls of one group: looked up by operation, and the latest of each kind.
+"""The prepared calls of a group: looked up by operation, and the latest of each kind.
 
 | key | value |
 |---|---|
@@ -6,8 +6,8 @@
 | the arrays of a batch of all_reduces, by identity | a PreparedProgram on just these arrays |
 | dtypes, sizes and reductions of such a batch | the program, for other arrays of the same shape |
 
-A batch keeps no reference to its arrays: whatever ndarrays have just these addresses, dtypes,
-element counts and flags at the next launch, the table of addresses serves them. (An array may be
+A batch keeps no reference to its arrays. At the next launch, its table of addresses serves any
+ndarrays with exactly these addresses, dtypes, element counts and flags. (An array may be
 resized in place, and its identity may become another array's.)
 """
 
@@ -45,7 +45,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _KeptBatch:
-    """What a plan's operations remember: the batch in this cache, and their arrays."""
+    """The result of a look-up, kept in a plan's operations: batch, cache and arrays."""
 
     owner: PreparedCache
     batch: _Batch
@@ -53,7 +53,7 @@ class _KeptBatch:
 
 
 class PreparedCache:
-    """The prepared calls of one group; `channel` is that of its collectives."""
+    """The prepared calls of a group; `channel` is that of its collectives."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -196,7 +196,7 @@ def _reduced(ops: Sequence[Op]) -> list[Any] | None:
 def _read(arrays: list[Any]) -> Words | None:
     """Return a table with columns address, dtype, count; None unless arrays are plain and apart.
 
-    They must lie apart because one handshake serves all of them.
+    They must lie apart because they share a handshake.
     """
     table: Words = np.empty((3, len(arrays)), np.int64)
     if (
@@ -209,7 +209,7 @@ def _read(arrays: list[Any]) -> Words | None:
 
 
 def _shape(ops: Sequence[Op], table: Words) -> tuple[Any, ...]:
-    """Return what a batch's program depends on.
+    """Return the key of a batch's program: everything that it depends on.
 
     Dtypes stand there by address, too, which is sound because the key keeps them alive.
     """
@@ -219,6 +219,6 @@ def _shape(ops: Sequence[Op], table: Words) -> tuple[Any, ...]:
 
 
 def _same(arrays: list[Any], batch: _Batch) -> bool:
-    """Return whether arrays are as the table of a batch says."""
+    """Return whether arrays match the table of a batch."""
     table = batch.program.table
     return bool(prepared_calls.same_arrays(arrays, len(arrays), _NDARRAY, table))

@@ -1,4 +1,4 @@
-"""The programs of one group, built and linked once for each key; see lower.py for the keys."""
+"""The programs of a group, built and linked once for each key; see lower.py for the keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProgramCache:
         self._linked: dict[tuple[Any, ...], Linked] = {}
 
     def linked(self, lowered: LoweredOp) -> Linked:
-        """Return the program of a lowered operation; a new one may block to compile kernels."""
+        """Return the program of a lowered operation; a new program may block to compile kernels."""
         found = self._linked.get(lowered.key)
         if found is None:
             if len(self._linked) >= MOST_PROGRAMS:

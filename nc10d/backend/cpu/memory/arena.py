@@ -4,8 +4,8 @@ It has no name in any file system, so nothing is left when every process has die
 reserved in the memory file system when they are allocated: if that is full, `allocate` raises, and
 no later access gets a SIGBUS.
 
-A piece that other processes may write can be made private: its pages are replaced by new ones, at
-the same address and with the same contents. Later writes of other processes go to the old pages.
+A piece that other processes may write can be made private: new pages replace the old, at the
+same address and with the same contents. Later writes of other processes go to the old pages.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Arena:
 
 
 class _OwnedPiece:
-    """A piece of an arena that NumPy makes an array of; it is the base of that and all its views."""
+    """A piece of an arena as the base object of an array; its views keep it alive."""
 
     def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
         self._arena = arena

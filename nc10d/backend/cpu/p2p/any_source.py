@@ -62,7 +62,7 @@ class AnySourceReceive(Work):
             # that only polls has not asked to wait, and is no reason for an error.
             awaited = self._awaited or deadline.at > 0
             deserted = awaited and self._health.deserted()
-            # The notifier and several waiting threads may match: one of them takes the message.
+            # The notifier and several waiting threads may match: a single thread takes the message.
             with self._matching:
                 if self._inner is None:
                     self._inner = self._match()

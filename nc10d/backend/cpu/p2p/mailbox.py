@@ -1,4 +1,4 @@
-"""Sending and receiving for one rank of a group: posting, matching, receives from any source."""
+"""Sending and receiving for a rank of a group: posting, matching, receives from any source."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
 from nc10d.backend.cpu.p2p.unexpected import (
     arrived,
-    clear,
     head,
     is_remote,
     next_message,
-    take_aside,
+    post_unexpected,
+    receive_unexpected_from,
 )
 from nc10d.backend.cpu.transport.links import HALF, Inbox, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
@@ -49,7 +49,7 @@ class DeferredReceive:
 
 
 class Mailbox:
-    """Posts sends and receives of one rank; their Works wait through `waiter`."""
+    """Posts sends and receives of a rank; their Works wait through `waiter`."""
 
     def __init__(self, group: Group, waiter: PartWaiter, cache: PreparedCache) -> None:
         self._group = group
@@ -207,20 +207,20 @@ class Mailbox:
             return any(kept.tag == tag for kept in inbox.early)
         oldest = channel.oldest()
         if oldest is not None:
-            # Receives are posted: let the link find out whether its next message is for one.
+            # Receives are posted: let the link find out whether its next message matches.
             answer = entry_points.wait(channel.address, oldest.address, 1)
             if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
                 self._group.health.engine_failed(channel, answer)
-            clear(self._links, inbox)
+            receive_unexpected_from(self._links, inbox)
         elif channel.idle() and arrived(channel):
             header = head(channel)
             if header[0] == tag:
                 return True
-            take_aside(self._links, inbox, header)
+            post_unexpected(self._links, inbox, header)
         return any(kept.tag == tag for kept in inbox.early)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
-        """Wait until one of some (address, value) has come to its value, or `seconds`."""
+        """Wait for `seconds`, or until the word of any (address, value) reaches its value."""
         table = np.array(rows, np.int64)
         context = self._group.context
         slice_ns = max(1, int(seconds * 1e9))

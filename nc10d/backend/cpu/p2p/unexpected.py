@@ -1,7 +1,8 @@
 """Unexpected messages: those at the head of a link whose tag no posted receive has.
 
-A thread that waits for a later message receives such a message into memory of its own (`absorb`)
-and keeps it in the inbox until a receive asks for its tag. MPI calls this the unexpected queue.
+A thread that waits for a later message receives such a message into memory of its own
+(`receive_unexpected`). The inbox keeps it until a receive asks for its tag. MPI calls this the
+unexpected queue.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ Header = tuple[int, int, int]
 """Tag, bytes and code of the dtype of a message."""
 
 
-def absorb(links: Links, channel: Channel) -> None:
+def receive_unexpected(links: Links, channel: Channel) -> None:
     """Receive the message at the head of a link, unless a receive has asked for it meanwhile."""
     for inbox in links.inboxes():
         if inbox.channel is channel:
             with inbox.lock, inbox:
-                clear(links, inbox)
+                receive_unexpected_from(links, inbox)
 
 
-def clear(links: Links, inbox: Inbox) -> None:
-    """As `absorb`; the caller holds the inbox."""
+def receive_unexpected_from(links: Links, inbox: Inbox) -> None:
+    """As `receive_unexpected`; the caller holds the inbox."""
     header = inbox.stray()
     if header is not None:
-        take_aside(links, inbox, header)
+        post_unexpected(links, inbox, header)
 
 
-def take_aside(links: Links, inbox: Inbox, header: Header) -> None:
+def post_unexpected(links: Links, inbox: Inbox, header: Header) -> None:
     """Post a receive for an unexpected message; the thread that advances the link completes it."""
     tag, nbytes, dtype = header
     data, site = np.empty(nbytes, np.uint8), sender_site(inbox.channel)
