@@ -16,7 +16,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.native import offsets
 from nc10d.backend.cpu.native.entry_points import load_word
-from nc10d.backend.cpu.p2p.unexpected import absorb
+from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
 from nc10d.errors import Aborted, CollectiveMismatch
 from nc10d.ops import Recv, Send
 from nc10d.testing import run_ranks
@@ -207,7 +207,7 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
         words[offsets.C_UNMATCHED // 8] = 1  # as a look at an empty ring leaves it
         words[offsets.C_RECEIVING // 8] = 1  # as a thread that was let in just before
         links = group.backend("cpu").group.links
-        looking = threading.Thread(target=absorb, args=(links, inbox.channel))
+        looking = threading.Thread(target=receive_unexpected, args=(links, inbox.channel))
         looking.start()
         looking.join(0.1)
         words[offsets.C_UNMATCHED // 8] = 0  # it begins to move the message
