@@ -1,4 +1,4 @@
-"""The arena: what it hands out is zeroed, apart, really there, and comes back whole."""
+"""The arena: pieces are zeroed, disjoint and reserved, and all of them can be freed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_pieces_are_zeroed_even_when_they_were_used_before(arena: Arena) -> None
         st.one_of(st.integers(0, 20 * PAGE), st.integers(-8, -1)), min_size=1, max_size=40
     )
 )
-def test_pieces_never_overlap_and_all_of_it_comes_back(steps: list[int]) -> None:
+def test_pieces_never_overlap_and_all_memory_is_free_again(steps: list[int]) -> None:
     arena = Arena(SPAN)
     mine: list[tuple[int, int]] = []
     for step in steps:
@@ -66,14 +66,14 @@ def test_pieces_never_overlap_and_all_of_it_comes_back(steps: list[int]) -> None
     arena.close()
 
 
-def test_what_is_not_handed_out_takes_no_memory() -> None:
+def test_unallocated_address_space_takes_no_memory() -> None:
     arena = Arena()
     arena.allocate(10 * PAGE)
     assert os.fstat(arena.fd).st_blocks * 512 < 64 * PAGE
     arena.close()
 
 
-def test_too_much_is_a_memory_error_and_loses_nothing(arena: Arena) -> None:
+def test_allocating_too_much_is_a_memory_error_and_loses_nothing(arena: Arena) -> None:
     with pytest.raises(MemoryError, match="one piece"):
         arena.allocate(SPAN + 1)
     assert arena.allocate(SPAN) == 0
@@ -93,7 +93,7 @@ def test_a_full_memory_file_system_is_a_memory_error_and_not_a_crash_later(
     assert arena.allocate(SPAN) == 0
 
 
-def test_nobody_can_shrink_it_and_it_has_no_name(arena: Arena) -> None:
+def test_the_memfd_cannot_be_shrunk_and_has_no_name(arena: Arena) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(arena.fd, PAGE)
     with pytest.raises(PermissionError):
@@ -132,7 +132,7 @@ def test_a_mapping_goes_with_its_last_view() -> None:
     assert mapped() == before
 
 
-def test_what_is_taken_back_keeps_its_contents_and_gets_nothing_more(arena: Arena) -> None:
+def test_private_pages_keep_their_contents_and_get_no_more_writes(arena: Arena) -> None:
     before, mine = arena.allocate(PAGE), arena.allocate(4 * PAGE)
     late = ArenaMapping(arena.fd)  # as another process sees it
     arena.mapping.data[mine : mine + 4 * PAGE] = 7
@@ -143,7 +143,7 @@ def test_what_is_taken_back_keeps_its_contents_and_gets_nothing_more(arena: Aren
     assert [set(page.tolist()) for page in seen] == [{9}, {7}, {7}, {9}]
 
 
-def test_what_was_retired_is_given_back_to_the_system_and_not_handed_out_again(
+def test_retired_memory_goes_back_to_the_system_and_is_not_allocated_again(
     arena: Arena,
 ) -> None:
     first, second = arena.allocate(4 * PAGE), arena.allocate(PAGE)

@@ -1,4 +1,4 @@
-"""Who holds an inbox keeps others from receiving past the ring, and lets go whatever happens."""
+"""Holding an inbox: no thread receives past the ring meanwhile, and Ctrl-C releases it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept(tag: int) -> UnexpectedMessage:
 
 
 def interrupted_at(inbox: Inbox, which: int) -> bool:
-    """Hold an inbox, with Ctrl-C at one of its lines; say whether there was such a line."""
+    """Hold an inbox, with Ctrl-C at one of its lines; return whether there was such a line."""
     trace, before = Interrupt(which), sys.gettrace()
     sys.settrace(trace)
     try:

@@ -1,4 +1,4 @@
-"""A call that comes again skips checks, and still does only what the first one did."""
+"""Prepared calls: a repeated call skips the checks, and does exactly what the first call did."""
 
 from __future__ import annotations
 

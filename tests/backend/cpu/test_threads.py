@@ -1,4 +1,4 @@
-"""A group used from several threads, several groups at once, and threads that get in the way."""
+"""Groups used from several threads: launches, messages, waits, and closing amid a call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Turnstile:
 
 
 def in_turn(group: Any, later: bool) -> None:
-    """Threads launch in turn and wait on their own; every thread's results are its own."""
+    """Launch from threads in an agreed order; check that each thread gets its own results."""
     turnstile = Turnstile()
 
     def body(number: int) -> None:
@@ -91,7 +91,7 @@ def test_threads_that_launch_in_an_agreed_order_get_their_own_results(
 
 
 def in_any_order(group: Any) -> None:
-    """No order between threads: whichever calls meet, a sum of ones is the number of ranks."""
+    """Launch from threads in no order: a sum of ones is the number of ranks in any case."""
 
     def body(number: int) -> None:
         for turn in range(ROUNDS):
@@ -131,7 +131,7 @@ def test_threads_on_groups_of_their_own_need_no_order(pair: Ranks) -> None:
 
 
 def messages_of_threads(group: Any) -> None:
-    """Each thread has a tag of its own; sizes repeat, so that lanes are fought over."""
+    """Each thread has a tag of its own; sizes repeat, so that threads share prepared messages."""
     peer = 1 - group.rank
 
     def send(tag: int) -> None:
@@ -171,7 +171,7 @@ def from_anyone(group: Any) -> None:
     assert sorted(seen) == list(range(total))
 
 
-def test_threads_that_receive_from_anyone_share_the_messages(pair: Ranks) -> None:
+def test_threads_that_receive_from_any_source_share_the_messages(pair: Ranks) -> None:
     pair.run(from_anyone)
 
 
@@ -192,7 +192,7 @@ def test_several_threads_may_wait_for_one_work(pair: Ranks) -> None:
 
 
 def closed_meanwhile(group: Any, begun: threading.Barrier) -> list[str]:
-    """One thread is inside a collective that can't end while another destroys the group."""
+    """Destroy the group in one thread while another is in a collective that can't end."""
     mine = dist.new_group()
     if group.rank == 1:
         begun.wait()

@@ -1,4 +1,4 @@
-"""What the engine does, seen in its trace: programs side by side, and a batch as one submission."""
+"""The engine's trace: two programs advance side by side, and a batch is a single submission."""
 
 from __future__ import annotations
 
