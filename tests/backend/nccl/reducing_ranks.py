@@ -349,7 +349,7 @@ def doubled(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
 
 
 def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None:
-    """Later work on the gradients' streams waits for the collectives that the failed pass launched."""
+    """Later work on the gradients' streams waits for the collectives of the failed pass."""
     mine, failing = device(group), [False]
 
     def hook(mine: ProcessGroup, bucket: hooks.GradBucket) -> Any:

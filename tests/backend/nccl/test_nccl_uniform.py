@@ -45,7 +45,7 @@ def blocks(draw: st.DrawFn) -> AllReduces:
 
 
 def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
-    """Return the rows of a group; None for mistakes, and for calls that are not a single plain group."""
+    """Return the rows of a group; None for mistakes and for calls that are not a plain group."""
     try:
         for op in ops:
             validate(op, 0, 2)
