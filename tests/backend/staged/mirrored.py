@@ -79,7 +79,7 @@ def _bytes(x: Array) -> Array:
 
 
 class Mirrored(Backend):
-    """Copies arrays to a device, launches, copies back. Rank r uses device r modulo their number."""
+    """Copies arrays to a device, launches, copies back. Rank r uses device r modulo their count."""
 
     name = "mirrored"
     device_type = "cpu"
