@@ -1,4 +1,4 @@
-"""The cost model: it agrees with the simulator, obeys its own constants, and finds its way back."""
+"""The cost model agrees with the simulator, obeys its constants, and is restored from its file."""
 
 from __future__ import annotations
 

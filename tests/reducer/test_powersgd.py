@@ -1,4 +1,4 @@
-"""PowerSGD's factors approximate the mean, and the error comes later; torch's hook agrees."""
+"""PowerSGD's factors approximate the mean, and later passes add the error; torch's hook agrees."""
 
 import pickle
 import threading

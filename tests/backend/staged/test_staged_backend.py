@@ -34,7 +34,7 @@ Check = Callable[[ProcessGroup], None]
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[Ranks]:
-    """Start a process with the emulated driver and one GPU, in which ranks are threads."""
+    """Start a process with the emulated driver and a single GPU; ranks are threads in it."""
     libraries = build()
     if libraries is None:
         assert not WANTED, "no gcc, or no headers of CUDA"
@@ -343,7 +343,7 @@ CHECKS: list[Check] = [
 
 
 def on_ranks(group: ProcessGroup, check: Check) -> None:
-    """Run a check on ranks that are threads and share the one GPU.
+    """Run a check on ranks that are threads and share the single GPU.
 
     Arrays of earlier checks are freed first: freeing them later would wait for blocked streams.
     """
