@@ -20,7 +20,7 @@ for folder in ("backend/cpu", "emulators"):
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
-# The kernel copies arrays from the same sizes on, whatever the machine.
+# Kernel copies start at the same sizes on every machine.
 os.environ.setdefault("NC10D_KERNEL_COPY_FROM", f"{4 << 20},{1 << 20}")
 
 # A shell's background job ignores Ctrl-C, and its children inherit that; tests press Ctrl-C.

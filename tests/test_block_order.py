@@ -1,4 +1,4 @@
-"""A coalescing block has the effect of its calls one after another, whatever arrays they share.
+"""A coalescing block has the effect of its calls in order, however their arrays overlap.
 
 Calls are drawn at random on views of a small matrix (rows, columns, reversed, strided, nested), so
 that nearly all of them overlap; some are messages around the ring. The same calls are made alone,

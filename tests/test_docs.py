@@ -1,7 +1,7 @@
-"""What the documentation shows is run: code in the readme and in docs/, and docstrings' examples.
+"""Code in the documentation runs: code in the readme and in docs/, and docstrings' examples.
 
-A block of Python begins with a comment: the name of its file, and, behind a colon, the command
-that runs it. Without a command it is run as a script.
+A block of Python begins with a comment: its file name, and optionally a colon and the command that
+runs it. Without a command, the file runs as a script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
 class Example(NamedTuple):
-    """One block of Python in a page."""
+    """A block of Python in a page."""
 
     page: str
     name: str
@@ -77,7 +77,7 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
     assert not failed
 
 
-# ---- what pages name -----------------------------------------------------------------------------
+# ---- names in pages ------------------------------------------------------------------------------
 
 
 def test_files_that_are_named_exist() -> None:
@@ -105,7 +105,7 @@ TABLES = re.findall(r"^\| file in `([\w/]+)/` \|.*\n\|---.*\n((?:\|.*\n)+)", DES
 
 @pytest.mark.parametrize(("folder", "rows"), TABLES, ids=[folder for folder, _ in TABLES])
 def test_a_table_of_files_has_those_of_its_folder(folder: str, rows: str) -> None:
-    """Each file by its name, or its folder's; and nothing that is not there."""
+    """Rows name each file, or its folder, and no missing file."""
     named = [
         name for row in rows.splitlines() for name in re.findall(r"`(.+?)`", row.split("|")[1])
     ]
@@ -117,7 +117,7 @@ def test_a_table_of_files_has_those_of_its_folder(folder: str, rows: str) -> Non
 
 
 def variables(path: Path) -> set[str]:
-    """Return the variables of nc10d's own that a module has as texts of their own."""
+    """Return nc10d's environment variables that occur in a module as string constants."""
     nodes = ast.walk(ast.parse(path.read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
     return {text for text in texts if re.fullmatch(r"NC10D_[A-Z_]+", str(text))}

@@ -1,7 +1,7 @@
-"""A module imports only from lines above its own, or from its left: two tables are the law.
+"""A module imports only from lines above its own, or from its left in the same line.
 
-They stand in docs/design.md: one for the folders and files of nc10d, one for those of backend/cpu.
-Every import counts: inside functions, and for types only.
+Two tables in docs/design.md give the order: for the folders and files of nc10d, and for those of
+backend/cpu. All imports count, also inside functions and for types only.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ADAPTERS = {"torch"}
 MOST_MODULES = 15
-"""Modules of a folder, so that a reader can keep them in mind."""
+"""Most modules in a folder, so that a reader can keep them in mind."""
 LARGE = {"backend/cpu/native", "store"}
-"""Folders that may have more: one compiled engine; one protocol with all of its stores."""
+"""Folders that may have more: the compiled engine, and a protocol with all of its stores."""
 
 Place = tuple[int, int]
 

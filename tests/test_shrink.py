@@ -235,7 +235,7 @@ LOSSES: list[tuple[str, list[int]]] = [
     ("aaab", [3]),
     ("aabb", [2, 3]),
 ]
-"""On which host each rank is (by name; none: on one), and who dies one after the other."""
+"""Host names of ranks, a letter each (empty: a single host), and the ranks to kill in order."""
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_survivors_go_on_after_each_kill(survived: list[Any], case: int) -> None
 
 
 def test_it_takes_less_than_a_second(survived: list[Any]) -> None:
-    """The documented bound; a busy machine may slow some of the attempts."""
+    """Some attempts are slow on a busy machine, so at least one must keep the documented bound."""
     took = [max(report["took"] for report in reports) for _, reports in survived]
     assert min(took) < 1.0
 

@@ -22,7 +22,7 @@ from nc10d.work import Future, Work, collect_all, wait_all
 
 
 class EngineWork(Work):
-    """Like a backend's: over when `event` is set; the notifier is a thread made by `_watch`."""
+    """A Work like a backend's: it ends when `event` is set; `_watch` starts a notifying thread."""
 
     __slots__ = ("event", "failure", "may_notify", "notifier", "watched")
 

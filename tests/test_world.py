@@ -39,7 +39,7 @@ def engine() -> None:
 
 
 def method() -> str:
-    """Return where a store may be made."""
+    """Return an address for a new store."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         return f"tcp://{HOST}:{sock.getsockname()[1]}"
@@ -64,8 +64,8 @@ def ends_on_time(
 ) -> None:
     """Require that an init fails with `error` at its timeout, and releases everything.
 
-    `arrange` begins an attempt, and returns where its ranks meet. Where a step of an init has a
-    timeout of its own, which began with the step, every attempt takes LATE too long.
+    `arrange` begins an attempt, and returns arguments of the init. If a step of an init restarted
+    the timeout, every attempt would end LATE seconds too late.
     """
 
     def attempt() -> None:
@@ -160,9 +160,7 @@ def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
 def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets() -> None:
     with own_world():
         for backend, options in (("cpu", object()), (None, {"cpu": 1}), (None, object())):
-            with pytest.raises(
-                TypeError, match="pg_options of"
-            ):  # and not that the other ranks are missing
+            with pytest.raises(TypeError, match="pg_options of"):  # not about missing ranks
                 dist.init_process_group(backend, method(), LIMIT, 2, 1, pg_options=options)
             assert not dist.is_initialized()
 

@@ -225,7 +225,7 @@ def test_a_comparison_that_is_ended_leaves_nothing_but_its_rounds(tmp_path: Path
         assert process.stderr is not None
         assert process.stderr.readline().startswith("# round 1 ")
         process.terminate()
-        # The ranks hold the pipe for output, too: it ends when they have.
+        # The ranks hold the output pipe too: output ends when they end.
         _, told = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in told

@@ -1,4 +1,4 @@
-"""What communication adds to a step: the difference to a step alone, round by round."""
+"""The cost of communication in a step: the difference to a step without it, round by round."""
 
 import pytest
 

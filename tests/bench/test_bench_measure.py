@@ -68,7 +68,7 @@ def nothing_done(arrays: Any) -> None:
     arrays[0][...] = arrays[1]
 
 
-# Their arrays are to stay as they are.
+# These collectives leave the rank's array unchanged anyway.
 HARMLESS = [("reduce", 1, nothing_done), ("broadcast", 0, nothing_done)]
 SPOILT = [(n, r, spoil) for n in OUTPUT for r in RECEIVES[n] for spoil in (one_off, nothing_done)]
 
@@ -86,7 +86,7 @@ def test_wrong_elements_are_counted_on_every_rank(name: str, rank: int, spoil: S
         first, second = run_local(wrong, 2, [since] * 2)
         assert first == second > 0
         if spoil is one_off:
-            assert first == (2 if since == 0 else 1)  # seen before the rounds, and after them
+            assert first == (2 if since == 0 else 1)  # counted before and after the rounds
     assert run_local(wrong, 2, [calls] * 2) == [0, 0]
 
 

@@ -26,7 +26,7 @@ PARTS = [name for name in COLLECTIVES if name != "barrier"]
 
 
 class OnGroup:
-    """A library made of a group; it can spoil a collective."""
+    """A library on a group, which can spoil a collective's result."""
 
     def __init__(self, group: Any, spoilt: str = "") -> None:
         self.rank, self.size, self.dist = group.rank, group.size, group
@@ -34,7 +34,7 @@ class OnGroup:
 
     def bind(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
         calls = c10d_calls(self.dist, self.rank, out, x)
-        if self._spoilt and out.size > 1:  # not the sum of the counts of mistakes
+        if self._spoilt and out.size > 1:  # but not the all_reduce that counts mistakes
             calls[self._spoilt] = self._spoil(calls[self._spoilt], out)
         return calls
 
@@ -78,7 +78,7 @@ def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> N
 
     (seconds, wrong), other = run_local(measured, 2)
     assert seconds > 0
-    assert wrong == 4  # two ranks, before the rounds and after them
+    assert wrong == 4  # two ranks, before and after the rounds
     assert other == (seconds, wrong)
 
 
@@ -172,7 +172,7 @@ def test_a_way_to_reduce_many_is_checked(way: str, spoilt: str) -> None:
         library.dist = nc10d
         return coalescing_ways.mistakes(library, LOCAL_WAYS[way], 32)
 
-    spoils = bool(spoilt) and way != "block"  # a block's calls are not bound by the library
+    spoils = bool(spoilt) and way != "block"  # a block calls the group, not the library
     found = run_local(wrong, 2)
     assert all(bool(count) == spoils for count in found), found
 

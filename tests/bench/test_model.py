@@ -1,4 +1,4 @@
-"""The cost model: it agrees with the simulator, obeys its own constants, and finds its way back."""
+"""The cost model agrees with the simulator, obeys its constants, and is restored from its file."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int)
     nbytes=st.sampled_from([4, 64, 1000, 4096, 20000, 100_000]),
     names=st.lists(st.integers(0, 2), min_size=2, max_size=6),
 )
-@example(op="all_reduce", nbytes=100_000, names=[0, 0])  # which may be read where it lies
-@example(op="all_reduce", nbytes=1 << 20, names=[0, 0])  # which is lent
-@example(op="broadcast", nbytes=100_000, names=[0, 0])  # of which each rank lends a part
-@example(op="broadcast", nbytes=4 << 20, names=[0, 0, 0])  # and of three
-@example(op="all_gather", nbytes=1 << 20, names=[0, 0])  # which is written into each other's
-@example(op="all_reduce", nbytes=4 << 20, names=[0, 0, 1, 1])  # inside hosts, too
+@example(op="all_reduce", nbytes=100_000, names=[0, 0])  # arrays are read in place
+@example(op="all_reduce", nbytes=1 << 20, names=[0, 0])  # arrays are exposed
+@example(op="broadcast", nbytes=100_000, names=[0, 0])  # each rank exposes a part
+@example(op="broadcast", nbytes=4 << 20, names=[0, 0, 0])  # the same with three ranks
+@example(op="all_gather", nbytes=1 << 20, names=[0, 0])  # ranks write into each other's arrays
+@example(op="all_reduce", nbytes=4 << 20, names=[0, 0, 1, 1])  # also inside hosts
 @example(op="broadcast", nbytes=4 << 20, names=[0, 0, 1, 1])
 @example(op="all_gather", nbytes=4 << 20, names=[0, 0, 1, 1])
 @example(op="reduce_scatter", nbytes=4 << 20, names=[0, 0, 1, 1])
@@ -102,8 +102,8 @@ LARGE = [
     ("all_to_all", 64 << 10, 64),
     ("broadcast", 256, 512),
     ("broadcast", 64 << 10, 512),
-    ("broadcast", 512 << 10, 32),  # down a chain
-    ("broadcast", 4 << 20, 32),  # and read where it lies
+    ("broadcast", 512 << 10, 32),  # along a chain
+    ("broadcast", 4 << 20, 32),  # and arrays are read in place
     ("all_reduce", 4 << 20, 32),
     ("barrier", 4, 512),
 ]
@@ -338,7 +338,7 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
         price = partial(machine.price, nbytes=1000, rank=0, size=size, reach=1000, uses=uses)
         return price(step) - price(fold)
 
-    # Of several folds of a step only the first goes there; the others find it in the first cache.
+    # Only a step's first fold writes to the third array; the others find it in the L1 cache.
     assert [more(dear, third, size) for size in (2, 4)] == pytest.approx([3e-6, 3e-6])
     assert more(dataclasses.replace(dear, third=()), third, 2) == 0
     no_copies = changed(dear, "also=0")
@@ -372,7 +372,7 @@ def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
     assert Uses.of([get, expose(0, user(0), READS)]) == Uses(frozenset(), puts=False)
     assert Uses.of([get, put]) == Uses(frozenset([0]), puts=True)
     assert Uses.of([dataclasses.replace(get, also=board(0))]).puts
-    # A broadcast's mates are such, an all_reduce's ranks are not.
+    # This holds for a broadcast's other ranks, but not for an all_reduce's ranks.
     dear = changed(machine, "rooted=3e-9")
     for op, quicker in (("broadcast", True), ("all_reduce", False)):
         fast, slow = (seconds(one, op, 16 << 10, spread(2, 2)) for one in (machine, dear))

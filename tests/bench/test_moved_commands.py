@@ -1,4 +1,4 @@
-"""Old commands name their new ones."""
+"""Old commands name their replacements."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class TimedHost(HostWorld):
         return TimedRank(self, rank)
 
     def expose(self, step: Step) -> None:
-        """Let ordinary arrays be read where the kernel can be asked, and may be."""
+        """Let peers read ordinary arrays in a step, if the kernel grants the access."""
         readable = 0 < step.arg <= self.machine.access
         self.unreadable = frozenset(() if readable else range(self.size))
         lends = readable and self.machine.access == WRITES

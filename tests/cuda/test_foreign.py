@@ -1,4 +1,4 @@
-"""Numba's device arrays are what their `__cuda_array_interface__` says."""
+"""nc10d reads Numba's device arrays as their `__cuda_array_interface__` describes them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ from nc10d.errors import DistError
 def test_a_port_that_stays_open_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Nc10d()
     library.warm()
-    with socket.create_server(
-        (HOST, 0)
-    ) as listener:  # in place of a rank's: it keeps every connection
+    with socket.create_server((HOST, 0)) as listener:  # keeps every connection
         port = listener.getsockname()[1]
         monkeypatch.setattr(floods, "_STAY", 0.1)
         monkeypatch.setattr(floods, "_ports", lambda pid: [port])

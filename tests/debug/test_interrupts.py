@@ -1,4 +1,4 @@
-"""Ctrl-C as the table of faults plays it: calls that don't wait, or end by something else, show."""
+"""Ctrl-C in the table of faults: calls that don't wait, or end for another cause, are reported."""
 
 from __future__ import annotations
 

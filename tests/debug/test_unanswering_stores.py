@@ -1,4 +1,4 @@
-"""Stores that don't answer, as the table of faults plays them: the same on a slow machine."""
+"""Stores that don't answer, in the table of faults: a slow machine gives the same row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.libraries.nc10d import Nc10d
 
 
 class Slow(Nc10d):
-    """A library whose clients come when a server that waits for nobody is dead."""
+    """A library whose clients connect late; a server that waits for no client is dead by then."""
 
     def reach(self, port: int, timeout: float, *, guarded: bool = False) -> Any:
-        """Return a client, after a while."""
+        """Sleep, then return a client."""
         time.sleep(0.8)
         return super().reach(port, timeout, guarded=guarded)
 

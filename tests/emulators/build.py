@@ -1,11 +1,11 @@
-"""Compiles the emulators of libcuda and libnccl with gcc, once for each state of their sources.
+"""Compile the emulators of libcuda and libnccl with gcc, once for each version of their sources.
 
-    libraries = build()                  # None where a compiler or NVIDIA's headers are missing
+    libraries = build()                  # None without a compiler or NVIDIA's headers
     environment = libraries.environment()
 
-They are compiled against the real cuda.h and nccl.h, of the wheels of CUDA's runtime and of NCCL,
-for CUDA 12 or 13: a prototype that is not NVIDIA's does not compile. The headers are found in this
-Python's packages: `make test-nccl` has a Python with them.
+The sources include the real cuda.h (of CUDA 12 or 13) and nccl.h, so a prototype that differs from
+NVIDIA's does not compile. The headers come from the wheels of CUDA's runtime and of NCCL in this
+Python's packages; `make test-nccl` uses a Python that has them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Wmissing-declarations", "-Werror"]
 CFLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", *WARNINGS]
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))  # then tests that can't build them fail
-CUDA_HEADERS = ("cuda_runtime/include/cuda.h", "cu13/include/cuda.h")  # of either major version
+WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))  # then tests without emulators fail
+CUDA_HEADERS = ("cuda_runtime/include/cuda.h", "cu13/include/cuda.h")  # CUDA 12, CUDA 13
 NCCL_HEADER = "nccl/include/nccl.h"
 LDFLAGS = ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-pthread", "-ldl", "-lm"]
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """Where the two emulators are; their folder has nothing else in it."""
+    """The paths of both emulators; their folder contains nothing else."""
 
     cuda: Path
     nccl: Path
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with which a new process takes them for the real ones."""
+        """Return the variables that make a new process load the emulators."""
         before = os.environ.get("LD_LIBRARY_PATH", "")
         path = os.pathsep.join(filter(None, [str(self.cuda.parent), before]))
         return {
@@ -49,16 +49,19 @@ class Libraries:
         }
 
     def preload(self) -> ctypes.CDLL:
-        """Make this process take them for the real ones, before it has loaded any; libcuda's."""
+        """Make this process load the emulators; return the libcuda emulator.
+
+        Call it before the process loads the real libraries.
+        """
         cuda = ctypes.CDLL(str(self.cuda), ctypes.RTLD_GLOBAL)
         os.environ.update(self.environment())
         return cuda
 
 
 def build() -> Libraries | None:
-    """Return the compiled emulators, None if there is no gcc or no header here.
+    """Return the compiled emulators; None if gcc or a header is missing.
 
-    Raises CalledProcessError, after the compiler's words, if they don't compile.
+    Raises CalledProcessError, after the compiler's output, if a source does not compile.
     """
     headers = find_headers()
     compiler = shutil.which("gcc")
@@ -72,7 +75,7 @@ def build() -> Libraries | None:
 
 
 def find_headers() -> list[Path] | None:
-    """Return cuda.h and nccl.h, None if they are not both there."""
+    """Return the paths of cuda.h and nccl.h; None if either is missing."""
     for packages in _packages():
         here = packages / "nvidia"
         cuda = next((here / name for name in CUDA_HEADERS if (here / name).exists()), None)
@@ -92,7 +95,7 @@ def _state(headers: list[Path]) -> str:
 
 
 def _compile(compiler: str, headers: list[Path], libraries: Libraries) -> None:
-    """Compile into a folder aside, and put it in place in one step: others may do the same."""
+    """Compile in a temporary folder, then rename it: other processes may compile meanwhile."""
     place = libraries.cuda.parent
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
@@ -109,7 +112,7 @@ def _compile(compiler: str, headers: list[Path], libraries: Libraries) -> None:
         except OSError:
             if not place.exists():
                 raise
-        Path(scratch).mkdir(exist_ok=True)  # for the context manager to remove
+        Path(scratch).mkdir(exist_ok=True)  # the context manager removes it
 
 
 if __name__ == "__main__":

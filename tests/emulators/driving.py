@@ -1,12 +1,12 @@
-"""The emulators by ctypes, for their own tests: no binding of nc10d's stands between.
+"""Call the emulators by ctypes, for their own tests, without nc10d's bindings.
 
     gpu = Gpu(device=0)                       # loads libcuda, makes a context current
     address = gpu.put(x)                      # device memory that holds a copy of x
     nccl = Nccl()
-    comm = nccl.init(group)                   # the id travels by the group's store
+    comm = nccl.init(group)                   # the group's store passes the id on
     nccl("ncclAllReduce", address, address, x.size, FLOAT32, SUM, comm, stream)
 
-A call that returns anything but 0 raises Refused, which has the code.
+A call that returns a nonzero code raises Refused, with the code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPES = {label: code for code, label in enumerate([*INTS, *FLOATS])}
 OPS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
-_ids = itertools.count()  # of this process, so that no id is read twice
+_ids = itertools.count()  # numbers the ids of this process, so that each has a key of its own
 IN_PROGRESS = 7
 SCALAR_ON_HOST = 1
 
@@ -42,14 +42,14 @@ class Refused(Exception):
 
 
 def libraries() -> Libraries:
-    """Return the emulators; AssertionError where they can't be built."""
+    """Return the emulators; raise AssertionError if they can't be built."""
     found = build()
     assert found is not None, "no gcc, or no headers"
     return found
 
 
 class Gpu:
-    """libcuda: `gpu("cuStreamQuery", stream)`, and what tests do all the time."""
+    """Calls libcuda: `gpu("cuStreamQuery", stream)`; with helpers that tests often need."""
 
     def __init__(self, device: int = 0) -> None:
         self._lookup = ctypes.CDLL(str(libraries().cuda)).cuGetProcAddress_v2
@@ -65,7 +65,7 @@ class Gpu:
             raise Refused(name, code)
 
     def _find(self, name: str) -> Any:
-        """Look a function up as programs do: by its name in the documentation."""
+        """Look a function up by its documented name, as programs do."""
         address, status = ctypes.c_void_p(), ctypes.c_int()
         wanted = ctypes.byref(address), 12090, ctypes.c_uint64(0), ctypes.byref(status)
         code = self._lookup(name.encode(), *wanted)
@@ -75,13 +75,13 @@ class Gpu:
         return self._found[name]
 
     def out(self, name: str, *args: Any) -> int:
-        """Call with a pointer to 8 bytes as the first argument; return what is there then."""
+        """Call with a pointer to 8 bytes as the first argument; return their value afterwards."""
         result = ctypes.c_uint64()
         self(name, ctypes.byref(result), *args)
         return result.value
 
     def code(self, name: str, *args: Any) -> int:
-        """Return the code of a call that may be refused."""
+        """Make a call that may be refused; return its code."""
         try:
             self(name, *args)
         except Refused as error:
@@ -101,13 +101,13 @@ class Gpu:
         return address
 
     def get(self, address: int, like: Array) -> Array:
-        """Return what is in device memory, as an array like `like`."""
+        """Return a copy of device memory, with the shape and dtype of `like`."""
         x = np.empty_like(like)
         self("cuMemcpyDtoH", x.ctypes.data, address, x.nbytes)
         return x
 
     def pinned(self, x: Array) -> tuple[int, Array]:
-        """Return pinned memory with a copy of `x`: its address, and an array that is it."""
+        """Return pinned memory with a copy of `x`: its address, and an array on it."""
         address = self.out("cuMemHostAlloc", max(x.nbytes, 1), 0)
         room = (ctypes.c_char * x.nbytes).from_address(address)
         view = np.frombuffer(room, np.uint8).view(x.dtype).reshape(x.shape)
@@ -116,7 +116,7 @@ class Gpu:
 
 
 class Nccl:
-    """libnccl: `nccl("ncclCommDestroy", comm)`. Gpu must be there first."""
+    """Calls libnccl: `nccl("ncclCommDestroy", comm)`. Create a Gpu first."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(str(libraries().nccl))
@@ -129,7 +129,7 @@ class Nccl:
             raise Refused(name, code, self.last_error())
 
     def code(self, name: str, *args: Any) -> int:
-        """Return the code of a call that may be refused."""
+        """Make a call that may be refused; return its code."""
         code: int = getattr(self.library, name)(*map(_wide, args))
         return code
 
@@ -143,7 +143,7 @@ class Nccl:
         return found
 
     def init(self, group: ProcessGroup, blocking: bool = True) -> int:
-        """Make a communicator of all ranks of `group`; the device is the current one."""
+        """Make a communicator of all ranks of `group` on the current device."""
         key = f"id {next(_ids)}"
         if group.rank == 0:
             group.store.set(key, self.unique_id().tobytes())
@@ -180,7 +180,7 @@ class Nccl:
         return made.value
 
     def number(self, name: str, comm: int) -> int:
-        """Ask a question about a communicator whose answer is an int."""
+        """Call a function that returns an int about a communicator; return the int."""
         answer = ctypes.c_int()
         self(name, comm, ctypes.byref(answer))
         return answer.value
@@ -190,12 +190,12 @@ class Nccl:
         return self.number("ncclCommGetAsyncError", comm)
 
     def words(self, comm: int) -> str:
-        """Return what a communicator complains of."""
+        """Return a communicator's last error text."""
         text: bytes = self.library.ncclGetLastError(ctypes.c_uint64(comm))
         return text.decode()
 
     def ready(self, comm: int) -> int:
-        """Look until a nonblocking communicator is not in progress; return its state."""
+        """Poll a nonblocking communicator until it is no longer in progress; return its state."""
         while (state := self.state(comm)) == IN_PROGRESS:
             os.sched_yield()
         return state

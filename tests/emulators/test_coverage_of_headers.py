@@ -1,4 +1,4 @@
-"""What the emulators have of the headers, and what they leave out on purpose."""
+"""The emulators have all functions of the headers, except those left out on purpose."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The libcuda emulator: streams run beside their caller and in order; what a driver forbids fails.
+"""The libcuda emulator runs streams in order and beside their caller, and fails as a driver does.
 
-A stream is held up by a wait for a word in pinned memory, so nothing here depends on time. All of
-it runs in one child process: whoever has loaded the emulator has no real libcuda any more.
+A stream is blocked by a wait for a word in pinned memory, so no test depends on time. The tests run
+in a child process, because a process that has loaded the emulator can't load the real libcuda.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(group: ProcessGroup, check: Check) -> None:
 
 
 class Hold:
-    """Keeps a stream from going on until `release`."""
+    """Blocks a stream until `release`."""
 
     def __init__(self, gpu: Gpu, stream: int) -> None:
         address, self.word = gpu.pinned(np.zeros(1, np.uint32))
@@ -96,7 +96,7 @@ def an_event_orders_streams(gpu: Gpu) -> None:
 
 
 def a_wait_is_for_the_record_before_it(gpu: Gpu) -> None:
-    """Recording an event again does not move those who wait already."""
+    """An event recorded again does not affect streams that wait already."""
     first, second, event = gpu.stream(), gpu.stream(), gpu.event()
     gpu("cuEventRecord", event, first)
     gpu("cuStreamWaitEvent", second, event, 0)
@@ -156,7 +156,7 @@ def the_time_between_events_is_that_of_the_stream(gpu: Gpu) -> None:
 
 
 def pinned_memory_is_read_when_the_stream_comes_there(gpu: Gpu) -> None:
-    """Plain memory, at the call; so only the one may be changed too early."""
+    """A copy reads plain memory at the call, but pinned memory when the stream reaches the copy."""
     stream, plain = gpu.stream(), np.full(4, 1, np.uint8)
     at, other = gpu.put(plain), gpu.put(plain)
     address, pinned = gpu.pinned(plain)
@@ -261,7 +261,7 @@ TWIN = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.POINT
 
 @TWIN
 def add(grid: Any, block: Any, args: Any) -> None:
-    """x[i] += amount for each thread of the launch"""
+    """Add the amount to x[i], for each thread of the launch."""
     address = ctypes.c_uint64.from_address(args[0]).value
     amount = ctypes.c_int.from_address(args[1]).value
     for i in range(grid[0] * block[0]):
@@ -283,7 +283,7 @@ def a_kernel_is_its_twin_on_the_stream(gpu: Gpu) -> None:
     shape = 2, 1, 1, 3, 1, 1, 0
     hold = Hold(gpu, stream)
     gpu("cuLaunchKernel", kernel, *shape, stream, (ctypes.c_void_p * 2)(*where), None)
-    amount.value = 99  # arguments are copied when the launch is made
+    amount.value = 99  # the launch has copied its arguments
     hold.release()
     gpu("cuStreamSynchronize", stream)
     assert (gpu.get(at.value, x) == x + 10).all()
@@ -314,7 +314,7 @@ def test_it_is_as_with_a_driver(process: Ranks, check: Check) -> None:
     process.run(run, [check])
 
 
-# What needs a process of its own
+# Tests that need separate processes
 
 
 def read_device_memory(group: ProcessGroup) -> int:

@@ -1,4 +1,4 @@
-"""The libnccl emulator: what a real one does, between processes, held against the reference."""
+"""The libnccl emulator, between processes: results equal the reference, and errors equal NCCL's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(SIZE, "processes", "fake") as found:  # only its store is used
+    with Ranks(SIZE, "processes", "fake") as found:  # only the group's store is used
         yield found
 
 
 class World:
-    """One rank's communicator, stream and arrays, from the first need to the process's end."""
+    """A rank's communicator, stream and arrays, created at first use and kept for the process."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -50,7 +50,7 @@ class World:
 
 
 def fresh(group: ProcessGroup) -> World:
-    """Return a world with a communicator of its own, which a test may spoil."""
+    """Return a World with a new communicator, which the test may break."""
     return World(group)
 
 
@@ -71,11 +71,11 @@ def each(dtype: DType) -> list[list[Array]]:
     return [[values(dtype, r, c) for c in range(SIZE)] for r in range(SIZE)]
 
 
-# Reductions of every type
+# Reductions of every dtype
 
 
 def reductions(group: ProcessGroup, label: str) -> dict[str, list[Array]]:
-    """Reduce in three calls by every operation that the type has."""
+    """Run three reducing calls with each operation of the dtype."""
     here, dtype, code = world(group), DType[label], TYPES[DType[label].label]
     rows, results = each(dtype)[group.rank], {}
     for name in OPS:
@@ -118,7 +118,7 @@ def test_every_reduction_of_every_type_is_the_reference(ranks: Ranks, label: str
             assert all(map(reference.same_bits, answers[rank][name], right)), (name, rank)
 
 
-# Collectives that copy
+# Copying collectives
 
 
 def copies(group: ProcessGroup, count: int) -> dict[str, Array]:
@@ -142,7 +142,7 @@ def copies(group: ProcessGroup, count: int) -> dict[str, Array]:
     return {name: here.gpu.get(places[name][1], out) for name, (_, out, _) in calls.items()}
 
 
-@pytest.mark.parametrize("count", [0, 1, 13, 200_003])  # the last is more than a board
+@pytest.mark.parametrize("count", [0, 1, 13, 200_003])  # the last exceeds the shared buffer
 def test_every_copying_collective_is_the_reference(ranks: Ranks, count: int) -> None:
     rows = [
         [np.arange(count, dtype=np.float32) + 1000 * r + c for c in range(SIZE)]
@@ -165,7 +165,7 @@ def test_every_copying_collective_is_the_reference(ranks: Ranks, count: int) -> 
 
 
 def everybody_sends_first(group: ProcessGroup, count: int) -> list[Array]:
-    """Send to all ranks, this one too, before anything is received; two to each."""
+    """Send two messages to each rank, including this rank, before any receive."""
     here, x = world(group), np.zeros(count)
     here.nccl("ncclGroupStart")
     coming = []
@@ -180,7 +180,7 @@ def everybody_sends_first(group: ProcessGroup, count: int) -> list[Array]:
     return [here.gpu.get(at, x) for at in coming]
 
 
-@pytest.mark.parametrize("count", [3, 50_000])  # the second is more than a ring holds
+@pytest.mark.parametrize("count", [3, 50_000])  # the second exceeds a ring buffer
 def test_messages_of_a_group_go_side_by_side_and_in_order(ranks: Ranks, count: int) -> None:
     for rank, got in enumerate(ranks.run(everybody_sends_first, [count] * SIZE)):
         wanted = [100.0 * n + 10 * src + rank for n in range(2) for src in range(SIZE)]
@@ -189,7 +189,7 @@ def test_messages_of_a_group_go_side_by_side_and_in_order(ranks: Ranks, count: i
 
 
 def a_send_alone(group: ProcessGroup) -> bool:
-    """A send is not over before somebody receives."""
+    """A send completes only after its receive has been posted."""
     here, x = world(group), np.ones(4)
     at, over = here.gpu.put(x), True
     if group.rank == 0:
@@ -208,7 +208,7 @@ def test_a_send_waits_for_its_receive(ranks: Ranks) -> None:
     assert ranks.run(a_send_alone)[0] is False
 
 
-# What differs from rank to rank
+# Calls that differ between ranks
 
 
 def other_counts(group: ProcessGroup) -> tuple[int, str, Array]:
@@ -252,7 +252,7 @@ def test_a_message_of_another_length_is_an_error(ranks: Ranks) -> None:
 
 
 def nonblocking(group: ProcessGroup) -> tuple[int, float]:
-    """Until a call is through, another one is refused as NCCL refuses it."""
+    """Until a call has completed, the communicator refuses the next, as NCCL does."""
     here, x = world(group), np.ones(4)
     comm = here.nccl.init(group, blocking=False)
     at = here.gpu.put(x)
@@ -273,7 +273,7 @@ def test_a_nonblocking_communicator_is_in_progress_and_then_is_not(ranks: Ranks)
 
 
 def one_rank_aborts(group: ProcessGroup) -> tuple[int, int]:
-    """The others' operation stays where it is, and says why, until they abort too."""
+    """On the other ranks the operation stays pending, with a reason, until they abort too."""
     here, x = fresh(group), np.ones(4)
     at = here.gpu.put(x)
     state = 0
@@ -317,11 +317,11 @@ def test_a_death_is_a_remote_error_and_the_others_can_go_on() -> None:
         ranks.run(one_rank_dies)
 
 
-# Families
+# Communicators made from communicators
 
 
 def families(group: ProcessGroup) -> list[float]:
-    """Split by parity, the other way round; then shrink; then revoke and split all the same."""
+    """Split by parity in reverse order, then shrink, then revoke; split again afterwards."""
     here, x = fresh(group), np.full(2, float(2**group.rank))
     sums = []
 
@@ -349,7 +349,7 @@ def test_communicators_come_of_communicators(ranks: Ranks) -> None:
     assert ranks.run(families) == [[5.0, 5.0, 7.0], [2.0, 7.0], [5.0, 5.0, 7.0]]
 
 
-# Faults, by environment
+# Faults set by the environment
 
 
 def faulty(group: ProcessGroup) -> tuple[list[int], int, float]:
@@ -369,7 +369,7 @@ def test_faults_come_where_they_are_asked_for(ranks: Ranks) -> None:
     assert ranks.run(faulty) == [([0, 2], NOT_READY, 3.0)] * SIZE
 
 
-# The caller's mistakes
+# Caller's mistakes
 
 
 def mistakes(group: ProcessGroup) -> list[int]:
@@ -400,7 +400,7 @@ def test_mistakes_are_refused_at_the_call(ranks: Ranks) -> None:
 
 
 def same_gpu(group: ProcessGroup) -> tuple[int, int]:
-    """Two ranks on one device are refused, unless they say that their hosts differ."""
+    """Two ranks on a device are refused, unless NCCL_HOSTID gives them different hosts."""
     here = world(group)
     Gpu(0)
     codes = []

@@ -102,7 +102,7 @@ for number in range(int(sys.argv[1])):
 
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_kill_9_of_all_ranks_leaves_no_file(tmp_path: Path, count: int) -> None:
-    """At any moment: while they load, meet, form their group, and communicate."""
+    """Kill ranks at any moment: while they load, meet, form their group, and communicate."""
     before = files(tmp_path)
     command = [sys.executable, "-c", ALL_AT_ONCE, str(count)]
     where = str(Path(__file__).parents[2])
@@ -117,13 +117,13 @@ def test_kill_9_of_all_ranks_leaves_no_file(tmp_path: Path, count: int) -> None:
     assert done.returncode == 0, done.stderr
     codes = done.stdout.splitlines()
     assert len(codes) == count
-    # A survivor hears of another's death first, now and then, and ends by that.
+    # A survivor may raise an error about an earlier death before its own kill, and exit with 1.
     assert all(code in (-9, 1) for line in codes for code in json.loads(line))
     assert files(tmp_path) <= before
 
 
 def files(folder: Path) -> set[Path]:
-    """What could be ours: other programs' files come and go in the shared places."""
+    """Return the files that may be nc10d's; other programs use the shared folders too."""
     shared = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     ours = [file for place in shared for file in place.iterdir() if "nc10d" in file.name]
     return {*ours, *folder.iterdir()}

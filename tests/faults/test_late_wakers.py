@@ -30,9 +30,7 @@ PID, AWAKE = 0, 1
 RESTORED = 7.0
 LARGE = 1 << 21
 
-Traffic = tuple[
-    Any, Callable[[], object]
-]  # the array that peers write to, and the call that writes
+Traffic = tuple[Any, Callable[[], object]]  # the array that peers write to; the writing call
 
 
 def reduced(group: Any) -> Traffic:

@@ -27,7 +27,7 @@ def filled(count: int, dtype: Any = np.float64) -> Any:
 
 
 def lists(group: Any, sent: int) -> tuple[list[Any], list[Any]]:
-    """Return arrays for an all_to_all that sends so many elements to everyone else."""
+    """Return arrays for an all_to_all that sends so many elements to each other rank."""
     ranks = range(group.size)
     return [filled(2) for _ in ranks], [filled(2 if r == group.rank else sent) for r in ranks]
 

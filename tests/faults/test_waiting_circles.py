@@ -21,7 +21,7 @@ from benchmarks.libraries.nc10d import Nc10d
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
-Script = Callable[[list[Any]], object]  # a rank's calls, given its groups, the world first
+Script = Callable[[list[Any]], object]  # a rank's calls, given the world and its other groups
 
 
 def groups_of(group: Any, others: list[list[int]]) -> list[Any]:
@@ -80,7 +80,7 @@ def others_come_meanwhile(groups: list[Any]) -> None:
 
 
 def waited_in_a_group_that_is_closed(groups: list[Any]) -> None:
-    """Rank 1 waited long for rank 0, which has read its notice; now 0 waits for 1."""
+    """Rank 1 waits long for rank 0, which reads its notice; later rank 0 waits for rank 1."""
     world, pair = groups
     if world.rank == 1:
         pair.recv(x(), 0)
@@ -115,7 +115,7 @@ PLAYS = [
 ]
 """Cycles, and the host (a letter) of each rank."""
 MEANWHILE, BEFORE = len(PLAYS), len(PLAYS) + 1
-"""The numbers of two more plays."""
+"""The indices of the reports on OTHERS."""
 
 
 def main() -> None:
@@ -183,7 +183,7 @@ def test_no_rank_is_accused_for_a_wait_that_has_ended(played: list[list[Report]]
 
 
 def comes_late(group: Any, by_thread: bool) -> bool:
-    """Rank 1 waits in a group; rank 0 arrives late, or in a thread while it waits, too."""
+    """Rank 1 waits in a group; rank 0 joins late, in its main thread or in another thread."""
     world, pair = groups_of(group, [[0, 1]])
     y, never = x(), threading.Event()
 
@@ -219,7 +219,7 @@ def apart(group: Any) -> str:
             groups[0].all_reduce(x())
         return str(caught.value)
     while (failure := group.backend("cpu").failure()) is None:
-        never.wait(0.02)  # it waits for no rank, and does not call either
+        never.wait(0.02)  # this rank neither waits for a rank nor calls
     return str(failure)
 
 

@@ -1,6 +1,6 @@
-"""Measure the kernels: `python -m tests.kernels.measure`. Prints 10^9 elements a second.
+"""Measure the kernels: `python -m tests.kernels.measure` prints 10^9 elements a second.
 
-32 KiB arrays (level-1 or level-2 cache), one core, best of seven; in place / into a third array.
+32 KiB arrays (L1 or L2 cache), a single core, best of seven; in place / into a third array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = [RedOp.SUM, RedOp.PRODUCT, RedOp.MAX, RedOp.BOR]
 
 
 def best(address: int, *arguments: int) -> float:
-    """Return the seconds of a call."""
+    """Return the least seconds of a call."""
     kernel, times = KERNEL(address), []
     for _ in range(7):
         start = time.perf_counter()

@@ -11,8 +11,8 @@ from functools import partial
 from nc10d.backend.cpu.native import entry_points
 from nc10d.kernels.cache import made_once
 
-# Compiles (or loads) kernels in the order given and checks one result of each. Prints, for each,
-# whether it was loaded. All start at once: they wait for the end of their standard input.
+# Compile (or load) kernels in the given order, check a result of each, and print whether each was
+# loaded. Processes start together: each waits for the end of its standard input.
 WORKER = """
 import ctypes, json, sys
 import numpy as np
@@ -110,7 +110,7 @@ def test_damaged_files_are_compiled_again(tmp_path):
     finish(start(pairs, tmp_path))
     largest, smallest, product, total = code_files(tmp_path)
     good = total.read_bytes()
-    largest.write_bytes(good)  # another kernel's code, whole
+    largest.write_bytes(good)  # complete code of another kernel
     smallest.write_bytes(good[:500] + bytes([good[500] ^ 1]) + good[501:])
     product.write_bytes(good[:-100])
     loaded = {"max_uint32": 0, "min_uint32": 0, "product_uint32": 0, "sum_uint32": 1}
@@ -121,7 +121,7 @@ def test_damaged_files_are_compiled_again(tmp_path):
 def test_a_killed_compiler_leaves_nothing_wrong(tmp_path):
     victim = start(PAIRS, tmp_path)
     victim.stdin.close()
-    while len(code_files(tmp_path)) < 2:  # killed somewhere in the midst of its work
+    while len(code_files(tmp_path)) < 2:  # kill it amid its work
         assert victim.poll() is None
     victim.send_signal(signal.SIGKILL)
     victim.wait()
@@ -138,7 +138,7 @@ def test_the_users_own_numba_cache_is_left_alone(tmp_path):
 
 
 def test_compiled_code_works_without_a_writable_disk(tmp_path):
-    full = "/dev/full/nowhere"  # can't be made: the temporary folder is next
+    full = "/dev/full/nowhere"  # can't be created, so the temporary folder is used
     env = {"TMPDIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     assert finish(start([("SUM", "int32")], full, **env)) == {"sum_uint32": 0}
 
@@ -201,7 +201,7 @@ input()
 
 
 def told(tmp_path, *processes):
-    """Start processes that need the same code, each with its words; return their outputs."""
+    """Start processes that need the same code, each with its argument; return their outputs."""
     script = tmp_path / "teller.py"
     script.write_text(TELLER)
     env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "code")}
@@ -245,7 +245,7 @@ def test_threads_that_ask_at_once_share_what_the_first_one_makes():
     def make():
         makers.append("first")
         other.start()
-        other.join(0.2)  # it can only wait for this process
+        other.join(0.2)  # the other thread must wait for this maker
         return "a kernel"
 
     other = threading.Thread(target=second)

@@ -46,7 +46,7 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
 
 
 def test_ctrl_c_waits_until_what_is_loaded_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llvmlite's objects complain on stderr, when they are let go of, if they are half made."""
+    """A half-built llvmlite object would print an error on stderr when it is freed."""
     load, done = cache._OneFile.load_overload, []
 
     def interrupted(*arguments: Any) -> Any:
@@ -55,7 +55,7 @@ def test_ctrl_c_waits_until_what_is_loaded_is_whole(monkeypatch: pytest.MonkeyPa
         done.append(found)
         return found
 
-    assert HERE.two_more(4) == 6  # its file is there
+    assert HERE.two_more(4) == 6  # writes the cache file
     del HERE.two_more
     cache._names.discard(f"{__name__}._two_more")
     before = signal.getsignal(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
     def compiling() -> None:
         with cache.compiling:
             taken.set()
-            forked.wait(0.2)  # a fork waits for this
+            forked.wait(0.2)  # a fork waits for the release
 
     thread = threading.Thread(target=compiling)
     thread.start()

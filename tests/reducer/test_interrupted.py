@@ -67,5 +67,5 @@ def test_the_next_pass_does_not_write_to_flags_in_flight():
     used.mark(0)
     used.agree(Group())
     used.mark(1)
-    used.agree(Group())  # without a wait in between: the pass before has failed
+    used.agree(Group())  # no wait in between, because the first pass has failed
     assert [x.tolist() for x in taken] == [[1, 0], [0, 1]]

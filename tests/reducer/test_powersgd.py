@@ -1,4 +1,4 @@
-"""PowerSGD's factors approximate the mean, and the error comes later; torch's hook agrees."""
+"""PowerSGD's factors approximate the mean, and later passes add the error; torch's hook agrees."""
 
 import pickle
 import threading
@@ -202,7 +202,7 @@ class TorchBucket:
     """A bucket with the methods that torch's hook calls."""
 
     def __init__(self, torch, flat):
-        self.flat = torch.tensor(flat)  # of its own: a hook resizes it
+        self.flat = torch.tensor(flat)  # a copy, because a hook resizes it
 
     def buffer(self):
         return self.flat

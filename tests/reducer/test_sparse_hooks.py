@@ -108,7 +108,7 @@ def on_the_engine(function, size, *given):
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("run", [run_local, on_the_engine])
 def test_a_mean_by_a_hook_is_the_mean_without_one_to_the_bit(run, hook):
-    size = 2  # halves are exact, so it does not matter when they are taken
+    size = 2  # halving is exact, so it may come before or after the sum
     expected = run_local(passes, size, [None] * size)
     assert run(passes, size, [hook] * size) == expected
     assert expected[0] == expected[1]
@@ -203,7 +203,7 @@ REFUSING = {
 
 @pytest.mark.parametrize(("hook", "state"), REFUSING.values(), ids=list(REFUSING))
 def test_hooks_that_compress_refuse_rows_by_name_before_any_communication(hook, state):
-    with pytest.raises(TypeError, match="gradient of rows is sparse"):  # there is no group to use
+    with pytest.raises(TypeError, match="gradient of rows is sparse"):  # the hook has no group
         hook(state, bucket_of_rows())
 
 

@@ -1,7 +1,7 @@
-"""A Slurm cluster with a single node, for as long as a test needs it.
+"""A Slurm cluster with a single node, for the time of a test.
 
-Controller and node daemon run from a folder of the test's, on free ports, without accounting and
-without munge (one machine, one user). It takes root and Debian's slurmctld and slurmd.
+The controller and the node daemon use a folder of the test and free ports, without accounting and
+without munge (a single machine and user). Requires root and Debian's slurmctld and slurmd.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def available() -> bool:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a cluster; yield the environment in which srun finds it. srun itself waits for it."""
+    """Run a cluster; yield the environment for srun, which itself waits for the cluster."""
     for name in ("state", "spool"):
         (folder / name).mkdir()
     with contextlib.ExitStack() as held:

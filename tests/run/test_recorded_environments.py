@@ -6,7 +6,7 @@ import pytest
 
 from nc10d.rendezvous.launcher_env import find_place
 
-# `srun -n 2` of Slurm 22.05 on one node (the second task), without useless variables.
+# `srun -n 2` of Slurm 22.05 on a node (the second task), without useless variables.
 SRUN = {
     "SLURM_CPUS_ON_NODE": "2",
     "SLURM_GTIDS": "0,1",

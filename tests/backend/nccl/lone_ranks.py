@@ -1,7 +1,7 @@
-"""What a rank alone can show of NCCL on its device, for tests and for tools/gpu_check.py.
+"""Laws of NCCL that a single rank can check on its device, for tests and tools/gpu_check.py.
 
-An all_reduce of one rank by PREMUL_SUM multiplies its array, so it shows where it ran, and when. A
-stream is held up by a wait for a word in pinned memory.
+An all_reduce of a single rank by PREMUL_SUM multiplies its array: this shows where and when it ran.
+A stream is blocked by a wait for a word in pinned memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOUBLE = premul_sum(2.0)
 
 @contextmanager
 def held(*streams: int) -> Iterator[None]:
-    """Keep streams from going on until the end of the block; the current device's."""
+    """Block streams of the current device until the end of the `with` block."""
     address = int(call("cuMemHostAlloc", 4, 0))
     word = ctypes.c_uint32.from_address(address)
     word.value = 0
@@ -39,7 +39,7 @@ def held(*streams: int) -> Iterator[None]:
 
 
 def a_collective_keeps_its_place_in_a_stream(group: ProcessGroup) -> None:
-    """It comes behind what was queued and before what is queued next, and no host waits."""
+    """The call runs between earlier and later work of its stream, and does not block the host."""
     x, new, after = full(group, 1.0), full(group, 3.0), full(group, 0.0)
     group.all_reduce(x, DOUBLE)
     mine = cuda.Stream(device(group))
@@ -75,7 +75,7 @@ def a_graph_repeats_what_it_has_captured(group: ProcessGroup) -> None:
 
 
 def an_abort_ends_the_group(group: ProcessGroup) -> None:
-    """What is under way ends in one way or the other, what comes later does not begin."""
+    """An operation in flight ends, with or without an error; later calls are refused."""
     x = ones(group)
     group.all_reduce(x, DOUBLE)
     mine = cuda.Stream(device(group))
@@ -91,7 +91,7 @@ def an_abort_ends_the_group(group: ProcessGroup) -> None:
 
 
 def registered_memory_is_reduced_like_other(group: ProcessGroup) -> None:
-    """NCCL's own check of what was registered is in its calls."""
+    """The check goes through NCCL's own calls for registered memory."""
     whole, x, mine = communicator(group, "registered"), ones(group, 4096), cuda.Stream()
     registered = whole.register(x.address, x.nbytes)
     scalar = ctypes.create_string_buffer(np.float32(2.0).tobytes())
@@ -106,7 +106,7 @@ def registered_memory_is_reduced_like_other(group: ProcessGroup) -> None:
 
 
 def arrays_of(make: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[..., None]:
-    """Return the law that all_reduces of a library's arrays are right, alone and in a block."""
+    """Return a law: all_reduces of a library's arrays are right, alone and in a block."""
 
     def law(group: ProcessGroup) -> None:
         arrays = [make(np.full(8, k, np.float32)) for k in range(3)]

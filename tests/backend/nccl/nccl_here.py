@@ -1,6 +1,6 @@
-"""Where the real libnccl is, for tests that run on it: skipped without one, unless CI wants them.
+"""Find the real libnccl; without it, tests that need it are skipped, but fail in CI.
 
-`.ci/run` sets NC10D_REQUIRE_NCCL, and then a missing library or header is a failure.
+`.ci/run` sets NC10D_REQUIRE_NCCL, which makes a missing library or header a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
 
 
 def wheel_folders(*names: str) -> list[Path]:
-    """Return the folders nvidia/... of installed wheels that exist."""
+    """Return the existing folders nvidia/... of installed wheels."""
     spec = importlib.util.find_spec("nvidia")
     roots = spec.submodule_search_locations if spec else None
     return [path for root in roots or () if (path := Path(root, *names)).is_dir()]

@@ -1,6 +1,6 @@
-"""What a Reducer of device arrays does on every rank, for the tests here and for gpu_check.py.
+"""Laws of a Reducer of device arrays, for the tests beside this file and tools/gpu_check.py.
 
-As device_ranks: each function is run on every rank with its group. Means of halves are exact in
+Every rank runs each function with its group, as in device_ranks. Means of halves are exact in
 every type, so results are compared bit for bit.
 """
 
@@ -33,7 +33,7 @@ from nc10d.reducer.hooks import local_sgd, powersgd, quantization
 
 SHAPES = ((3, 4), (7,), (100,), (2, 2, 2), (70_000,))
 WHOLE = 1 << 20
-"""A cap that all of SHAPES fit in."""
+"""Bytes of a bucket that holds all of SHAPES."""
 
 
 def full_of(x: cuda.DeviceArray, number: float) -> cuda.DeviceArray:
@@ -41,7 +41,7 @@ def full_of(x: cuda.DeviceArray, number: float) -> cuda.DeviceArray:
 
 
 def number(x: Any) -> float:
-    """Return what all elements are, once everything on the device is done."""
+    """Synchronize the device, and return the value that all elements share."""
     return value(x.reshape((x.buffer.count,)))
 
 
@@ -50,7 +50,7 @@ def parameters(group: ProcessGroup) -> list[cuda.DeviceArray]:
 
 
 def memories(group: ProcessGroup) -> list[dict[str, Any]]:
-    """Return options for memory of the Reducer's own, and registered where NCCL is there."""
+    """Return a Reducer's options: its own memory and, with NCCL, registered memory."""
     if not isinstance(group.backend("cuda"), NcclBackend):
         return [{}]
     with cuda.on_device(device(group)):
@@ -58,7 +58,7 @@ def memories(group: ProcessGroup) -> list[dict[str, Any]]:
 
 
 def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
-    """In place, and from arrays of the caller's own."""
+    """Gradients lie in their buckets, or in the caller's arrays."""
     with cuda.on_device(device(group)):
         for allocate in memories(group):
             reducer = dist.Reducer(
@@ -71,9 +71,9 @@ def a_reducer_averages_gradients_on_devices(group: ProcessGroup) -> None:
 
 
 def _a_pass(group: ProcessGroup, reducer: Any, turn: int) -> None:
-    """Give half of the gradients; the last parameter is used in the first pass alone.
+    """Pass half of the gradients as arrays; the last parameter is used in the first pass only.
 
-    Later it keeps what is its rank's own.
+    In later passes its gradient keeps the rank's own values.
     """
     count = len(SHAPES) - bool(turn)
     reducer.zero_grad()
@@ -97,7 +97,7 @@ def _a_pass(group: ProcessGroup, reducer: Any, turn: int) -> None:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the driver calls by which gradients are moved."""
+    """Count the driver calls that move gradients."""
     calls: Counter[str] = Counter()
     modules = (device_packing, memory)
 
@@ -115,13 +115,13 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def moves(calls: Counter[str]) -> tuple[int, int, int]:
-    """Return launches of kernels, tables that were written, and copies."""
+    """Return the numbers of kernel launches, of table writes and of copies."""
     names = ("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync")
     return tuple(calls[name] for name in names)  # type: ignore[return-value]
 
 
 def reduced(reducer: Any, given: list[Any] | None) -> tuple[int, int, int]:
-    """Make a pass, of arrays of the caller's own or in place; return how gradients were moved."""
+    """Run a pass on the caller's arrays, or in place for None; return its moves()."""
     with counted() as calls:
         reducer.begin()
         for k in range(len(SHAPES)):
@@ -136,7 +136,7 @@ def means_are(reducer: Any, given: list[Any], wanted: float) -> None:
 
 
 def all_gradients_of_a_bucket_move_by_one_launch(group: ProcessGroup) -> None:
-    """In by one, out by one; the tables are written again only for arrays that lie elsewhere."""
+    """A launch packs and a launch unpacks; tables are rewritten only if arrays have moved."""
     reducer = dist.Reducer(parameters(group), group, cap_bytes=WHOLE, first_bytes=WHOLE)
     assert len(reducer.plan.buckets) == 1
     arrays = [
@@ -160,7 +160,7 @@ def gradients_in_their_buckets_are_not_moved(group: ProcessGroup) -> None:
 
 
 def hooks_that_cast_do_so_in_the_launch_that_packs(group: ProcessGroup) -> None:
-    """In, wide again, and out; in place nothing goes out."""
+    """Launches pack, widen and unpack; gradients in their buckets need no unpacking."""
     for hook in (hooks.fp16_compress_hook, hooks.bf16_compress_hook):
         for more in memories(group):
             reducer = _with_hook(group, hook, **more)
@@ -182,7 +182,7 @@ def _with_hook(group: ProcessGroup, hook: Any, state: Any = None, **more: Any) -
 
 
 def hooks_work_on_devices_as_on_the_cpu(group: ProcessGroup) -> None:
-    """Also around each other, and those that look at the buffer or put another in its place."""
+    """Also hooks around hooks, and hooks that read or replace the buffer."""
     later = local_sgd.PostLocalSGDState(group, None, 0, False)
     mean, mine = group.size - 1.0, 2.0 * group.rank
     cases: list[tuple[Any, Any, float]] = [
@@ -210,7 +210,7 @@ def _in_another_array(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
 
 
 def hooks_that_compute_in_numpy_say_what_to_use_instead(group: ProcessGroup) -> None:
-    """Before anything is sent: they have no group to send by. The next pass is free."""
+    """The hook raises before it uses its group. The next pass starts anew."""
     state = powersgd.PowerSGDState(None, start_powerSGD_iter=2)
     cases = [
         (quantization.quantization_pertensor_hook, object()),
@@ -258,9 +258,9 @@ def gradients_that_do_not_fit_are_refused_at_once(group: ProcessGroup) -> None:
 
 
 def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) -> None:
-    """Gradients are made on streams that don't go on, by threads; the host waits for none.
+    """Threads produce gradients on blocked streams; no call blocks the host.
 
-    Those of `inside` in their places.
+    The gradients of `inside` lie in their buckets.
     """
     here = device(group)
     mean, alone = group.size - 1.0, 2.0 * group.rank
@@ -275,7 +275,7 @@ def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) ->
         reducer = _with_hook(group, hook)
         made = [full_of(x, 2.0 * group.rank + k) for k, x in enumerate(reducer.gradients)]
         given = [full_of(x, -9.0) for x in reducer.gradients]
-        reduced(reducer, given)  # whatever is made once is made here
+        reduced(reducer, given)  # allocates and compiles, so that the measured pass does not
         streams = [cuda.Stream(here) for _ in range(3)]
         last = cuda.Stream(here)
         copies, behind = ([full_of(x, 0.0) for x in reducer.gradients] for _ in range(2))
@@ -302,7 +302,7 @@ def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) ->
 def _mark_on(
     stream: cuda.Stream, reducer: Any, k: int, given: Any, made: Any
 ) -> Callable[[], None]:
-    """Return what makes a gradient on a stream, in its place or elsewhere, and marks it."""
+    """Return a task that writes a gradient on a stream, in place or elsewhere, and marks it."""
 
     def task() -> None:
         target = reducer.gradients[k] if given is None else given
@@ -314,7 +314,7 @@ def _mark_on(
 
 
 def a_hooks_new_buffers_go_when_their_pass_is_over(group: ProcessGroup) -> None:
-    """All but the last one, which a packer has in mind."""
+    """A packer caches the last buffer; all others are freed."""
     seen: list[weakref.ref[Any]] = []
 
     def hook(mine: ProcessGroup, bucket: hooks.GradBucket) -> Any:
@@ -349,7 +349,7 @@ def doubled(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
 
 
 def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None:
-    """On all streams of its gradients: what it had sent still writes to its buckets."""
+    """Later work on the gradients' streams waits for the collectives of the failed pass."""
     mine, failing = device(group), [False]
 
     def hook(mine: ProcessGroup, bucket: hooks.GradBucket) -> Any:
@@ -381,7 +381,7 @@ def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None
 
 
 def what_lies_there_for_unused_gradients_comes_first(group: ProcessGroup) -> None:
-    """A bucket leaves behind the stream on which they were said to be unused."""
+    """A bucket's collective runs after the work of the stream that called begin(unused=...)."""
     mine = device(group)
     begins, marks = cuda.Stream(mine), cuda.Stream(mine)
 
@@ -407,14 +407,14 @@ def what_lies_there_for_unused_gradients_comes_first(group: ProcessGroup) -> Non
             reducer.finish()
 
     with cuda.on_device(mine):
-        a_pass()  # whatever is made once is made here
+        a_pass()  # allocates and compiles
         reducer.zero_grad()
         cuda.synchronize(mine)
         with held(begins.handle):
             a_pass()
         cuda.synchronize(mine)
     assert number(total) == 2 * 5.0 * group.size
-    assert number(reducer.gradients[1]) == 5.0  # nobody has used it
+    assert number(reducer.gradients[1]) == 5.0  # no rank has used the parameter
 
 
 def _queue_copy(target: Any, source: Any, stream: cuda.Stream) -> None:
@@ -432,7 +432,7 @@ ANYWHERE = [
     a_hooks_new_buffers_go_when_their_pass_is_over,
     passes_may_have_streams_that_end_with_them,
 ]
-"""By any backend; those that need other ranks before streams can wait may block the host."""
+"""Laws for any backend, including backends that block the host to wait for other ranks."""
 REDUCING = [
     *ANYWHERE,
     a_bucket_leaves_behind_every_stream_of_its_gradients,

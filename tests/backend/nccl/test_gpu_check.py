@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 
 def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in a folder, with all that the script finds, and with what `more` has before it."""
+    """Run code in a folder; `more` are import paths that come before the script's own."""
     paths = [*map(str, more), *(str(ROOT / name) for name in FOLDERS)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     script = where / "code.py"
@@ -64,7 +64,7 @@ print(row.failed, row.result)
     ("torch", "told"),
     [
         ("raise OSError('libcudart.so: not found')", "True OSError: libcudart.so: not found"),
-        ("", "True "),  # nothing of torch in it
+        ("", "True "),  # an empty module in torch's place
     ],
 )
 def test_a_torch_that_does_not_work_is_a_failure(tmp_path: Path, torch: str, told: str) -> None:

@@ -1,4 +1,4 @@
-"""What one rank can show of NCCL on its device, over the emulators: blocking, and nonblocking."""
+"""Laws of a single rank on NCCL, over the emulators: blocking and nonblocking."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_alone_on_a_device(one: Ranks, law: Callable[..., None]) -> None:
 
 
 def _afresh(group: Any, law: Callable[..., None]) -> None:
-    """Run a law in a group of its own, which it may end."""
+    """Run a law in a new group, which the law may end."""
     mine = dist.new_group([0])
     law(mine)
     dist.destroy_process_group(mine)

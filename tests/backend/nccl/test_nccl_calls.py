@@ -1,4 +1,4 @@
-"""Which of NCCL's calls an operation becomes: the same on all ranks, and its own where it can."""
+"""The NCCL calls of an operation are the same on all ranks, and NCCL's own where they exist."""
 
 from __future__ import annotations
 

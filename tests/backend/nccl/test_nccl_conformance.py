@@ -1,7 +1,7 @@
-"""NCCL does what any backend must, over the emulators: what it takes is right, the rest refused.
+"""The NCCL backend, over the emulators, meets the contract of every backend.
 
-Left out is what NCCL has not, which `nc10d.backend.nccl` lists: some reductions, which must be
-refused with a TypeError, and receives from anybody, which must be refused with a ValueError.
+`nc10d.backend.nccl` lists the exceptions: some reductions must raise a TypeError, and a receive
+from any source must raise a ValueError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALL = tuple(DType)
 
 
 def has(dtype: DType, op: str) -> bool:
-    """Say whether NCCL can reduce `dtype` in this way."""
+    """Return whether NCCL can reduce `dtype` by `op`."""
     if op == NO_OP:
         return True
     try:
@@ -40,7 +40,7 @@ def has(dtype: DType, op: str) -> bool:
 
 
 class Registered(str):
-    """The name of the backend, which registers it in whatever process unpickles it."""
+    """A backend's name that registers the backend in each process that unpickles it."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return arrive, ()
@@ -61,7 +61,7 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int, list[str]]:
-    """Return how many checks were made on `size` ranks, and what was wrong."""
+    """Return the number of checks on `size` ranks, and the failures."""
     cases = [case for case in cover((size,), dtypes, seed) if has(case.dtype, case.op)]
     demands = [one for one in REQUIREMENTS if one is not any_source_takes_each_message_once]
     found = []
@@ -103,7 +103,7 @@ def refuses(group: ProcessGroup) -> None:
     x = np.ones(3, np.int16)
     with pytest.raises(TypeError, match=r"NCCL has no SUM of int16: .* convert to int32"):
         group.all_reduce(x)
-    group.broadcast(x, 0)  # and goes on
+    group.broadcast(x, 0)  # the group still works
 
 
 @pytest.mark.usefixtures("libraries")

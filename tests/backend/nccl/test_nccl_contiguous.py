@@ -1,4 +1,4 @@
-"""Pieces of strided arrays: together they are the array in C order, and few."""
+"""The pieces of a strided array are few, and together are the array in C order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @st.composite
 def views(draw: st.DrawFn) -> Array:
-    """Any slice of any transpose of an array, or an array whose elements repeat."""
+    """Draw a slice of a transposed array, or an array with repeated elements."""
     shape = draw(st.lists(st.integers(0, 5), max_size=4))
     x = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     x = x.transpose(draw(st.permutations(range(x.ndim))))
@@ -32,7 +32,7 @@ _steps = st.sampled_from([1, 1, 2, -1])
 
 
 def copied(x: Array) -> bytes:
-    """Copy an array's pieces as the driver would."""
+    """Copy an array's pieces as the driver does."""
     buffer = as_buffer(x)
     made = bytearray(buffer.nbytes)
     for piece in pieces(buffer):

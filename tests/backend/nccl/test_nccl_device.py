@@ -64,7 +64,7 @@ def test_on_two_devices(two: Ranks, law: Callable[..., None]) -> None:
 
 
 def _afresh(group: Any, law: Callable[..., None]) -> None:
-    """Run a law in a group of its own, so that what it has told its store is its own too."""
+    """Run a law in a new group, so that its keys in the store are new too."""
     import nc10d as dist
 
     mine = dist.new_group(range(group.size))

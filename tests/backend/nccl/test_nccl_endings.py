@@ -1,4 +1,4 @@
-"""Groups that end while NCCL is at work on a call or on a communicator, over the emulators."""
+"""Groups end while NCCL forms a communicator or runs a call, over the emulators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = needs_emulators
 
 
 def a_group_that_ends_before_it_is_formed_leaves_arrays_alone(group: ProcessGroup) -> None:
-    """NCCL comes back from its init when the array is the caller's again."""
+    """NCCL's init returns after the abort, when the caller owns the array again."""
     _is_left_alone(group, lambda: group.abort("enough"), "enough")
 
 
@@ -55,7 +55,7 @@ def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> 
 
 
 def what_a_launch_fails_of_behind_forming_is_its_cause(group: ProcessGroup) -> None:
-    """The emulator refuses to make the operator, which nobody needs before the group is formed."""
+    """The emulator refuses to create the operator; a rank creates it once the group is formed."""
     work = group.all_reduce(full(group, 1.0), premul_sum(0.5), async_op=True)
     with pytest.raises(NCCLError, match="ncclRedOpCreatePreMulSum"):
         work.wait_blocking()

@@ -1,4 +1,4 @@
-"""The table of NCCL's API: what follows from it alone, and against the header by a C compiler."""
+"""The table of NCCL's API is consistent, and a C compiler confirms it against the header."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIZES = {
 
 
 class OfVersion:
-    """As much of a Library as a config needs."""
+    """The part of a Library that a config needs."""
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -138,7 +138,7 @@ def c_source() -> str:
     return "\n".join(lines)
 
 
-# All that nccl.h needs of CUDA's headers.
+# The parts of CUDA's headers that nccl.h needs.
 CUDA_STUBS = {
     "cuda_runtime.h": """#include <stddef.h>
 typedef struct CUstream_st* cudaStream_t;

@@ -1,7 +1,7 @@
-"""The real libnccl, on a machine without a GPU: what it answers, and how it refuses.
+"""The real libnccl on a machine without a GPU: its answers and its errors.
 
-Every test here runs on any machine that has the library; with a driver, those about its absence
-are skipped.
+All tests run on any machine that has the library, except that tests of an absent driver are
+skipped where a driver exists.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_groups_nest_and_an_end_too_many_is_an_invalid_usage(nccl: Library) -> N
 def test_a_group_is_ended_when_its_block_raises(nccl: Library) -> None:
     with pytest.raises(LookupError), nccl.group():
         raise LookupError
-    with pytest.raises(NCCLError):  # nothing is open any more
+    with pytest.raises(NCCLError):  # no group is open any more
         nccl.call("ncclGroupEnd")
 
 

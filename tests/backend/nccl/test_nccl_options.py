@@ -1,4 +1,4 @@
-"""What a user, the environment and a device decide about NCCL, and what is loaded when."""
+"""NCCL's options come from the user, the environment and the device; libraries load when needed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ROOT = Path(nc10d.__file__).parent
         ("0", None, 1),
         (None, "1", 0),
         (None, "0", 1),
-        ("0", "1", 1),  # ours counts
+        ("0", "1", 1),  # nc10d's variable takes precedence
         ("1", "0", 0),
-        ("", "1", 0),  # an empty one says nothing
+        ("", "1", 0),  # an empty variable counts as unset
     ],
 )
 def test_the_environment_says_whether_communicators_block(

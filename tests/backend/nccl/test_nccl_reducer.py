@@ -19,11 +19,11 @@ from nc10d.testing.ranks import Ranks
 pytestmark = needs_emulators
 SHAPES = [(2, 3), (5,), (4, 2)]
 SLOW = 50
-"""ms that a device computes in each part of a pass that computes."""
+"""Milliseconds that the device is busy in a part of a pass."""
 
 
 def new(device: int, caps: int = 1 << 20) -> dict[str, Any]:
-    """Return what makes a Reducer of arrays on one device."""
+    """Return the arguments for a Reducer of arrays on one device."""
 
     def zeros(count: int, dtype: np.dtype[Any]) -> Any:
         return cuda.to_device(np.zeros(count, dtype), device)
@@ -93,12 +93,12 @@ def clocks(group: ProcessGroup) -> None:
         assert set(found) == set(PARTS)
         assert found["backward_comm_time"] > 0
         for name in computing:
-            assert found[name] >= SLOW * 1_000_000  # the host has only queued it
+            assert found[name] >= SLOW * 1_000_000  # the host only queues the work
         assert {name: logger.data()[name] for name in PARTS} == found
 
 
 def compute(stream: cuda.Stream) -> Any:
-    """Return what keeps a device busy, behind what is queued on a stream, without the host."""
+    """Return a function that queues work on a stream and keeps its device busy, not the host."""
     import ctypes
     import time
 

@@ -1,4 +1,4 @@
-"""Registered device memory: whose call it is, and when it goes back; over the emulators."""
+"""Registered device memory: which ranks allocate it, and when it is freed; over the emulators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = ((4,), (2, 3), (5,))
 
 
 def ranks_that_run_out_of_batches_meet_nobody_anew(group: ProcessGroup) -> None:
-    """Rank 1 has one batch, the others have three: it makes buckets of zeros, they don't."""
+    """Rank 1 has fewer batches and allocates buckets of zeros; the other ranks allocate nothing."""
     mine = device(group)
     with cuda.on_device(mine):
         parameters = [cuda.zeros(shape, device=mine) for shape in SHAPES]
@@ -46,7 +46,7 @@ def ranks_that_run_out_of_batches_meet_nobody_anew(group: ProcessGroup) -> None:
 
 
 def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
-    """It is read by a copy on a stream that has not come there when the last array goes."""
+    """A queued copy still has to read the memory when the last array is dropped."""
     target, side = cuda.zeros(COUNT, device=0), cuda.Stream(0)
     make = registered_zeros(group)
     before = free_memory()
@@ -66,7 +66,7 @@ def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
 
 
 def memory_that_cant_be_registered_goes_back(group: ProcessGroup) -> None:
-    """The emulator refuses to register the first piece, and to deregister the second."""
+    """The emulator refuses to register the first allocation and to deregister the second."""
     make = registered_zeros(group)
     before = free_memory()
     with pytest.raises(NCCLError, match="ncclCommRegister"):

@@ -1,4 +1,4 @@
-"""Blocks of all_reduces by the short way: the rows of the long way, or none."""
+"""For a block of all_reduces, the fast path gives the general path's rows, or None."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAWS = [None, "type", "empty", "touching", "unaligned", "elsewhere"]
 
 @st.composite
 def blocks(draw: st.DrawFn) -> AllReduces:
-    """Uniform arrays without shared memory, except for at most one of them."""
+    """Draw uniform arrays that share no memory; a single array may have a flaw."""
     common = draw(st.sampled_from(DTYPES))
     flaw, where = draw(st.sampled_from(FLAWS)), draw(st.integers(0, 3))
     arrays, end = [], 4096
@@ -45,7 +45,7 @@ def blocks(draw: st.DrawFn) -> AllReduces:
 
 
 def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
-    """Return the rows of one group; None for mistakes, and for what is no plain group."""
+    """Return the rows of a group; None for mistakes and for calls that are not a plain group."""
     try:
         for op in ops:
             validate(op, 0, 2)
@@ -61,7 +61,7 @@ def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
 def by_the_short_way(ops: AllReduces) -> Any:
     try:
         table = uniform.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
-    except TypeError:  # what NCCL can't reduce
+    except TypeError:  # NCCL has no such reduction
         return None
     return None if table is None else list(zip(*[iter(table)] * WORDS, strict=True))
 
@@ -70,7 +70,7 @@ def by_the_short_way(ops: AllReduces) -> Any:
 @given(blocks())
 def test_the_short_way_is_the_long_way(ops: AllReduces) -> None:
     long, short = by_the_long_way(ops), by_the_short_way(ops)
-    unlike = len({x.dtype for x in ops.arrays}) > 1  # NCCL may reduce each of them all the same
+    unlike = len({x.dtype for x in ops.arrays}) > 1  # NCCL may still reduce each array alone
     alone = len(ops) == 1 or ops.op is OPS[4]
     assert short == (None if alone or unlike or long is None else long)
 

@@ -1,4 +1,4 @@
-"""A Reducer of device arrays by way of host memory does what it does by NCCL."""
+"""A Reducer of device arrays obeys the same laws when staged through host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = needs_emulators
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    """Two ranks on one device, whose memory is out of the CPU's reach."""
+    """Start two ranks on one device, whose memory the CPU can't access."""
     given = {"NC10D_EMULATED_GUARD": "1", "NC10D_EMULATED_GPUS": "1"}
     with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:staged", timeout=20.0) as ranks:
         yield ranks

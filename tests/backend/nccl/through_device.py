@@ -1,7 +1,7 @@
-"""The NCCL backend for arrays in host memory, so that the suite for all backends can judge it.
+"""The NCCL backend behind arrays in host memory, for the suite that checks all backends.
 
-Each array is copied to device memory before a launch and, if it is written, back when the launch is
-over. Rank r of the job uses device r, or shares one where there are fewer.
+A launch first copies its arrays to device memory; at its end, it copies written arrays back. Rank r
+uses device r; ranks share devices where there are fewer.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WRITTEN = ("x", "out")
 def make(setup: BackendSetup) -> ThroughDevice:
     count = cuda.device_count()
     if setup.rank >= count or setup.size > count:
-        # To NCCL, ranks that share a device must be on different hosts.
+        # NCCL accepts ranks on the same device only from different hosts.
         os.environ.setdefault("NCCL_HOSTID", f"rank-{setup.rank}")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return ThroughDevice(make_nccl(setup), setup.rank % count)
 
 
 class ThroughDevice(Backend):
-    """Copies, launches, copies back."""
+    """Copies arrays to the device, launches, and copies results back."""
 
     device_type = "cpu"
 
@@ -79,7 +79,7 @@ class ThroughDevice(Backend):
 
 
 class Copies:
-    """The arrays of a launch on the device, one copy of each array object."""
+    """The device copies of a launch's arrays: a single copy of each array object."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -87,7 +87,7 @@ class Copies:
         self._back: list[tuple[np.ndarray[Any, Any], Twin]] = []
 
     def of(self, op: Op) -> Op:
-        """Return an operation on copies."""
+        """Return the operation on device copies."""
         fields = {field.name: getattr(op, field.name) for field in dataclasses.fields(op)}
         for name in ("x", "out", "inp"):
             if fields.get(name) is not None:
@@ -110,9 +110,9 @@ class Copies:
 
 
 class Twin:
-    """A copy in device memory that lies as an ndarray does, with what is between its elements.
+    """A device copy of an ndarray, in the same layout, with the bytes between its elements.
 
-    It is contiguous where that are more pieces than NCCL's backend takes.
+    The copy is contiguous if the array has more pieces than the NCCL backend accepts.
     """
 
     def __init__(self, x: np.ndarray[Any, Any], device: int) -> None:
@@ -126,7 +126,7 @@ class Twin:
         )
 
     def bring_back(self, x: np.ndarray[Any, Any]) -> None:
-        """Write everything, what is between the elements too, to the array."""
+        """Copy all bytes back to the array, including those between its elements."""
         found = cuda.to_host(self.memory)
         if self._as_it_lies:
             memory_of(x)[...] = found
@@ -145,7 +145,7 @@ register(Twin, attrgetter("buffer"), "cuda")
 
 
 class CopyBack(Work):
-    """Ends with the device's Work, when what it wrote has been copied back."""
+    """Ends after the device's Work, when the results have been copied back."""
 
     __slots__ = ("_copies", "_work")
 

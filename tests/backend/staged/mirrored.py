@@ -1,8 +1,8 @@
-"""The staged backend for arrays in host memory, so that the suite for all backends can judge it.
+"""The staged backend behind arrays in host memory, for the suite that checks all backends.
 
-A launch's NumPy arrays are mirrored in device memory, with all that lies around and between their
-elements; the operations run on the mirrors, and everything is copied back when they are over. The
-copy back is queued on the current stream after `wait()`, so it shows what that orders.
+A launch copies its NumPy arrays to device memory, with all bytes around and between their elements.
+The operations run on these copies; then all bytes are copied back. `wait()` queues the copy back on
+the current stream, so the copy has only the results that `wait()` orders before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Mirror:
-    """A device array that lies in its room as a host array does in its own."""
+    """A device array at the same offset in device memory as a host array in its owner's memory."""
 
     def __init__(self, x: Array, room: cuda.DeviceArray, offset: int) -> None:
         host = as_buffer(x)
@@ -51,7 +51,7 @@ register_stream(Mirror, lambda _: LEGACY)
 
 
 class Rooms:
-    """The memory of a launch's arrays, each piece of it once."""
+    """Device copies of the memory that owns a launch's arrays; shared memory is copied once."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -71,7 +71,7 @@ class Rooms:
 
 
 def _bytes(x: Array) -> Array:
-    """Return all the memory that an array is in, as bytes that keep its owner as their base."""
+    """Return all bytes of the array that owns the memory of `x`, with that array as their base."""
     while isinstance(x.base, np.ndarray):
         x = x.base
     found: Array = np.ndarray(x.nbytes, np.uint8, x)
@@ -79,7 +79,7 @@ def _bytes(x: Array) -> Array:
 
 
 class Mirrored(Backend):
-    """Mirrors, launches, copies back. Rank r uses device r modulo their number."""
+    """Copies arrays to a device, launches, copies back. Rank r uses device r modulo their count."""
 
     name = "mirrored"
     device_type = "cpu"
@@ -115,7 +115,7 @@ def make(setup: BackendSetup) -> Mirrored:
 
 
 class BroughtBack(Work):
-    """Ends with the device's Work, when all has been copied back."""
+    """Ends after the device's Work, when all bytes have been copied back."""
 
     __slots__ = ("_device", "_rooms", "_work")
 
@@ -133,7 +133,7 @@ class BroughtBack(Work):
 
     def _end(self) -> None:
         self._rooms.bring_back()
-        self._work.wait(30.0)  # for its result, which comes later than what `wait()` orders
+        self._work.wait(30.0)  # `wait()` without a timeout returns earlier
         self._finish(None, self._work._result)
 
     def _poll(self) -> None:

@@ -1,7 +1,7 @@
-"""The staged backend over the emulated driver: any backend's duties, and what streams must see.
+"""The staged backend over the emulated driver: the contract of every backend, and stream order.
 
-Ranks are threads of one child process, which alone has loaded the emulator; device memory is out of
-the CPU's reach there. A stream is held up by a wait for a word in pinned memory.
+Ranks are threads of a child process, which loads the emulator; the CPU can't access device memory
+there. A stream is blocked by a wait for a word in pinned memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Check = Callable[[ProcessGroup], None]
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[Ranks]:
-    """A process with the emulated driver and one GPU, on which ranks are threads."""
+    """Start a process with the emulated driver and a single GPU; ranks are threads in it."""
     libraries = build()
     if libraries is None:
         assert not WANTED, "no gcc, or no headers of CUDA"
@@ -47,7 +47,7 @@ def process() -> Iterator[Ranks]:
             yield found
 
 
-# Any backend's duties
+# The contract of every backend
 
 
 def conformance(group: ProcessGroup, sizes: tuple[int, ...], labels: tuple[str, ...]) -> int:
@@ -73,11 +73,11 @@ def test_it_does_so_for_every_type_and_more_ranks(process: Ranks) -> None:
     assert process.run(conformance, [(1, 2, 3, 4)], [labels])[0] > 350
 
 
-# What streams see
+# Order on streams
 
 
 class Hold:
-    """Keeps a stream from going on until `release`."""
+    """Blocks a stream until `release`."""
 
     def __init__(self, stream: int) -> None:
         address = int(call("cuMemHostAlloc", 4, 0))
@@ -93,7 +93,7 @@ _kept: list[cuda.DeviceArray] = []
 
 
 def filled(value: float, count: int = 5) -> cuda.DeviceArray:
-    """Return an array that is never freed: that would wait for streams that are held up."""
+    """Return an array that is never freed: freeing it would wait for blocked streams."""
     _kept.append(cuda.to_device(np.full(count, value), 0))
     return _kept[-1]
 
@@ -142,7 +142,7 @@ def wait_orders_the_current_stream_and_no_other(group: ProcessGroup) -> None:
 
 
 def launches_that_share_memory_keep_their_order(group: ProcessGroup) -> None:
-    """Nobody waits in between, and the first one is late."""
+    """No rank waits between the launches, and the first array is computed late."""
     x, y, mine = filled(0.0), filled(0.0), cuda.Stream(0)
     hold = Hold(mine.handle)
     set_later(x, 1.0, mine.handle)
@@ -158,7 +158,7 @@ def launches_that_share_memory_keep_their_order(group: ProcessGroup) -> None:
 
 
 def a_blocking_call_goes_behind_what_is_on_its_way(group: ProcessGroup) -> None:
-    """On rank 0 the first call is held up while the second one is made; elsewhere it is not."""
+    """Only on rank 0, the first call is blocked until the second call has been launched."""
     x, y, mine = filled(1.0), filled(float(group.rank)), cuda.Stream(0)
     hold, launching = Hold(mine.handle), threading.Event()
 
@@ -182,7 +182,7 @@ def a_blocking_call_goes_behind_what_is_on_its_way(group: ProcessGroup) -> None:
 
 
 def messages_overtake(group: ProcessGroup) -> None:
-    """A receive that nobody answers yet keeps neither later messages nor collectives back."""
+    """A receive without a matching send blocks neither later messages nor collectives."""
     x, y = filled(0.0), filled(float(group.rank))
     coming = group.irecv(x, (group.rank - 1) % SIZE, tag=7)
     group.all_reduce(y)
@@ -214,7 +214,7 @@ def raised(kind: type[Exception], action: Callable[[], object]) -> str:
 
 
 def another(group: ProcessGroup, timeout: float = 20.0) -> ProcessGroup:
-    """Make a group that may be spoiled."""
+    """Make a new group, which the check may break."""
     made = dist.new_group(range(group.size), timeout)
     assert isinstance(made, ProcessGroup)
     made.barrier()
@@ -343,9 +343,9 @@ CHECKS: list[Check] = [
 
 
 def on_ranks(group: ProcessGroup, check: Check) -> None:
-    """Run a check on ranks that are threads and share the one GPU.
+    """Run a check on ranks that are threads and share the single GPU.
 
-    What earlier ones have left is freed now: that would wait for a stream that a check holds up.
+    Arrays of earlier checks are freed first: freeing them later would wait for blocked streams.
     """
     gc.collect()
     with Ranks(SIZE, "threads", "gloo", timeout=20.0) as ranks:

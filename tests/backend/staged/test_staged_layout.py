@@ -1,4 +1,4 @@
-"""Staging, as far as it is decided without a device: which bytes are copied, and to where."""
+"""The layout of staging memory, decided without a device: the bytes to copy, and their places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOM = np.arange(4096, dtype=np.uint8)
 
 @st.composite
 def views(draw: st.DrawFn) -> Array:
-    """Draw a view of a room: any dtype, slices of any step, any order of dimensions."""
+    """Draw a view of ROOM: any dtype, slices with any step, any order of dimensions."""
     dtype = np.dtype(draw(st.sampled_from(["u1", "i2", "f4", "c16"])))
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=3)))
     flat = ROOM[draw(st.integers(0, 64)) :]
@@ -27,7 +27,7 @@ def views(draw: st.DrawFn) -> Array:
 
 
 def addresses(buffer: Buffer) -> set[int]:
-    """Return the address of every byte that belongs to an element, one by one."""
+    """Return the address of every byte of every element."""
     found = set()
     for place in np.ndindex(*buffer.shape):
         steps = zip(place, buffer.strides, strict=True)
@@ -83,4 +83,4 @@ def test_arrays_that_share_a_byte_meet(ones: list[Array], others: list[Array]) -
     assert overlap_any([as_buffer(x) for x in ones], [as_buffer(x) for x in others]) == share
 
 
-# What is brought, and what goes back
+# Copies to the host and back
