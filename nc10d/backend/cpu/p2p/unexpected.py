@@ -31,7 +31,7 @@ def absorb(links: Links, channel: Channel) -> None:
 
 def clear(links: Links, inbox: Inbox) -> None:
     """As `absorb`; the caller holds the inbox."""
-    header = inbox.stray()
+    header = inbox.unmatched()
     if header is not None:
         take_aside(links, inbox, header)
 
