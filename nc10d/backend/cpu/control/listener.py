@@ -36,8 +36,8 @@ class Listener(Protocol):
         """React to a negative answer that the worker got from the channel at `address`."""
         ...
 
-    def hear(self, number: int, message: Message) -> None:
-        """Take a control message for this group from rank `number` of the job."""
+    def on_message(self, number: int, message: Message) -> None:
+        """React to a control message for this group from rank `number` of the job."""
         ...
 
     def overdue(self) -> float | None:
@@ -50,7 +50,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """The live groups of one rank, by name. A group that is dropped disappears from here."""
+    """The live groups of a rank, by name. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
         self._groups: dict[str, weakref.ref[Listener]] = {}
