@@ -28,6 +28,8 @@ test: lint typecheck warm unit
 lint: .venv/test.stamp
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/names.py
 
 typecheck: .venv/test.stamp
 	$(BIN)/mypy

@@ -1,7 +1,7 @@
-"""Code in the documentation runs: code in the readme and in docs/, and docstrings' examples.
+"""Documentation is true: examples run, named files exist, pages are short and linked.
 
-A block of Python begins with a comment: its file name, and optionally a colon and the command that
-runs it. Without a command, the file runs as a script.
+A block of Python in a page begins with a comment: the name of its file and, behind a colon, the
+command that runs it. Without a command it is run as a script.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ import nc10d
 
 PACKAGE = Path(nc10d.__file__).parent
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LOGS = ROOT / "docs" / "logs"
+"""Former pages: the files that they name may have moved."""
+PAGES = sorted(
+    page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != LOGS
+)
 TEXT = "".join(page.read_text() for page in PAGES)
+LINK = re.compile(r"\]\(([\w./-]+)")
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
@@ -77,7 +82,7 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
     assert not failed
 
 
-# ---- names in pages ------------------------------------------------------------------------------
+# ---- names in pages -----------------------------------------------------------------------------
 
 
 def test_files_that_are_named_exist() -> None:
@@ -100,30 +105,52 @@ def test_a_table_of_benchmarks_that_is_named_exists(name: str) -> None:
     assert name in benchmarks.TABLES
 
 
-TABLES = re.findall(r"^\| file in `([\w/]+)/` \|.*\n\|---.*\n((?:\|.*\n)+)", DESIGN, re.M)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize(("folder", "rows"), TABLES, ids=[folder for folder, _ in TABLES])
-def test_a_table_of_files_has_those_of_its_folder(folder: str, rows: str) -> None:
-    """Rows name each file, or its folder, and no missing file."""
-    named = [
-        name for row in rows.splitlines() for name in re.findall(r"`(.+?)`", row.split("|")[1])
-    ]
-    there = {str(path.relative_to(PACKAGE / folder)) for path in (PACKAGE / folder).rglob("*.py")}
-    assert sorted({name for name in named if named.count(name) > 1}) == []
-    assert {name for name in named if name.endswith(".py")} <= there
-    wanted = {name for name in there if not name.endswith("__init__.py")}
-    assert {name for name in wanted if not {name, name.split("/")[0] + "/"} & set(named)} == set()
+def test_every_page_links_to_another_and_is_linked() -> None:
+    """The readme is the first page."""
+    links = {
+        page: {(page.parent / target).resolve() for target in LINK.findall(page.read_text())}
+        for page in PAGES
+    }
+    for page in PAGES:
+        assert links[page] & set(PAGES) - {page}, page
+        first = page == ROOT / "README.md"
+        assert first or any(page in links[other] for other in PAGES if other != page), page
+
+
+@pytest.mark.parametrize(("name", "most"), {"design": 350, "performance": 200}.items())
+def test_a_page_is_short(name: str, most: int) -> None:
+    assert len((ROOT / "docs" / f"{name}.md").read_text().splitlines()) <= most
+
+
+def test_the_glossary_defines_each_term_once() -> None:
+    rows = DESIGN.partition("## Glossary")[2].splitlines()
+    terms = [line.split("|")[1].strip() for line in rows if line.startswith("| ")][1:]
+    assert 0 < len(set(terms)) == len(terms) <= 40
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in PACKAGE.rglob("*.py")}),
+    ids=lambda folder: str(folder.relative_to(PACKAGE)),
+)
+def test_a_folder_states_its_purpose(folder: Path) -> None:
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
 def variables(path: Path) -> set[str]:
-    """Return nc10d's environment variables that occur in a module as string constants."""
+    """Return the environment variables of nc10d that a module names in a string of their own."""
     nodes = ast.walk(ast.parse(path.read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
     return {text for text in texts if re.fullmatch(r"NC10D_[A-Z_]+", str(text))}
 
 
-def test_the_variables_that_are_read_are_those_of_the_page() -> None:
+def test_the_page_of_variables_lists_those_that_are_read() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     folders = (PACKAGE, ROOT / "benchmarks")
     files = [path for folder in folders for path in folder.rglob("*.py")]

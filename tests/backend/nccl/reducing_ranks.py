@@ -205,7 +205,7 @@ def hooks_work_on_devices_as_on_the_cpu(group: ProcessGroup) -> None:
 
 def _in_another_array(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
     other = bucket.buffer().copy()
-    work = hooks.started(group.all_reduce(other, dist.AVG, async_op=True))
+    work = hooks.require_work(group.all_reduce(other, dist.AVG, async_op=True))
     return bucket.following(work, lambda value: value()[0])
 
 
@@ -345,7 +345,7 @@ def passes_may_have_streams_that_end_with_them(group: ProcessGroup) -> None:
 
 
 def doubled(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
-    return hooks.started(group.all_reduce(bucket.buffer(), premul_sum(2.0), async_op=True))
+    return hooks.require_work(group.all_reduce(bucket.buffer(), premul_sum(2.0), async_op=True))
 
 
 def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None:

@@ -55,7 +55,7 @@ def test_it_runs_to_its_end(tmp_path: Path) -> None:
 
 TORCHS = """
 import gpu_times
-(row,) = gpu_times.torchs(gpu_times.QUICK)
+(row,) = gpu_times.torch_rows(gpu_times.QUICK)
 print(row.failed, row.result)
 """
 
