@@ -90,7 +90,7 @@ class ControlRank:
     def _on_event(self, number: int) -> None:
         actor, end = self.plane.sim.actors[self.rank], self.ends[number]
         late = actor.paused_until - self.plane.sim.now
-        if actor.dead or end.fileno() < 0 or self.connections.lines[number].over is not None:
+        if actor.dead or end.fileno() < 0 or self.connections.connections[number].ended is not None:
             return
         if late > 0:
             self.plane.sim.after(late + _SOON, partial(self._on_event, number))
@@ -104,7 +104,7 @@ class ControlRank:
             self.plane.sim.note(
                 f"rank {self.rank} handles a message of rank {number}: {' '.join(text)[:120]}"
             )
-            self.control.hear(number, message["kind"], message)
+            self.control.on_message(number, message["kind"], message)
 
     def _on_end(self, number: int, reason: str) -> None:
         del reason

@@ -187,7 +187,7 @@ def ignore_deaths(real: Any) -> Any:
 
 def decides_alone(consensus: Any, number: int, value: str) -> None:
     """Let the first round's coordinator decide alone and send its decision."""
-    if consensus._whose() == consensus._me:
+    if consensus._round_rank() == consensus._me:
         consensus._send(consensus._others, DECIDED, value)
     consensus._round, consensus._shown = number, True
     consensus._decide(value)
@@ -197,7 +197,7 @@ def no_echo(consensus: Any, number: int, value: str) -> None:
     """Do not echo a value that another rank has sent."""
     if number > consensus._round or not consensus._shown:
         consensus._round, consensus._value, consensus._shown = number, value, True
-        if consensus._whose() == consensus._me:
+        if consensus._round_rank() == consensus._me:
             consensus._send(consensus._others, number, value)
 
 

@@ -53,7 +53,7 @@ class FailingRank:
 
     def operate(self) -> str:
         """Block, as in a collective, until the group fails; return the cause."""
-        while not cause.known(self.areas):
+        while not cause.has_failed(self.areas):
             self.job.plane.sim.wait(self.failed, float("inf"))
         return str(cause.read(self.areas))
 

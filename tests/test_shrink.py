@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from circles import Circle
+from control_groups import ControlGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Job
@@ -35,18 +35,18 @@ def test_all_callers_get_the_same_list_without_dead_ranks(size: int, data: st.Da
     ranks = st.sampled_from(range(size))
     dead = data.draw(st.sets(ranks, max_size=size - 1))
     alive = [rank for rank in range(size) if rank not in dead]
-    with Circle(size) as circle, ThreadPoolExecutor(size) as pool:
-        answers = [pool.submit(circle.attempt(r).agree, Deadline.after(30.0)) for r in alive]
+    with ControlGroup(size) as group, ThreadPoolExecutor(size) as pool:
+        answers = [pool.submit(group.attempt(r).agree, Deadline.after(30.0)) for r in alive]
         for rank in dead:
-            circle.seats[rank].die()
+            group.members[rank].die()
         assert [answer.result(30) for answer in answers] == [alive] * len(alive)
 
 
 def test_a_rank_that_calls_late_is_left_out_and_gets_the_same_list() -> None:
-    with Circle(3) as circle:
-        circle.seats[1].die()
-        assert circle.attempt(0).agree(Deadline.after(0.1)) == [0]
-        assert circle.attempt(2).agree(Deadline.after(30.0)) == [0]
+    with ControlGroup(3) as group:
+        group.members[1].die()
+        assert group.attempt(0).agree(Deadline.after(0.1)) == [0]
+        assert group.attempt(2).agree(Deadline.after(30.0)) == [0]
 
 
 @settings(deadline=None, max_examples=30)
@@ -62,15 +62,15 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        Circle(len(fates)) as circle,
+        ControlGroup(len(fates)) as group,
         ThreadPoolExecutor(len(fates)) as pool,
     ):
         patch.setattr(shrink, "_GRACE_SECONDS", 0.05)  # a silent rank stays silent here
         for rank, fate in enumerate(fates):
             if fate == "dead":
-                circle.seats[rank].die()
+                group.members[rank].die()
         asking = [rank for rank in members if fates[rank] in ("made", "failed")]
-        answers = [pool.submit(ask, circle.attempt(r), fates[r] == "made") for r in asking]
+        answers = [pool.submit(ask, group.attempt(r), fates[r] == "made") for r in asking]
         told = [one.result(30) for one in answers]
         assert [made for made, _ in told] == [set(fates) == {"made"}] * len(asking)
         assert all(lost == told[0][1] for _, lost in told), "all blame the same ranks"

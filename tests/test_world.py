@@ -111,7 +111,7 @@ def silent_card(store: Store, rank: int) -> socket.socket:
         rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, 0, 0
     )
     fields = {field: getattr(card, field) for field in RankInfo.__slots__}
-    prefix_store("world/1", store).set(f"mates/card/{rank}", json.dumps(fields))
+    prefix_store("world/1", store).set(f"ranks/info/{rank}", json.dumps(fields))
     return listener
 
 

@@ -225,7 +225,7 @@ def _lines(count: int, chance: random.Random) -> int:
     """Feed a control connection; return the number of invalid messages that it accepted."""
     from nc10d.backend.cpu.control.connections import ControlConnection, framed
 
-    kinds, good, taken = ("left", "part", "say"), framed({"kind": "left", "group": "w"}), 0
+    kinds, good, taken = ("leave", "value", "consensus"), framed({"kind": "leave", "group": "w"}), 0
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)

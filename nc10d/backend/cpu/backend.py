@@ -60,7 +60,7 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
     try:
         detector = DeadlockDetector(context)
-        context.router.on_job_message = detector.hear
+        context.router.on_job_message = detector.on_message
         context.start()
         spec = GroupSpec(context, name, members, setup.rank, setup.store, setup.deadline, check)
         return _connected(spec, form(spec), spec.store, detector)
@@ -224,7 +224,7 @@ class CpuBackend(Backend):
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
-        return self.group.gone()
+        return self.group.departed()
 
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline

@@ -248,7 +248,7 @@ class OpLauncher:
         context.need_worker()
         for gate in work.dependencies.waits:
             while not self.mailbox.await_words([(gate, 1)], SLICE):
-                failure = health.look((), self._channel, deadline)
+                failure = health.check_wait((), self._channel, deadline)
                 if failure is not None:
                     raise copy_to_raise(failure)
         started = work.start()

@@ -66,13 +66,13 @@ class Waiter:
                     self._health.engine_failed(channel, answer)
                 elif answer == 0 and until.at >= limit.at:
                     self._is_stuck(channel, submission)
-                failure = self._health.look(ops, channel, limit)
+                failure = self._health.check_wait(ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
                 if answer == at.ABORTED:  # another thread is about to publish the cause
                     time.sleep(A_MOMENT)
         finally:
-            self._detector.over()
+            self._detector.clear()
 
     def drive(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program that this thread has begun to its end, slice by slice; blocks.
@@ -81,20 +81,20 @@ class Waiter:
         """
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
-            while answer == at.BLOCKED and not self._health.trouble(channel, deadline):
+            while answer == at.BLOCKED and not self._health.must_stop(channel, deadline):
                 if self._is_stuck(channel):
                     break
                 slice_ns = max(1, int(deadline.slice(LOOK) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
         finally:
-            self._detector.over()
+            self._detector.clear()
         if answer == at.DONE:
             return
         # A thread that learns of a failure stops the channels; this thread leaves them before.
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
             self._health.engine_failed(channel, answer)
-        failure = self._health.settled(ops, channel, deadline)
+        failure = self._health.check_stopped(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         raise copy_to_raise(
             failure
@@ -102,9 +102,9 @@ class Waiter:
 
     def _is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
         """Return whether this thread's wait in a channel is part of a deadlock; see detector.py."""
-        cycle = self._detector.stuck(self.group, channel, submission)
+        cycle = self._detector.find_deadlock(self.group, channel, submission)
         if cycle is not None:
-            self._health.stuck(channel, cycle)
+            self._health.report_deadlock(channel, cycle)
         return cycle is not None
 
     def wait_work(self, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""How sockets to other hosts send: not by BBR's clock, unless somebody says so."""
+"""Congestion control of sockets to other hosts: not BBR, unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from test_wires import close, join
+from test_connect import close, join
 
 from nc10d.backend.cpu.transport import congestion
 from nc10d.backend.cpu.transport.congestion import VARIABLE, control, tcp_socket
@@ -28,7 +28,7 @@ def kernels_own() -> str:
 
 
 @pytest.mark.parametrize("address", [ANYWHERE, "::1"])
-def test_no_socket_sends_by_the_clock(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_socket_paces_by_default(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(congestion, "PACED", kernels_own())
     monkeypatch.setattr(congestion, "UNPACED", ("nonsense", "reno"))
     with closing(tcp_socket(address)) as wire:
@@ -42,21 +42,21 @@ def test_another_default_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert control(wire) == kernels_own()
 
 
-@pytest.mark.parametrize("asked", ["reno", ""])
-def test_the_variable_names_it(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, asked)
+@pytest.mark.parametrize("requested", ["reno", ""])
+def test_the_variable_names_the_algorithm(requested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, requested)
     with closing(tcp_socket(ANYWHERE)) as wire:
-        assert control(wire) == (asked or kernels_own())
+        assert control(wire) == (requested or kernels_own())
 
 
-def test_what_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_algorithm_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "nonsense")
     with pytest.raises(RendezvousError, match=r"TCP_CONGESTION='nonsense'.* allows .*reno"):
         tcp_socket(ANYWHERE)
 
 
 @pytest.mark.skipif(kernels_own() == "reno", reason="reno is the kernel's own choice here")
-def test_the_wires_of_both_ends_are_such_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ends_of_a_connection_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(congestion, "PACED", kernels_own())
     monkeypatch.setattr(congestion, "UNPACED", ("reno",))
     store = HashStore()

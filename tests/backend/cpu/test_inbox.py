@@ -1,4 +1,4 @@
-"""Holding an inbox: no thread receives past the ring meanwhile, and Ctrl-C releases it."""
+"""An inbox: its holder keeps other threads from direct receives, and always releases it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nc10d.backend.cpu.native import offsets
 from nc10d.backend.cpu.transport.links import Inbox, UnexpectedMessage
 from nc10d.testing import run_ranks
 
-METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_early, Inbox._guard
+METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_unexpected, Inbox._guard
 CODES = {method.__code__ for method in METHODS}
 
 
 class Interrupt:
-    """A trace function that raises KeyboardInterrupt at the `which`th line of an Inbox."""
+    """A trace function that raises KeyboardInterrupt at the `index`th line of an Inbox."""
 
-    def __init__(self, which: int) -> None:
-        self._left = which
+    def __init__(self, index: int) -> None:
+        self._left = index
         self.raised = False
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
@@ -45,14 +45,14 @@ def kept(tag: int) -> UnexpectedMessage:
     return UnexpectedMessage(tag, 0, np.zeros(0, np.uint8), None, "")  # type: ignore[arg-type]
 
 
-def interrupted_at(inbox: Inbox, which: int) -> bool:
-    """Hold an inbox, with Ctrl-C at one of its lines; return whether there was such a line."""
-    trace, before = Interrupt(which), sys.gettrace()
+def interrupted_at(inbox: Inbox, index: int) -> bool:
+    """Hold an inbox, with Ctrl-C at line `index`; return whether there was such a line."""
+    trace, before = Interrupt(index), sys.gettrace()
     sys.settrace(trace)
     try:
         with contextlib.suppress(KeyboardInterrupt), inbox.lock, inbox:
             inbox.keep(kept(3))
-            inbox.take_early(3)
+            inbox.take_unexpected(3)
     finally:
         sys.settrace(before)
     return trace.raised
@@ -64,15 +64,15 @@ def test_after_ctrl_c_at_any_line_the_next_holder_leaves_the_inbox_as_it_should_
 ) -> None:
     def hold(group: Any) -> list[tuple[bool, bool]]:
         inbox = group.backend("cpu").group.links.inbox(1 - group.rank)
-        inbox.early.extend([kept(1)] * early)
+        inbox.unexpected.extend([kept(1)] * early)
         found = []
-        for which in itertools.count():
-            raised = interrupted_at(inbox, which)
+        for index in itertools.count():
+            raised = interrupted_at(inbox, index)
             with inbox.lock, inbox:
-                held = guarded(inbox) > len(inbox.early)
-            found.append((held, guarded(inbox) == len(inbox.early)))
-            while len(inbox.early) > early:  # kept, and not taken
-                inbox.early.pop()
+                held = guarded(inbox) > len(inbox.unexpected)
+            found.append((held, guarded(inbox) == len(inbox.unexpected)))
+            while len(inbox.unexpected) > early:  # kept, and not taken
+                inbox.unexpected.pop()
             if not raised:
                 return found
         raise AssertionError

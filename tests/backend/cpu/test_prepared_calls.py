@@ -213,7 +213,7 @@ def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
         words[offsets.C_UNMATCHED // 8] = 0  # it begins to move the message
         looking.join()
         words[offsets.C_RECEIVING // 8] = 0
-        kept = len(inbox.early)
+        kept = len(inbox.unexpected)
         group.recv(x, 1, 5)
         group.recv(np.zeros(2), 1, 5)
         return kept

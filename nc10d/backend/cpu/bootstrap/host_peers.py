@@ -1,10 +1,10 @@
-"""How the ranks of one host find and map each other: once, when the first group forms.
+"""Bootstrap on one host: the ranks find each other and map each other's arenas.
 
-Each rank listens on an abstract Unix socket (no file), tells its name through the store, and
-exchanges two descriptors with every other: its arena, and a pidfd of itself, which tells the
-kernel's word on its death. The connections stay, as control lines. Who connects, and who answers,
-must run as the same user and know the secret that is in the store, and the job's token if it has
-one.
+It happens once, when the first group forms. Each rank listens on an abstract Unix socket (without a
+file) and publishes the socket's name in the store. Each pair of ranks exchanges two descriptors over
+a connection: the arena, and a pidfd, through which the kernel reports the rank's death. The
+connections then serve as control connections. Both ends must run as the same user, and prove that
+they know the secret in the store and the job's token, if there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from nc10d.auth.token import job_token
 from nc10d.backend.cpu.bootstrap.rank_info import (
     RankInfo,
-    exchange_cards,
+    exchange_infos,
     host_id,
     patience,
     version,
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 
 MAX_RANKS = 64
-# Strangers wait there too: any user of the host may connect to an abstract socket.
+# Large, since strangers use it up, too: any user of the host may connect to an abstract socket.
 _BACKLOG = 4096
-_AGAIN = 0.005
+_RETRY_SECONDS = 0.005
 
 
-def meet(store: Store, rank: int, size: int, arena: Arena, deadline: Deadline) -> list[HostPeer]:
+def map_peers(
+    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline
+) -> list[HostPeer]:
     """Map the arena of every rank of this host; see `gather`."""
     return gather(store, rank, size, arena, deadline)[0]
 
@@ -55,9 +57,9 @@ def gather(
     deadline: Deadline,
     host: str | None = None,
 ) -> tuple[list[HostPeer], list[RankInfo]]:
-    """Map the arena of every rank of this host; return these, and the cards of all ranks.
+    """Map the arena of every rank of this host; return them, and the infos of all ranks.
 
-    Blocks until all ranks have come or the deadline has passed.
+    Blocks until all ranks have called; RendezvousError once the deadline has passed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"\0nc10d-{secrets.token_hex(16)}"
@@ -78,18 +80,18 @@ def gather(
             thresholds.read_from,
             thresholds.write_from,
         )
-        cards = exchange_cards(store, "mates", mine, size, deadline)
-        _fitting(cards, mine)
+        infos = exchange_infos(store, "ranks", mine, size, deadline)
+        _check_count(infos, mine)
         own_pidfd = _pidfd()
         try:
-            found = _exchange_all(listener, mine, cards, arena, own_pidfd, deadline)
+            found = _exchange_all(listener, mine, infos, arena, own_pidfd, deadline)
         finally:
             os.close(own_pidfd)
     found.append(HostPeer(0, rank, mine.pid, mine.process, mine.host, arena.mapping, -1))
-    found.sort(key=lambda mate: mate.number)
-    for number, mate in enumerate(found):
-        mate.rank = number
-    return found, cards
+    found.sort(key=lambda peer: peer.number)
+    for number, peer in enumerate(found):
+        peer.rank = number
+    return found, infos
 
 
 def _pidfd() -> int:
@@ -99,8 +101,8 @@ def _pidfd() -> int:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
 
 
-def _fitting(cards: list[RankInfo], mine: RankInfo) -> None:
-    near = [card for card in cards if card.host_id == mine.host_id]
+def _check_count(infos: list[RankInfo], mine: RankInfo) -> None:
+    near = [info for info in infos if info.host_id == mine.host_id]
     if len(near) > MAX_RANKS:
         raise UnsupportedPlatform(
             f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
@@ -110,70 +112,70 @@ def _fitting(cards: list[RankInfo], mine: RankInfo) -> None:
 def _exchange_all(
     listener: socket.socket,
     mine: RankInfo,
-    cards: list[RankInfo],
+    infos: list[RankInfo],
     arena: Arena,
     pidfd: int,
     deadline: Deadline,
 ) -> list[HostPeer]:
     # Connect to lower ranks first, then accept the higher ones: a connection completes against
-    # the peer's backlog, so nobody waits for somebody who waits for him.
-    calls: list[tuple[RankInfo, socket.socket]] = []
-    mates: list[HostPeer] = []
+    # the peer's backlog, so no two ranks wait for each other.
+    called: list[tuple[RankInfo, socket.socket]] = []
+    peers: list[HostPeer] = []
     try:
-        near = [card for card in cards if card.host_id == mine.host_id]
-        for card in near[: near.index(mine)]:
+        near = [info for info in infos if info.host_id == mine.host_id]
+        for info in near[: near.index(mine)]:
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            calls.append((card, link))
-            _connect(link, card, deadline)
-            if not _same_user(link):  # before it gets hold of my memory
-                raise ConnectionError(f"another user answers in the place of rank {card.rank}")
-            _send(link, mine, card.secret, arena, pidfd)
-        waiting = {card.rank for card in near[near.index(mine) + 1 :]}
+            called.append((info, link))
+            _connect(link, info, deadline)
+            if not _same_user(link):  # before it gets this rank's memory
+                raise ConnectionError(f"another user answers in the place of rank {info.rank}")
+            _send(link, mine, info.secret, arena, pidfd)
+        waiting = {info.rank for info in near[near.index(mine) + 1 :]}
         while waiting:
-            mate, link = _accept(listener, mine, cards, waiting, deadline)
-            mates.append(mate)
-            _send(link, mine, cards[mate.number].secret, arena, pidfd)
-            waiting.discard(mate.number)
-        mates.extend(_receive(link, card, mine.secret, deadline) for card, link in calls)
+            peer, link = _accept(listener, mine, infos, waiting, deadline)
+            peers.append(peer)
+            _send(link, mine, infos[peer.number].secret, arena, pidfd)
+            waiting.discard(peer.number)
+        peers.extend(_receive(link, info, mine.secret, deadline) for info, link in called)
     except BaseException as error:
-        for mate in mates:
-            mate.close()
-        for _, link in calls:
+        for peer in peers:
+            peer.close()
+        for _, link in called:
             link.close()
         if not isinstance(error, OSError):
             raise
         raise RendezvousError(
-            f"rank {mine.rank} could not reach its host mates: {error}"
+            f"rank {mine.rank} could not reach the other ranks of its host: {error}"
         ) from error
-    for mate in mates:
-        assert mate.wire is not None, "who has introduced itself has done so there"
-        mate.wire.setblocking(False)
-    return mates
+    for peer in peers:
+        assert peer.wire is not None, "its hello came over that connection"
+        peer.wire.setblocking(False)
+    return peers
 
 
-def _connect(link: socket.socket, card: RankInfo, deadline: Deadline) -> None:
-    """Connect to a rank, and have `link` wait no longer than until the deadline from then on."""
+def _connect(link: socket.socket, info: RankInfo, deadline: Deadline) -> None:
+    """Connect to a rank; the timeout of `link` is the time left until the deadline."""
     link.settimeout(patience(deadline))
     while True:
         try:
-            link.connect("\0" + card.socket)
+            link.connect("\0" + info.socket)
             return
-        except BlockingIOError:  # strangers have taken all places; the rank turns them away
+        except BlockingIOError:  # strangers fill the backlog; the rank turns them away
             if deadline.expired():
                 raise
-            time.sleep(_AGAIN)  # nobody tells us when there is room: ask again
+            time.sleep(_RETRY_SECONDS)  # the kernel does not report room in a backlog
 
 
 _HELLO = struct.Struct("<I32s")
 
 
 def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd: int) -> None:
-    hello = _HELLO.pack(mine.rank, _shown(secret))
+    hello = _HELLO.pack(mine.rank, _proof(secret))
     socket.send_fds(link, [hello], [arena.fd, pidfd])
 
 
-def _shown(secret: str) -> bytes:
-    """Return what proves that somebody knows a rank's secret and the job's token, if it has one."""
+def _proof(secret: str) -> bytes:
+    """Return the proof of knowing a rank's secret and the job's token, if there is one."""
     return hmac.digest(job_token() or b"", secret.encode(), "sha256")
 
 
@@ -186,82 +188,82 @@ def _same_user(link: socket.socket) -> bool:
 def _accept(
     listener: socket.socket,
     mine: RankInfo,
-    cards: list[RankInfo],
+    infos: list[RankInfo],
     waiting: set[int],
     deadline: Deadline,
 ) -> tuple[HostPeer, socket.socket]:
-    """Return the next rank that introduces itself properly; strangers are turned away."""
+    """Return the next rank that sends a valid hello; turn strangers away."""
     while True:
         listener.settimeout(patience(deadline))
         try:
             link, _ = listener.accept()
         except TimeoutError as error:
-            raise _silent(sorted(waiting)) from error
+            raise _no_hello(sorted(waiting)) from error
         link.settimeout(min(2.0, patience(deadline)))
-        mate = None
+        peer = None
         try:
-            mate = _introduce(link, mine, cards, waiting)
+            peer = _read_hello(link, mine, infos, waiting)
         finally:
-            if mate is None:
+            if peer is None:
                 link.close()
-        if mate is not None:
-            return mate, link
+        if peer is not None:
+            return peer, link
 
 
-def _introduce(
-    link: socket.socket, mine: RankInfo, cards: list[RankInfo], waiting: set[int]
+def _read_hello(
+    link: socket.socket, mine: RankInfo, infos: list[RankInfo], waiting: set[int]
 ) -> HostPeer | None:
     if not _same_user(link):
         return None
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except OSError:  # it says nothing, or has gone already
+    except OSError:  # it sends nothing, or has gone already
         return None
-    rank, secret = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-    proper = secrets.compare_digest(secret, _shown(mine.secret))
-    if proper and rank in waiting and len(fds) == 2:
-        return _mate(cards[rank], fds, link)
-    _close(fds)
-    if proper:
-        _demand_all(flags)
+    rank, proof = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
+    valid = secrets.compare_digest(proof, _proof(mine.secret))
+    if valid and rank in waiting and len(fds) == 2:
+        return _host_peer(infos[rank], fds, link)
+    _close_all(fds)
+    if valid:
+        _check_complete(flags)
     return None
 
 
-def _close(fds: list[int]) -> None:
+def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
 
 
-def _demand_all(flags: int) -> None:
-    """Raise OSError if the kernel had to leave out descriptors that a rank has sent."""
+def _check_complete(flags: int) -> None:
+    """Raise OSError if the kernel has dropped descriptors, since this process has too many."""
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def _silent(ranks: list[int]) -> RendezvousError:
-    message = f"ranks {ranks} came, but did not introduce themselves to their host mates in time"
+def _no_hello(ranks: list[int]) -> RendezvousError:
+    message = f"ranks {ranks} came, but did not introduce themselves on their host in time"
     return RendezvousError(message, rank=ranks[0])
 
 
-def _receive(link: socket.socket, card: RankInfo, secret: str, deadline: Deadline) -> HostPeer:
+def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadline) -> HostPeer:
     link.settimeout(patience(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError as error:
-        raise _silent([card.rank]) from error
+        raise _no_hello([info.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
-    rank, shown = _HELLO.unpack(hello) if whole else (-1, b"")
-    if rank == card.rank and secrets.compare_digest(shown, _shown(secret)):
-        return _mate(card, fds, link)
-    _close(fds)
-    _demand_all(flags)
+    rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
+    if rank == info.rank and secrets.compare_digest(proof, _proof(secret)):
+        return _host_peer(info, fds, link)
+    _close_all(fds)
+    _check_complete(flags)
     if not whole:
-        raise ConnectionError(f"rank {card.rank} closed the connection")
-    raise ConnectionError(f"somebody else answered in the place of rank {card.rank}")
+        raise ConnectionError(f"rank {info.rank} closed the connection")
+    raise ConnectionError(f"somebody else answered in the place of rank {info.rank}")
 
 
-def _mate(card: RankInfo, fds: list[int], link: socket.socket) -> HostPeer:
+def _host_peer(info: RankInfo, fds: list[int], link: socket.socket) -> HostPeer:
     memory, pidfd = fds
     mapping = ArenaMapping(memory)
     os.close(memory)
-    return HostPeer(0, card.rank, card.pid, card.process, card.host, mapping, pidfd, link)
+    return HostPeer(0, info.rank, info.pid, info.process, info.host, mapping, pidfd, link)

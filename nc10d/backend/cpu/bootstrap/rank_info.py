@@ -1,4 +1,4 @@
-"""What each rank tells the others about itself, through the store, before they meet."""
+"""Rank info: each rank publishes it in the store before the ranks connect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What a rank tells the others about itself.
+    """The published facts about one rank.
 
-    `cores` are those it may run on. `read_from` and `write_from` are its CPU's thresholds in bytes
-    (`tuning.Thresholds`).
+    `socket` names its abstract Unix socket. It may run on `cores`, and use `quota` of them.
+    `read_from` and `write_from` are its CPU's thresholds in bytes (`tuning.Thresholds`).
     """
 
     rank: int
@@ -40,21 +40,21 @@ class RankInfo:
     write_from: int
 
 
-ALIKE = ("bootstrap/rank_info.py", "program/*.py", "algorithms/*.py", "native/*.py")
+SHARED_CODE = ("bootstrap/rank_info.py", "program/*.py", "algorithms/*.py", "native/*.py")
 """Files (patterns, in backend/cpu) that must be the same on all ranks."""
 
 
 @functools.cache
 def version() -> str:
-    """Return a digest of what ranks must have in common: programs, and where things lie."""
+    """Return a digest of the code that must be equal on all ranks: programs and memory layout."""
     digest = hashlib.sha256()
-    for path in matching(Path(__file__).parents[1], ALIKE):
+    for path in matching(Path(__file__).parents[1], SHARED_CODE):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def host_id() -> str:
-    """Return what ranks that can share memory have in common: boot and network namespace."""
+    """Return an id that is equal on ranks that can share memory: boot and network namespace."""
     override = os.environ.get("NC10D_HOST_ID")
     if override:
         return override
@@ -62,20 +62,20 @@ def host_id() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def exchange_cards(
-    store: Store, prefix: str, card: RankInfo, size: int, deadline: Deadline
+def exchange_infos(
+    store: Store, prefix: str, info: RankInfo, size: int, deadline: Deadline
 ) -> list[RankInfo]:
-    """Put my card into the store and return everyone's; blocks until all have come.
+    """Publish this rank's info and return the infos of all ranks; blocks until all are there.
 
-    RendezvousError names the ranks whose nc10d is not mine.
+    RendezvousError names the ranks that are late, or run another version of nc10d.
     """
-    store.set(f"{prefix}/card/{card.rank}", json.dumps(_plain(card)))
-    raw = gather_keys(store, f"{prefix}/card", size, deadline, "join the group")
+    store.set(f"{prefix}/info/{info.rank}", json.dumps(_plain(info)))
+    raw = gather_keys(store, f"{prefix}/info", size, deadline, "join the group")
     plain = [json.loads(text) for text in raw]
-    other = [rank for rank, fields in enumerate(plain) if fields.get("version") != card.version]
+    other = [rank for rank, fields in enumerate(plain) if fields.get("version") != info.version]
     if other:
         raise RendezvousError(
-            f"ranks {other} run another version of nc10d than rank {card.rank}: all must be alike"
+            f"ranks {other} run another version of nc10d than rank {info.rank}: all must be alike"
         )
     return [RankInfo(**fields) for fields in plain]
 
@@ -83,7 +83,7 @@ def exchange_cards(
 def gather_keys(
     store: Store, prefix: str, size: int, deadline: Deadline, purpose: str
 ) -> list[bytes]:
-    """Return the values of prefix/0 … prefix/size-1; RendezvousError names who is missing."""
+    """Return the values of prefix/0 … prefix/size-1; RendezvousError names missing ranks."""
     keys = [f"{prefix}/{rank}" for rank in range(size)]
     try:
         store.wait(keys, patience(deadline))
@@ -94,10 +94,10 @@ def gather_keys(
 
 
 def patience(deadline: Deadline) -> float:
-    """Return the seconds left, as a socket takes them."""
-    # Zero would make a socket non-blocking, and for ever is more than a socket can hold.
+    """Return the seconds left, as a timeout for a socket."""
+    # Zero would make a socket non-blocking, and a socket takes no infinite timeout.
     return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
 
 
-def _plain(card: RankInfo) -> dict[str, object]:
-    return {name: getattr(card, name) for name in RankInfo.__slots__}
+def _plain(info: RankInfo) -> dict[str, object]:
+    return {name: getattr(info, name) for name in RankInfo.__slots__}

@@ -1,10 +1,13 @@
-"""Control lines: one quiet connection to every other rank, for as long as the job lasts.
+"""Control connections: one mostly idle connection to every other rank, as long as the job lasts.
 
-Between hosts its end is the evidence that a rank has gone: the kernel closes it with the process,
-and keepalive probes find out within seconds that a host has vanished; a stopped process still
-answers them. Besides, the ranks of a group agree here on why it has failed and on who goes on, and
-tell each other that they have left it. Messages are JSON behind their length. One thread reads (the
-host's control thread); any thread may send.
+They serve two purposes:
+
+- Failure detection between hosts. The kernel closes a connection when its process ends. Keepalive
+  probes detect a vanished host within seconds; the kernel of a stopped process answers them.
+- Group control: consensus on causes and on survivors, announcements of ranks that leave a group,
+  and wait notices of deadlock detection.
+
+A message is JSON behind its length. Only the rank's control thread reads; any thread may send.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# A vanished host is found out after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when what was sent
-# has not been acknowledged for USER_TIMEOUT (tcp(7)). No data line has that limit: a stopped
-# process would trip it as soon as its buffers are full.
+# A vanished host is detected after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when sent data has not
+# been acknowledged for USER_TIMEOUT milliseconds (tcp(7)). Data connections have no such limit: a
+# stopped process would trip it as soon as its receive buffer is full.
 _OPTIONS = {
     socket.TCP_KEEPIDLE: 1,
     socket.TCP_KEEPINTVL: 1,
@@ -29,26 +32,27 @@ _OPTIONS = {
     socket.TCP_USER_TIMEOUT: 2200,
 }
 _LENGTH = struct.Struct("<I")
-_MOST = 1 << 16
+_MOST_BYTES = 1 << 16
 _BROKEN = "it does not keep to the protocol"
-_NEEDS: dict[str, dict[str, type]] = {
-    "say": {"topic": str, "step": int, "value": str},
-    "part": {"topic": str, "value": str},
-    "left": {},
-    "waits": {"who": int, "version": int, "notice": str},
-    "circle": {"version": int, "verdict": str},
+_FIELDS: dict[str, dict[str, type]] = {
+    "consensus": {"topic": str, "step": int, "value": str},
+    "value": {"key": str, "value": str},
+    "leave": {},
+    "wait_notice": {"waiter": int, "version": int, "notice": str},
+    "deadlock": {"version": int, "text": str},
 }
+"""The kinds of messages, and the fields of each beside `kind` and `group`."""
 
 Message = dict[str, Any]
 
 
 class ControlConnection:
-    """The connection to one rank (its number in the job)."""
+    """The connection to rank `number` of the job; `ended` is the reason once it has ended."""
 
     def __init__(self, number: int, wire: socket.socket) -> None:
         self.number = number
         self.wire = wire
-        self.over: str | None = None
+        self.ended: str | None = None
         self._lock = threading.Lock()
         self._out: deque[bytes] = deque()
         self._in = bytearray()
@@ -57,41 +61,41 @@ class ControlConnection:
             wire.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, data: bytes) -> bool:
-        """Send what was `framed`, or keep what does not go until `flush`; say whether it went.
+        """Send a `framed` message without blocking; return False if a part of it waits for `flush`.
 
-        On a line that is over nothing goes, and nothing is kept.
+        After the connection's end nothing is sent or kept, and the result is True.
         """
         with self._lock:
-            if self.over is None:
+            if self.ended is None:
                 self._out.append(data)
         self.flush()
-        return not self._out or self.over is not None
+        return not self._out or self.ended is not None
 
     def flush(self) -> None:
-        """Send what was kept, as far as it goes."""
+        """Send waiting messages until the socket's buffer is full."""
         with self._lock:
-            while self._out and self.over is None:
+            while self._out and self.ended is None:
                 try:
                     sent = self.wire.send(self._out[0], socket.MSG_NOSIGNAL)
                 except (BlockingIOError, InterruptedError):
                     return
                 except OSError:
-                    return  # whoever reads learns why
+                    return  # `receive` finds the reason
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
                     self._out.popleft()
 
-    def behind(self) -> bool:
-        """Say whether something is kept that has not gone yet."""
+    def backlogged(self) -> bool:
+        """Return whether messages wait for `flush`."""
         return bool(self._out)
 
     def events(self) -> int:
-        """Return what to poll for."""
+        """Return the events to poll for."""
         return select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def receive(self) -> list[Message]:
-        """Return the messages that have come; `over` says why there will be no more."""
-        while self.over is None:
+        """Return the messages that have arrived; sets `ended` when no more can follow."""
+        while self.ended is None:
             try:
                 data = self.wire.recv(65536)
             except (BlockingIOError, InterruptedError):
@@ -108,7 +112,7 @@ class ControlConnection:
     def _messages(self) -> Iterable[Message]:
         while len(self._in) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._in)
-            if length > _MOST:
+            if length > _MOST_BYTES:
                 self._end(_BROKEN)
                 return
             if len(self._in) < _LENGTH.size + length:
@@ -123,32 +127,32 @@ class ControlConnection:
 
     def _end(self, reason: str) -> None:
         with self._lock:
-            self.over = reason
+            self.ended = reason
             self._out.clear()
 
 
 def framed(message: Message) -> bytes:
-    """Return a message as it travels."""
+    """Return a message as bytes, behind its length."""
     data = json.dumps(message).encode()
     return _LENGTH.pack(len(data)) + data
 
 
 def _checked(data: bytes) -> Message | None:
-    """Return a message that has what its kind needs, or None."""
+    """Return a message, or None if it lacks a field of its kind."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or not isinstance(message.get("group"), str):
         return None
-    needs = _NEEDS.get(str(message.get("kind")))
-    if needs is None or not all(isinstance(message.get(n), kind) for n, kind in needs.items()):
+    fields = _FIELDS.get(str(message.get("kind")))
+    if fields is None or not all(isinstance(message.get(f), kind) for f, kind in fields.items()):
         return None
     return message
 
 
 class ControlConnections:
-    """All control lines of a rank."""
+    """All control connections of a rank, by the other rank's number in the job."""
 
     def __init__(
         self,
@@ -157,57 +161,62 @@ class ControlConnections:
         on_end: Callable[[int, str], None],
         wake: Callable[[], object] = lambda: None,
     ) -> None:
-        """`wake` has the thread that polls call `register` again."""
-        self.lines = {number: ControlConnection(number, wire) for number, wire in wires.items()}
-        self._by_fd = {line.wire.fileno(): line for line in self.lines.values()}
+        """`wake` makes the polling thread call `register` again."""
+        self.connections = {
+            number: ControlConnection(number, wire) for number, wire in wires.items()
+        }
+        self._by_fd = {each.wire.fileno(): each for each in self.connections.values()}
         self._ended: dict[int, str] = {}
         self._on_message = on_message
         self._on_end = on_end
         self.wake = wake
 
     def lost(self, number: int) -> str | None:
-        """Return why the line to a rank has ended, or None; all that came before has been told."""
+        """Return why the connection to a rank has ended, or None.
+
+        All messages that arrived before its end have been delivered by then.
+        """
         return self._ended.get(number)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
-        """Send a message to some ranks; who has gone gets none."""
+        """Send a message to some ranks without blocking; ranks whose connection ended are skipped."""
         data = framed(message)
-        went = [self.lines[number].send(data) for number in numbers]
-        if not all(went):
+        sent = [self.connections[number].send(data) for number in numbers]
+        if not all(sent):
             self.wake()
 
-    def behind(self, number: int) -> bool:
-        """Say whether a rank has not taken all yet that was sent to it."""
-        return self.lines[number].behind()
+    def backlogged(self, number: int) -> bool:
+        """Return whether messages to a rank wait, since its buffers are full."""
+        return self.connections[number].backlogged()
 
     def register(self, poller: select.poll) -> None:
-        """Have a poller watch all lines that are not over."""
-        for fd, line in self._by_fd.items():
-            if line.over is None:
-                poller.register(fd, line.events())
+        """Add all connections that have not ended to a poller."""
+        for fd, connection in self._by_fd.items():
+            if connection.ended is None:
+                poller.register(fd, connection.events())
 
     def ready(self, fd: int, poller: select.poll) -> bool:
-        """Do what there is to do on a line; False if `fd` is none."""
-        line = self._by_fd.get(fd)
-        if line is None:
+        """Send and receive on the connection of `fd`; return False if there is none."""
+        connection = self._by_fd.get(fd)
+        if connection is None:
             return False
-        line.flush()
-        for message in line.receive():
-            self._on_message(line.number, message)
-        if line.over is None:
-            poller.modify(fd, line.events())
+        connection.flush()
+        for message in connection.receive():
+            self._on_message(connection.number, message)
+        if connection.ended is None:
+            poller.modify(fd, connection.events())
         else:
             poller.unregister(fd)
-            self._ended[line.number] = line.over
-            self._on_end(line.number, line.over)
+            self._ended[connection.number] = connection.ended
+            self._on_end(connection.number, connection.ended)
         return True
 
     def close(self, *, shared: bool = False) -> None:
-        """Close all lines; `shared` ones (in a forked child) stay open at the other end."""
-        for line in self.lines.values():
+        """Close all connections; `shared` ones (in a forked child) stay open in the parent."""
+        for connection in self.connections.values():
             if not shared:
                 with contextlib.suppress(OSError):
-                    line.wire.shutdown(socket.SHUT_RDWR)
-            line.wire.close()
-            line.over = line.over or "this rank has closed it"
-            self._ended.setdefault(line.number, line.over)
+                    connection.wire.shutdown(socket.SHUT_RDWR)
+            connection.wire.close()
+            connection.ended = connection.ended or "this rank has closed it"
+            self._ended.setdefault(connection.number, connection.ended)

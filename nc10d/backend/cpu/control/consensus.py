@@ -1,13 +1,21 @@
-"""One decision of several ranks, of which any may die at any moment: the same on all that live.
+"""Consensus of several ranks on one value, although any of them may die at any moment.
 
-A protocol without I/O, by rounds. A round belongs to one rank, in the order of ranks. It shows
-everybody its value; who sees that makes the value its own and shows it to everybody too; and who
-has seen it of every rank that is not dismissed has decided. When a round's rank is dismissed (it is
-dead, or silent) the next round begins. Nobody decides a value that another rank has not made its
-own, so the next round's rank has the same one; and who has decided answers whoever asks later.
+A protocol without I/O, in rounds; round R belongs to rank R modulo the number of ranks.
 
-Deaths never lead to two decisions, whenever they come. Dismissing a rank that lives may do so only
-if it dismisses, in the same agreement, those who have dismissed it.
+| state of a rank | leaves it when |
+|---|---|
+| idle: no value | it proposes, or receives a value of another rank |
+| waiting: a value, not shown in this round | it adopts the value of the round's rank and shows it |
+| shown: value sent to all ranks in this round | every rank that is not dismissed has shown it, too |
+| decided | never; it answers later messages with the decision |
+
+When the rank of a round is dismissed (it is dead or silent), the next round begins.
+
+Invariant: a rank decides a value only after every rank that is not dismissed has adopted it. So the
+rank of any later round shows the same value, and no two ranks decide differently.
+
+Deaths never lead to two decisions. Dismissing a live rank may: it is safe only if that rank, in the
+same consensus, dismisses the ranks that have dismissed it.
 """
 
 from __future__ import annotations
@@ -16,9 +24,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 DECIDED = 1 << 30
-"""The step of a message that tells what has been decided.
+"""The step of a message that carries the decision.
 
-In round R, R is the step of who shows its value, and ~R of who asks the round's rank to do so.
+Otherwise a step of R >= 0 shows a value in round R, and ~R asks the rank of round R to show its.
 """
 
 Send = Callable[[Iterable[int], int, str], None]
@@ -26,11 +34,12 @@ Send = Callable[[Iterable[int], int, str], None]
 
 
 class Consensus:
-    """One decision, as the rank `me` takes part in it; not for several threads at once."""
+    """Rank `me`'s part in one consensus; the caller serializes all calls."""
 
     def __init__(self, ranks: Sequence[int], me: int, send: Send) -> None:
         self.decision: str | None = None
         self.heard: set[int] = set()
+        """The ranks from which a message has come."""
         self._ranks, self._me, self._send = list(ranks), me, send
         self._others = [rank for rank in ranks if rank != me]
         self._value: str | None = None
@@ -40,69 +49,70 @@ class Consensus:
 
     @property
     def value(self) -> str:
-        """The value of this rank by now; nothing before it has one."""
+        """This rank's current value; empty before it has a value."""
         return self._value or ""
 
     def propose(self, value: str) -> None:
-        """Take part; the value counts unless another one has come before."""
+        """Take part with `value`, unless this rank has adopted another value before."""
         if self._value is None:
             self._value = value
             self._send(self._others, ~self._round, value)
-            self._go_on()
+            self._advance()
 
-    def hear(self, rank: int, step: int, value: str) -> None:
-        """Take in what a rank says."""
+    def receive(self, rank: int, step: int, value: str) -> None:
+        """Process a message of another rank."""
         self.heard.add(rank)
         if self.decision is not None:
             if step != DECIDED and (step < 0 or step > self._round):
                 self._send([rank], DECIDED, self.decision)
         elif step == DECIDED:
             self._decide(value)
-            self._send(self._others, DECIDED, value)  # they may count on what I have not shown
+            # Other ranks may still wait for this rank to show its value: the decision replaces it.
+            self._send(self._others, DECIDED, value)
         elif step < 0:
             self._answer(~step, value)
         elif step >= self._round:
             self._seen[step].add(rank)
             self._adopt(step, value)
-            self._go_on()
+            self._advance()
 
     def _answer(self, number: int, value: str) -> None:
-        """Take part with a value, or in a later round: it is mine, and somebody waits for it."""
+        """Take part, and enter round `number` if it is later: another rank waits for this one."""
         if self._value is None:
             self.propose(value)
         if number > self._round and self.decision is None:
             self._round, self._shown = number, False
-            self._go_on()
+            self._advance()
 
     def dismiss(self, rank: int) -> None:
-        """Wait for a rank no more."""
+        """Stop waiting for a rank."""
         if rank not in self._dismissed and rank != self._me:
             self._dismissed.add(rank)
-            self._go_on()
+            self._advance()
 
     def awaited(self) -> set[int]:
-        """Return the ranks without which this one can't go on."""
+        """Return the ranks whose messages this rank needs in order to go on."""
         if self.decision is not None or self._value is None:
             return set()
         if self._shown:
             return set(self._others) - self._seen[self._round] - self._dismissed
-        return {self._whose()}
+        return {self._round_rank()}
 
-    def _whose(self) -> int:
+    def _round_rank(self) -> int:
         return self._ranks[self._round % len(self._ranks)]
 
     def _ask(self) -> None:
-        """Have the round's rank show its value: it may be content in an earlier round."""
-        if self._value is not None and self._whose() != self._me:
-            self._send([self._whose()], ~self._round, self._value)
+        """Ask the round's rank for its value; it may be in an earlier round that it can finish."""
+        if self._value is not None and self._round_rank() != self._me:
+            self._send([self._round_rank()], ~self._round, self._value)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         if self._value is None or self.decision is not None:
             return
         while not self._shown:
-            if self._whose() == self._me:
+            if self._round_rank() == self._me:
                 self._adopt(self._round, self._value)
-            elif self._whose() in self._dismissed:
+            elif self._round_rank() in self._dismissed:
                 self._round += 1
                 self._ask()
             else:

@@ -1,14 +1,29 @@
-"""What the ranks of a group say to each other beside its operations: parts, and agreements.
+"""Control messages within a group: published values, consensus, announcements of leaving.
 
-A part is a text under a key, told to all members: each rank writes keys of its own, once. An
-agreement (agreement.py) is a decision about a topic, the same on all members that live.
+A published value is a text under a key, sent to all members. Each member writes keys of its own,
+once. A consensus (consensus.py) decides one value for a topic, the same on all live members.
 
-Who leaves, and whose line has ended, is dismissed from agreements when all is heard that it said
-before: it may have decided. Who is silent for too long is dismissed, too: soon if it is known to be
-dead, or if nothing was heard of it and the value itself says that it may be silent.
+A topic on one member:
 
-All of it goes over the control lines alone. The host's control thread hears and looks at the time;
-any thread may tell, propose and wait.
+| state | next |
+|---|---|
+| unknown | open, when a member proposes a value or a message about the topic arrives |
+| open | decided; meanwhile silent and departed members are dismissed, see below |
+| decided | announced once through `on_decision`, by the thread that finds it |
+
+An open topic dismisses the members that it waits for:
+
+| member | dismissed after |
+|---|---|
+| has left, or its connection has ended | no delay |
+| is known to have died or left otherwise; or the value itself expects it to be silent | SOON |
+| any other | PATIENCE |
+
+Invariant: a member that has left, or whose connection has ended, is dismissed only after all of its
+messages have been processed. It may have decided before it left.
+
+Messages use control connections only. The control thread receives them and calls `overdue`; any
+thread may publish, propose and wait.
 """
 
 from __future__ import annotations
@@ -27,16 +42,16 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 PATIENCE = 1.0
-"""Seconds of silence after which an agreement goes on without a rank that seems to live."""
+"""Seconds of silence after which a consensus continues without a rank that seems to live."""
 SOON = 0.05
-"""The same where there is a reason not to expect an answer."""
+"""The same for ranks that are not expected to answer."""
 _SLICE = 0.02
 
 Ranks = set[int]
 
 
 class GroupControl:
-    """One group's ranks, as one of them hears and speaks to the others; ranks are the group's."""
+    """One member's control messages with the other members of its group; ranks are the group's."""
 
     def __init__(
         self,
@@ -44,163 +59,172 @@ class GroupControl:
         members: Sequence[int],
         rank: int,
         control: ControlConnections,
-        gone: Callable[[], Ranks],
+        departed: Callable[[], Ranks],
     ) -> None:
-        """`gone` says which ranks have died or left, as far as the kernel and the host know."""
+        """`departed` returns the ranks known to have died, to have left or to be unreachable."""
         self.members, self.rank = list(members), rank
         self.left: set[int] = set()
+        """The ranks that have announced that they leave the group."""
         self.on_decision: Callable[[str, str], None] = ignored
-        self._name, self._control, self._gone = name, control, gone
+        self._name, self._control, self._departed = name, control, departed
         self._others = [other for other in range(len(members)) if other != rank]
-        self._talks: dict[str, Consensus] = {}
-        self._moved: dict[str, float] = {}
-        self._late: set[str] = set()
-        self._told: set[str] = set()
-        self._parts: dict[str, str] = {}
-        self._guard = threading.RLock()
-        self._news = threading.Condition()
+        self._topics: dict[str, Consensus] = {}
+        self._progress_at: dict[str, float] = {}
+        self._stalled: set[str] = set()
+        self._announced: set[str] = set()
+        self._values: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()
 
-    # -- what each rank tells ----------------------------------------------------------------
+    # -- published values ----------------------------------------------------------------------
 
     def set(self, key: str, value: str) -> None:
-        """Tell everyone; never blocks."""
-        self._parts[key] = value
-        self._send(self._others, {"kind": "part", "topic": key, "value": value})
+        """Publish a value to all members; never blocks."""
+        self._values[key] = value
+        self._send(self._others, {"kind": "value", "key": key, "value": value})
         self.notify()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all of these have been told."""
-        return all(key in self._parts for key in keys)
+        """Return whether all of these keys have been published."""
+        return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: float) -> None:
-        """Block until all of these have been told; StoreTimeout after `timeout` seconds."""
+        """Block until all of these keys are published; StoreTimeout after `timeout` seconds."""
         if not self.until(partial(self.check, keys), timeout):
-            raise StoreTimeout(f"group {self._name!r}: not all of {list(keys)} have been told")
+            raise StoreTimeout(f"group {self._name!r}: not all of {list(keys)} have been published")
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return what was told under keys that are there."""
-        return [self._parts[key].encode() for key in keys]
+        """Return the values of published keys."""
+        return [self._values[key].encode() for key in keys]
 
-    # -- what all decide -----------------------------------------------------------------------
+    # -- consensus -----------------------------------------------------------------------------
 
     def propose(self, topic: str, value: str) -> None:
-        """Have a topic decided, for `value` or what came first; never blocks."""
-        with self._guard:
-            self._talk(topic).propose(value)
-            self._moved[topic] = time.monotonic()
+        """Start the consensus on a topic, or join it; never blocks.
+
+        `value` counts unless this rank has received another value for the topic before.
+        """
+        with self._lock:
+            self._consensus(topic).propose(value)
+            self._progress_at[topic] = time.monotonic()
         self._announce(topic)
         self._control.wake()
 
     def decided(self, topic: str) -> str | None:
-        """Return what has been decided, if anything."""
-        talk = self._talks.get(topic)
-        return None if talk is None else talk.decision
+        """Return the decision on a topic, or None."""
+        consensus = self._topics.get(topic)
+        return None if consensus is None else consensus.decision
 
     def decide(self, topic: str, value: str) -> str:
-        """Propose, and return what was decided; blocks until then, not for long (see PATIENCE)."""
+        """Propose a value and return the decision.
+
+        Blocks until there is a decision: at most PATIENCE for each further silent rank.
+        """
         self.propose(topic, value)
         while not self.until(lambda: self.decided(topic) is not None, PATIENCE):
             pass
         decision = self.decided(topic)
-        assert decision is not None, "that was waited for"
+        assert decision is not None, "the loop has waited for it"
         return decision
 
     def overdue(self) -> float | None:
-        """Dismiss who has gone or is silent; return the seconds until it is time to look again.
+        """Dismiss departed and silent ranks; return the seconds until the next call, or None.
 
-        To be called when all that has come was heard: who was stopped must not take that for
-        silence of the others.
+        The caller first processes all messages that have arrived. Otherwise a rank that was stopped
+        itself would take its own pause for silence of the others.
         """
-        with self._guard:
-            pending = [topic for topic, talk in self._talks.items() if talk.awaited()]
+        with self._lock:
+            pending = [topic for topic, consensus in self._topics.items() if consensus.awaited()]
             for topic in pending:
-                self._look(topic, self._talks[topic])
+                self._dismiss_silent(topic, self._topics[topic])
         for topic in pending:
             self._announce(topic)
         return _SLICE if pending else None
 
-    def _look(self, topic: str, talk: Consensus) -> None:
-        silent = time.monotonic() - self._moved[topic]
-        soon = self._hopeless(topic, talk) if silent > SOON else set()
-        for rank in talk.awaited():
+    def _dismiss_silent(self, topic: str, consensus: Consensus) -> None:
+        silent = time.monotonic() - self._progress_at[topic]
+        unlikely = self._unlikely(topic, consensus) if silent > SOON else set()
+        for rank in consensus.awaited():
             if silent > PATIENCE:
-                self._late.add(topic)
-            elif rank not in soon and not self._ended(rank):
+                self._stalled.add(topic)
+            elif rank not in unlikely and not self._ended(rank):
                 continue
-            talk.dismiss(rank)
-            self._moved[topic] = time.monotonic()
+            consensus.dismiss(rank)
+            self._progress_at[topic] = time.monotonic()
 
-    def _hopeless(self, topic: str, talk: Consensus) -> Ranks:
-        """Return the ranks that need not be given all of the patience."""
-        # A host that stops, stops several ranks: it is enough to wait for one of them.
-        all_mute = topic in self._late
-        mute = set(self._others if all_mute else suspects(talk.value)) - talk.heard
-        return mute | self._gone()
+    def _unlikely(self, topic: str, consensus: Consensus) -> Ranks:
+        """Return the ranks that are not expected to answer: SOON is enough for them."""
+        # A stopped host stops several ranks: it is enough to wait PATIENCE for the first of them.
+        stalled = topic in self._stalled
+        silent = set(self._others if stalled else suspects(consensus.value)) - consensus.heard
+        return silent | self._departed()
 
-    def _talk(self, topic: str) -> Consensus:
-        """Return a topic's agreement; a new one is without those who have ended."""
-        if topic not in self._talks:
-            send = partial(self._say, topic)
-            talk = self._talks[topic] = Consensus(range(len(self.members)), self.rank, send)
+    def _consensus(self, topic: str) -> Consensus:
+        """Return the consensus on a topic; a new one starts without the ranks that have ended."""
+        if topic not in self._topics:
+            send = partial(self._send_step, topic)
+            consensus = Consensus(range(len(self.members)), self.rank, send)
+            self._topics[topic] = consensus
             for rank in filter(self._ended, self._others):
-                talk.dismiss(rank)
-        return self._talks[topic]
+                consensus.dismiss(rank)
+        return self._topics[topic]
 
     def _ended(self, rank: int) -> bool:
         return rank in self.left or self.lost(rank) is not None
 
-    def _say(self, topic: str, ranks: Iterable[int], step: int, value: str) -> None:
-        message = {"kind": "say", "topic": topic, "step": step, "value": value}
+    def _send_step(self, topic: str, ranks: Iterable[int], step: int, value: str) -> None:
+        message = {"kind": "consensus", "topic": topic, "step": step, "value": value}
         self._send(ranks, message)
 
     def _announce(self, topic: str) -> None:
-        """Tell of a decision, once."""
-        with self._guard:
+        """Report a decision to `on_decision` and to waiting threads, once."""
+        with self._lock:
             value = self.decided(topic)
-            if value is None or topic in self._told:
+            if value is None or topic in self._announced:
                 return
-            self._told.add(topic)
+            self._announced.add(topic)
         self.on_decision(topic, value)
         self.notify()
 
-    # -- coming, going, waiting ------------------------------------------------------------------
+    # -- receiving, leaving, waiting -----------------------------------------------------------
 
-    def hear(self, rank: int, kind: str, message: Message) -> None:
-        """Take in what a member says."""
-        if kind == "left":
+    def on_message(self, rank: int, kind: str, message: Message) -> None:
+        """Process a message of a member; called by the control thread."""
+        if kind == "leave":
             self.left.add(rank)
-        elif kind == "part":
-            self._parts[message["topic"]] = message["value"]
+        elif kind == "value":
+            self._values[message["key"]] = message["value"]
         else:
-            self._hear(rank, message["topic"], message["step"], message["value"])
+            self._on_step(rank, message["topic"], message["step"], message["value"])
         self.notify()
 
-    def _hear(self, rank: int, topic: str, step: int, value: str) -> None:
-        with self._guard:
-            self._talk(topic).hear(rank, step, value)
-            self._moved[topic] = time.monotonic()
+    def _on_step(self, rank: int, topic: str, step: int, value: str) -> None:
+        with self._lock:
+            self._consensus(topic).receive(rank, step, value)
+            self._progress_at[topic] = time.monotonic()
         self._announce(topic)
 
-    def leave(self, away: Iterable[int]) -> None:
-        """Tell that this rank closes the group: ranks that are `away`, or all if there is need.
+    def leave(self, remote: Iterable[int]) -> None:
+        """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves.
 
-        Host mates see it in shared memory, but not whether all has come that was said before.
+        Peers of this host see it in shared memory. But only a message that arrives behind all
+        earlier ones shows that those have arrived, and consensus needs to know that.
         """
-        self._send(self._others if self._talks else away, {"kind": "left"})
+        self._send(self._others if self._topics else remote, {"kind": "leave"})
 
     def lost(self, rank: int) -> str | None:
-        """Return why a member's line has ended, or None."""
+        """Return why a member's connection has ended, or None."""
         return self._control.lost(self.members[rank])
 
     def until(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Block until something is `ready`, at most so long; say whether it is."""
-        with self._news:
-            return self._news.wait_for(ready, timeout)
+        """Block until `ready()` or for `timeout` seconds; return whether it is ready."""
+        with self._changed:
+            return self._changed.wait_for(ready, timeout)
 
     def notify(self) -> None:
-        """Have all who wait look again."""
-        with self._news:
-            self._news.notify_all()
+        """Make all threads in `until` check again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _send(self, ranks: Iterable[int], message: Message) -> None:
         message |= {"group": self._name, "rank": self.rank}
@@ -208,13 +232,16 @@ class GroupControl:
 
 
 def ignored(topic: str, value: str) -> None:
-    """Do nothing about a decision."""
+    """Ignore a decision."""
 
 
 def suspects(value: str) -> list[int]:
-    """Return who may be silent, as a value says: who goes on `without` whom, or why all fail."""
+    """Return the ranks that a proposed value expects to be silent; [] if it names none.
+
+    They are the ranks left out of a list of survivors, or the rank that a cause of failure blames.
+    """
     try:
-        said = json.loads(value)
-        return list(said["without"]) if "without" in said else [said["fields"]["rank"]]
+        fields = json.loads(value)
+        return list(fields["without"]) if "without" in fields else [fields["fields"]["rank"]]
     except (ValueError, RecursionError, LookupError, TypeError):
         return []

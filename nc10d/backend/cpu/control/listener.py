@@ -36,8 +36,8 @@ class Listener(Protocol):
         """React to a negative answer that the worker got from the channel at `address`."""
         ...
 
-    def hear(self, number: int, message: Message) -> None:
-        """Take a control message for this group from rank `number` of the job."""
+    def on_message(self, number: int, message: Message) -> None:
+        """React to a control message for this group from rank `number` of the job."""
         ...
 
     def overdue(self) -> float | None:

@@ -17,7 +17,7 @@ from nc10d.backend.cpu.control.listener import Listener, Listeners
 
 _MOST_EARLY = 1024
 """Messages that are kept for groups that have not formed here yet."""
-OF_THE_JOB = ("waits", "circle")
+OF_THE_JOB = ("wait_notice", "deadlock")
 """Kinds of messages that concern the whole job: wait notices of deadlock detection."""
 
 
@@ -51,7 +51,7 @@ class Router:
         self.control.register(poller)
 
     def ready(self, fd: int, poller: select.poll) -> bool:
-        """Serve a descriptor that is ready; return False if it is not one of the router's."""
+        """Serve a descriptor that is ready; return False if it is not the router's."""
         if fd != self._wake:
             return self.control.ready(fd, poller)
         os.eventfd_read(fd)
@@ -70,8 +70,8 @@ class Router:
             waiting = [entry for entry in self._early if entry[1]["group"] == group.name]
             self._early = [entry for entry in self._early if entry[1]["group"] != group.name]
         for number, message in waiting:
-            group.hear(number, message)
-        for number in self.control.lines:
+            group.on_message(number, message)
+        for number in self.control.connections:
             reason = self.control.lost(number)
             if reason is not None:
                 group.on_lost(number, reason)
@@ -93,7 +93,7 @@ class Router:
             if group is None:
                 self._early = [*self._early[-_MOST_EARLY:], (number, message)]
                 return
-        group.hear(number, message)
+        group.on_message(number, message)
 
     def _on_end(self, number: int, reason: str) -> None:
         for group in self._listeners.live():

@@ -1,10 +1,17 @@
-"""Finding out that ranks wait for each other in a circle, while they do.
+"""Deadlock detection: a waiting rank publishes a wait notice and looks for a cycle through itself.
 
-A thread that has waited for a slice shows on its rank's noticeboard what it needs, if it is the
-only one that could make a call. Whoever shows something looks at the boards of its host, and at
-what has come from other hosts (notices.py). A circle is certain (circles.py); its finder tells the
-others in it, and each fails the group in which it waits, with the same words. That goes over the
-control lines, so that they know it before they can see the finder's end.
+| state of a rank | enters it when |
+|---|---|
+| running | initially; its wait ends, or another thread could make a call: the notice is withdrawn |
+| waiting | its only thread that could make a call has waited for a slice: it publishes a notice |
+| in a cycle | it finds a cycle through itself (wait_graph.py), or another rank of the cycle reports it |
+
+A waiting rank looks at the notices of its host and at those received from other hosts (notices.py).
+If there is no cycle, it forwards the notices of ranks that wait for it.
+
+Invariant: a rank's notice is true as long as it is published. So a cycle is a deadlock for certain.
+The finder reports it to all ranks of the cycle, and each fails its group with the same text. The
+report uses control connections: it arrives before the end of the finder's connection.
 """
 
 from __future__ import annotations
@@ -30,91 +37,98 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 
-# Threads of nc10d that never make a call, by how their names begin.
-OURS = tuple(f"nc10d-{name}" for name in ("worker", "control", "net", "store", "cache", "watch"))
+# Prefixes of the names of nc10d's own threads, which never make a call.
+OWN_THREADS = tuple(
+    f"nc10d-{name}" for name in ("worker", "control", "net", "store", "cache", "watch")
+)
 
 
 class DeadlockDetector:
-    """What one rank of the job shows, and finds out."""
+    """The wait notice of one rank of the job, and its search for a cycle."""
 
     def __init__(self, context: Context) -> None:
-        # Not kept alive by this: memory is unmapped as soon as the last user drops it.
+        # A weak reference: memory is unmapped as soon as the last user drops the context.
         self._context: Context = weakref.proxy(context)
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._slots = {peer.number: NoticeSlot(peer.mapping) for peer in context.peers}
-        self._mine = self._slots[context.number]
-        self._shown: WaitNotice | None = None
+        self._slot = self._slots[context.number]
+        self._published: WaitNotice | None = None
         self._owner = 0
-        self._where: tuple[Health, Channel] | None = None
+        """The thread that has published the notice; 0 if there is none."""
+        self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
 
     def join(self, group: Group) -> None:
-        """Count the progress of a group from now on, as long as it lives."""
+        """Include the progress of a group in notices, as long as the group lives."""
         self._groups.add(group)
 
-    def stuck(self, group: Group, channel: Channel, submission: Submission | None) -> str | None:
-        """Show that this thread waits in a channel for good; return why it never ends, if so.
+    def find_deadlock(
+        self, group: Group, channel: Channel, submission: Submission | None
+    ) -> str | None:
+        """Publish that this thread waits in a channel; return the text of a deadlock, or None.
 
-        What it waits for is a submission, or the program that it runs itself there.
+        The thread waits for `submission`, or for the program that it runs itself (None).
         """
-        standing = self._standing(group, channel) if self._alone() else None
-        # What a channel is in now is this thread's affair only if that is not over.
-        if standing is None or (submission is not None and submission.finished()):
-            self.over()
+        notice = self._notice(group, channel) if self._alone() else None
+        # The channel may have gone on to the next submission, which is not this thread's wait.
+        if notice is None or (submission is not None and submission.finished()):
+            self.clear()
             return None
-        # What changes all the time is not worth telling other hosts each time.
-        settled = self._shown in (None, standing)
-        if standing != self._shown:
-            self._owner, self._where = get_ident(), (group.health, channel)
-            self._mine.show(standing)
-            self._shown = standing
-        return self._look(settled)
+        # A notice that changes at every look is not worth a message to other hosts each time.
+        stable = self._published in (None, notice)
+        if notice != self._published:
+            self._owner, self._waits_in = get_ident(), (group.health, channel)
+            self._slot.publish(notice)
+            self._published = notice
+        return self._look(stable)
 
-    def over(self) -> None:
-        """Take away what this thread has shown, if it has: its wait has ended."""
+    def clear(self) -> None:
+        """Withdraw this thread's notice, if there is one: its wait has ended."""
         if self._owner == get_ident():
-            self._owner, self._shown, self._where = 0, None, None
-            self._mine.show(None)
+            self._owner, self._published, self._waits_in = 0, None, None
+            self._slot.publish(None)
 
-    def hear(self, message: Message) -> None:
-        """Take in what another rank says: what it waits for, or that this one waits in a circle."""
-        if message["kind"] == "waits":
-            self._exchange.hear(message)
+    def on_message(self, message: Message) -> None:
+        """Process another rank's wait notice, or its report of a cycle that this rank is in."""
+        if message["kind"] == "wait_notice":
+            self._exchange.receive(message)
             return
-        where = self._where
-        # What it shows may have changed meanwhile: others have come, but it is in the same wait.
-        if where is not None and self._mine.holds(message["version"]):
-            health, channel = where
-            health.abort(health.in_circle(channel, message["verdict"]))
+        waits_in = self._waits_in
+        # The notice may be newer than the report's: other ranks have come, but the wait is the same.
+        if waits_in is not None and self._slot.holds(message["version"]):
+            health, channel = waits_in
+            health.abort(health.deadlock_error(channel, message["text"]))
 
-    def _look(self, settled: bool) -> str | None:
-        boards = {number: board.read() for number, board in self._slots.items()}
-        known = self._exchange.heard | {n: one for n, one in boards.items() if one[1] is not None}
-        standings = {number: one for number, (_, one) in known.items() if one is not None}
+    def _look(self, stable: bool) -> str | None:
+        near = {number: slot.read() for number, slot in self._slots.items()}
+        near = {number: entry for number, entry in near.items() if entry[1] is not None}
+        found = self._exchange.received | near
+        notices = {number: notice for number, (_, notice) in found.items() if notice is not None}
         me, control = self._context.number, self._context.router.control
-        if me not in standings:  # it is too much for the board
+        if me not in notices:  # the notice is too long for the slot
             return None
-        ranks = wait_graph.circle(me, standings)
-        if ranks:
-            verdict = wait_graph.told(ranks, {rank: standings[rank].words for rank in ranks})
-            for rank in set(ranks) - {me}:
-                message = {"kind": "circle", "version": known[rank][0], "verdict": verdict}
+        cycle = wait_graph.find_cycle(me, notices)
+        if cycle:
+            text = wait_graph.describe_cycle(cycle, {rank: notices[rank].words for rank in cycle})
+            for rank in set(cycle) - {me}:
+                message = {"kind": "deadlock", "version": found[rank][0], "text": text}
                 control.send([rank], message | {"group": ""})
-            return verdict
-        if settled and self._context.remote_hosts is not None:
-            leading = {rank: known[rank] for rank in wait_graph.leading(me, standings)}
-            self._exchange.pass_on(leading, me, self._slots.keys(), control)
+            return text
+        if stable and self._context.remote_hosts is not None:
+            waiting = {rank: found[rank] for rank in wait_graph.waiting_for(me, notices)}
+            self._exchange.forward(waiting, me, self._slots.keys(), control)
         return None
 
     def _alone(self) -> bool:
-        """Say whether no other thread of this process could make a call while this one waits."""
+        """Return whether no other thread of this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, get_ident()):
             return False
-        ours = {one.ident for one in threading.enumerate() if one.name.startswith(OURS)}
-        ours.add(get_ident())
-        return all(ident in ours or idles(frame) for ident, frame in sys._current_frames().items())
+        threads = threading.enumerate()
+        own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
+        own.add(get_ident())
+        return all(ident in own or idles(frame) for ident, frame in sys._current_frames().items())
 
-    def _standing(self, group: Group, channel: Channel) -> WaitNotice | None:
+    def _notice(self, group: Group, channel: Channel) -> WaitNotice | None:
         needs = tuple(_needs(group, channel))
         if not needs:
             return None
@@ -123,15 +137,15 @@ class DeadlockDetector:
 
 
 def idles(frame: FrameType) -> bool:
-    """Say whether a thread, by its innermost frame, is a pool's that waits for work.
+    """Return whether the thread of a frame (its innermost) is an executor's and has no work.
 
-    Work that it has been given, and not begun for want of a core, may be calls.
+    Work that is assigned to the thread, but not begun for lack of a core, may make calls.
     """
     file, function = frame.f_code.co_filename, frame.f_code.co_name
     if function != "_worker" or not file.endswith("concurrent/futures/thread.py"):
         return False
-    known = frame.f_locals
-    return "work_queue" in known and known["work_queue"].empty() and not known.get("work_item")
+    local = frame.f_locals
+    return "work_queue" in local and local["work_queue"].empty() and not local.get("work_item")
 
 
 def _key(group: str, link: tuple[int, int] | None = None) -> int:
@@ -147,11 +161,11 @@ def _link_key(group: Group, channel: Channel) -> int:
 
 
 def _needs(group: Group, channel: Channel) -> Iterator[Need]:
-    """Yield what must happen before the wait in a channel can end."""
+    """Yield the needs that must be met before the wait in a channel can end."""
     key = _key(group.name)
     if channel.shared.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
-        # Ranks of other hosts publish in their own notices which call they have entered.
+        # Ranks of other hosts are needed as well: their own notices show the calls they have entered.
         entered = {n for m, n in enumerate(memory.numbers) if memory.last_record(m)[0] >= number}
         for rank, member in enumerate(group.members):
             if rank not in entered:
@@ -165,10 +179,10 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
 
 
 def _seen(channel: Channel) -> int | None:
-    """Return what the other end of a link has counted up to; None if it need not go on.
+    """Return the counter of a link's other end; None if the wait does not depend on it.
 
-    There is no counter between hosts: a receiver waits for one message more than it has taken. A
-    sender needs room, which the kernel may still make.
+    Links between hosts have no counter. A receiver waits for one message more than it has taken. A
+    sender waits for room in the socket, which the kernel may still make.
     """
     sending = channel.shared.kind == at.SENDER
     if channel.shared.streams:
@@ -180,12 +194,12 @@ def _seen(channel: Channel) -> int | None:
 
 
 def _states(group: Group) -> Iterator[ProgressState]:
-    """Yield how far this rank is in a group and on its links.
+    """Yield this rank's progress in a group and on its links; nothing for a failed group.
 
-    What is not busy makes no calls while this thread waits: that is asked before the count. Who is
-    in a group that has failed leaves it by that: nothing of it is shown.
+    `busy` is read before the count: a channel that is not busy stays so while this thread waits,
+    so its count is final. A failed group counts as left.
     """
-    if cause.known(group.memory):
+    if cause.has_failed(group.memory):
         return
     busy = group.channel.busy()
     yield ProgressState(_key(group.name), group.channel.get(at.C_OPS), busy)
@@ -195,7 +209,7 @@ def _states(group: Group) -> Iterator[ProgressState]:
 
 
 def _count(link: Channel) -> int:
-    """Return how far my end of a link is: the messages that have passed, or its counter."""
+    """Return the progress of this end of a link: the messages that have passed, or its counter."""
     if link.shared.streams:
         return link.get(at.C_OPS)
     return int(entry_points.load_word(link.get(at.C_SELF)))

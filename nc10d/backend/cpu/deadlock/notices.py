@@ -1,8 +1,9 @@
-"""What each rank of a host shows the others while it waits long.
+"""Publication of wait notices: in shared memory on a host, by control messages between hosts.
 
-A rank's board lies at a known place of its arena. Its owner alone writes the notice, between two
-changes of its version, which is odd meanwhile. A notice changes as others of the group come; until
-it is taken away all of its versions are of one wait.
+Each rank has a notice slot at a fixed offset of its arena, and only that rank writes it. The slot's
+version is odd while the notice is being written, and even and greater afterwards (a seqlock). A
+notice changes while other ranks arrive. All versions until the notice is withdrawn describe the
+same wait.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ NONE = (0, None)
 
 
 class NoticeSlot:
-    """One rank's board, as one of the host's ranks sees it."""
+    """One rank's notice slot, mapped by a rank of the same host."""
 
     def __init__(self, mapping: Mapped) -> None:
         self._mapping = mapping
         self._version = mapping.base + at.BOARD_VERSION
         self._first: int | None = None
 
-    def show(self, standing: WaitNotice | None) -> None:
-        """Show a notice in place of the one before; None takes it away."""
+    def publish(self, notice: WaitNotice | None) -> None:
+        """Publish a notice in place of the last; None withdraws it. Only the slot's owner calls."""
         most = at.BOARD_NOTICE_BYTES - 8
-        raw = None if standing is None else standing.packed(most)
+        raw = None if notice is None else notice.packed(most)
         version = self.version()
-        writing = version | 1  # already, if an interrupt has ended the last change
+        writing = version | 1  # odd already if an interrupt has ended the last change
         entry_points.compare_and_swap(self._version, version, writing)
         self._write(raw or b"")
-        # Before it can be seen: a rank that sees it may answer at once.
-        if standing is None:
+        # Before the notice becomes visible: a rank that reads it may answer at once.
+        if notice is None:
             self._first = None
         elif self._first is None:
             self._first = writing + 1
         entry_points.compare_and_swap(self._version, writing, writing + 1)
 
     def read(self) -> tuple[int, WaitNotice | None]:
-        """Return the version and the notice; None if there is none, or it is just being changed."""
+        """Return (version, notice), or NONE if there is none or it is just being written."""
         version = int(entry_points.load_word(self._version))
         if version & 1:
             return NONE
@@ -54,11 +55,11 @@ class NoticeSlot:
         return version, WaitNotice.unpacked(raw)
 
     def version(self) -> int:
-        """Return the notice's version."""
+        """Return the version of the notice."""
         return int(entry_points.load_word(self._version))
 
     def holds(self, version: int) -> bool:
-        """Say whether a version is of the wait that the notice is of now; its owner asks."""
+        """Return whether `version` describes the current wait; only the slot's owner calls."""
         first = self._first
         return first is not None and first <= version <= self.version()
 
@@ -76,57 +77,61 @@ class NoticeSlot:
 if TYPE_CHECKING:
     from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
-AT_A_TIME = 16
-"""Messages that a rank sends at one look. Who waits in a large group for one that is only slow
-needs all others, as far as it knows, and so does every rank of it."""
+MESSAGES_PER_LOOK = 16
+"""Most messages that a rank sends after one look at the notices.
 
-Known = tuple[int, WaitNotice | None]
-"""The version of what a rank shows, and that."""
+If one rank of a large group is slow, every other rank needs all ranks that it can't see: without a
+limit each of them would send a message to each other one."""
+
+VersionedNotice = tuple[int, WaitNotice | None]
+"""The version of a rank's notice, and the notice."""
 
 
 class NoticeExchange:
-    """What one rank has heard from others, and has told them."""
+    """The notices that one rank has received from other hosts and has forwarded to them."""
 
     def __init__(self) -> None:
-        self.heard: dict[int, Known] = {}
+        self.received: dict[int, VersionedNotice] = {}
         self._sent: dict[tuple[int, int], int] = {}
 
-    def hear(self, message: Message) -> None:
-        """Take in what has come, by the shortest way or not; what can't be read is nothing."""
-        who, version = message["who"], message["version"]
-        if version <= self.heard.get(who, (0, None))[0]:
+    def receive(self, message: Message) -> None:
+        """Keep a notice unless a later version has come by another path; ignore malformed ones."""
+        waiter, version = message["waiter"], message["version"]
+        if version <= self.received.get(waiter, NONE)[0]:
             return
         try:
-            standing = WaitNotice.unpacked(base64.b64decode(message["notice"], validate=True))
+            notice = WaitNotice.unpacked(base64.b64decode(message["notice"], validate=True))
         except (ValueError, struct.error):
             return
-        self.heard = self.heard | {who: (version, standing)}
+        # Replaced, not changed: the waiting thread may be reading it.
+        self.received = self.received | {waiter: (version, notice)}
 
-    def pass_on(
+    def forward(
         self,
-        known: Mapping[int, Known],
+        notices: Mapping[int, VersionedNotice],
         me: int,
         near: Collection[int],
         control: ControlConnections,
     ) -> None:
-        """Send what leads to this rank to those whom it needs; host mates read each other.
+        """Send `notices` to the ranks that rank `me` needs; peers of this host read shared memory.
 
-        What is more than `AT_A_TIME` messages is left for the next look, its own notice goes first.
+        At most MESSAGES_PER_LOOK messages are sent, beginning with this rank's own notice; the
+        others follow at the next look.
         """
-        mine = known[me][1]
-        assert mine is not None, "who passes on waits itself"
-        # Those behind this rank first: so not all tell the same ones at the same time.
+        mine = notices[me][1]
+        assert mine is not None, "only a waiting rank forwards notices"
+        # Each rank begins with the ranks after itself, so that not all send to the same rank first.
         needed = sorted({need.rank for need in mine.needs}, key=lambda rank: (rank < me, rank))
-        left = AT_A_TIME
-        for who in sorted(known, key=lambda one: one != me):
-            version, standing = known[who]
-            to = [r for r in needed if r != who and (who not in near or r not in near)]
-            to = [r for r in to if self._sent.get((r, who)) != version and not control.behind(r)]
-            to = to[:left]
+        left = MESSAGES_PER_LOOK
+        for waiter in sorted(notices, key=lambda rank: rank != me):
+            version, notice = notices[waiter]
+            to = [r for r in needed if r != waiter and (waiter not in near or r not in near)]
+            to = [r for r in to if self._sent.get((r, waiter)) != version]
+            to = [r for r in to if not control.backlogged(r)][:left]
             left -= len(to)
-            if to and standing is not None:
-                raw = standing.packed(at.BOARD_NOTICE_BYTES) or b""
-                notice = base64.b64encode(raw).decode()
-                message = {"kind": "waits", "who": who, "version": version, "notice": notice}
-                control.send(to, message | {"group": ""})
-                self._sent |= {(rank, who): version for rank in to}
+            if to and notice is not None:
+                raw = notice.packed(at.BOARD_NOTICE_BYTES) or b""
+                text = base64.b64encode(raw).decode()
+                message = {"kind": "wait_notice", "waiter": waiter, "version": version}
+                control.send(to, message | {"notice": text, "group": ""})
+                self._sent |= {(rank, waiter): version for rank in to}

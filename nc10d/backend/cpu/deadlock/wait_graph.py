@@ -1,20 +1,21 @@
-"""Ranks that wait for each other in a circle: who needs what of whom. Pure.
+"""The wait graph: notices of waiting ranks, and the search for a cycle in them. No I/O.
 
-A rank that has waited long shows what it needs, and how far it is with everything that others
-could need of it. What it shows holds while its one thread is in that wait: calls that it has not
-made it can't make. So a circle of needs, each of which the next rank can't meet while it waits, is
-broken by nobody, and whoever finds one may say so, however slow the machine is. That what it goes
-by was shown at different times, and has been on its way, does not matter: if somebody of the circle
-had left its wait since, take the first who did; the next rank had met its need by then, but had not
-when it showed what it did, and was waiting ever since. That takes counts that only grow: those of a
-group end with it, so who has left a group has met whatever was needed of it there.
+A rank that has waited for long publishes a wait notice: its needs, and its progress in everything
+that other ranks could need. The notice stays true while the rank's only thread is in that wait: the
+rank can make no other call meanwhile. There are two kinds of needs:
 
-Two kinds of needs. A collective ends for nobody before all have entered it, so a rank in number n
-of a group needs everybody to have entered that. A message needs the counter of the other end of its
-link to change.
+- A rank in collective n of a group needs every member to have entered collective n.
+- A rank that sends or receives a message needs the counter at the link's other end to change.
 
-Over distances, what a rank shows is a probe that follows the needs (Chandy, Misra and Haas 1983,
-"Distributed deadlock detection"): a rank that waits passes on what has led to it.
+A cycle of needs, none of which the next rank has met, is a deadlock, however slow the machine is
+and however old the notices are. Proof: suppose that a rank of the cycle has left its wait, and take
+the first that did. The next rank had met its need by then. But it had not when it published its own
+notice, and it has been waiting ever since: a contradiction. This takes counts that only grow. A
+group's counts end with the group, so a rank that has left a group counts as having met all needs
+there.
+
+Between hosts a notice is a probe that follows the needs (Chandy, Misra and Haas 1983, "Distributed
+deadlock detection"): a waiting rank forwards the notices of the ranks that wait for it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from dataclasses import dataclass
 _HEAD = struct.Struct("<3H")
 _NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
-MOST_TOLD = 8
-"""How many ranks of a circle are told of: what all ranks keep of an error is cut at 1,920 bytes,
-and a control line takes no message of more than 64 KiB."""
+MOST_DESCRIBED = 8
+"""Most ranks of a cycle that an error describes: an error that all ranks share is cut at 1,920
+bytes, and a control message at 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a waiting rank needs of `rank` (a number in the job): that `key` gets on.
+    """The need of a waiting rank: progress of `rank` (a number in the job) in `key`.
 
-    A collective has `seen` -1 and is met when the group `key` has entered call number `until`; a
-    message when the counter of the link `key` is no more what this rank has `seen`. `group` is the
-    key of the group of either.
+    For a collective, `seen` is -1 and `key` is the group: the need is met when `rank` has entered
+    call number `until`. For a message, `key` is the link: the need is met when the counter at the
+    other end differs from `seen`. `group` is the key of the group in both cases.
     """
 
     key: int
@@ -49,9 +50,9 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """How far a rank is: the number of its latest call in a group, or its counter on a link.
+    """A rank's progress: the number of its latest call in a group, or its counter on a link.
 
-    `busy`: it may get on by itself, since something is under way.
+    A `busy` group or link may progress without a further call, since an operation is in flight.
     """
 
     key: int
@@ -61,26 +62,26 @@ class ProgressState:
 
 @dataclass(frozen=True, slots=True)
 class WaitNotice:
-    """What a rank shows while it waits: in words, its needs, and how far it is everywhere."""
+    """A waiting rank: a description for errors, its needs, and its progress everywhere."""
 
     words: str
     needs: tuple[Need, ...]
     states: tuple[ProgressState, ...]
 
     def meets(self, need: Need) -> bool:
-        """Say whether this rank has met, or may yet meet, what another one needs of it."""
+        """Return whether this rank has met, or may yet meet, another rank's need."""
         states = {state.key: state for state in self.states}
-        if need.group not in states:  # it has left that group since, or is not in it yet
+        if need.group not in states:  # this rank has left that group, or not joined it yet
             return True
         state = states.get(need.key)
-        if state is None:  # a link that it has never used
+        if state is None:  # a link that this rank has never used
             return need.seen != 0
         if state.busy:
             return True
         return state.count >= need.until if need.seen < 0 else state.count != need.seen
 
     def packed(self, most: int) -> bytes | None:
-        """Return this as bytes, None if that is more than `most`."""
+        """Return this notice as bytes; None if they are more than `most`."""
         words = self.words.encode(errors="replace")
         rows = [_NEED.pack(n.key, n.until, n.seen, n.rank, n.group) for n in self.needs]
         rows += [_STATE.pack(s.key, s.count, s.busy) for s in self.states]
@@ -89,7 +90,7 @@ class WaitNotice:
 
     @classmethod
     def unpacked(cls, raw: bytes) -> WaitNotice:
-        """Return what was packed."""
+        """Return the notice that was packed into `raw`."""
         length, needs, states = _HEAD.unpack_from(raw)
         first = _HEAD.size + length
         second = first + needs * _NEED.size
@@ -105,50 +106,53 @@ class WaitNotice:
         )
 
 
-def circle(start: int, standings: Mapping[int, WaitNotice]) -> list[int]:
-    """Return the ranks of a circle through `start`, each of which needs the next; [] if none is."""
-    came: dict[int, int] = {}
+def find_cycle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
+    """Return the ranks of a cycle through `start`, each needing the next; [] if there is none."""
+    previous: dict[int, int] = {}
     todo = [start]
     while todo:
         rank = todo.pop()
-        for other in _needed(rank, standings):
+        for other in _needed(rank, notices):
             if other == start:
-                return _way(start, rank, came)
-            if other not in came:
-                came[other] = rank
+                return _path(start, rank, previous)
+            if other not in previous:
+                previous[other] = rank
                 todo.append(other)
     return []
 
 
-def leading(to: int, standings: Mapping[int, WaitNotice]) -> set[int]:
-    """Return the ranks whose needs lead to a rank in the end, and that rank."""
-    found = {to}
-    while more := {r for r in standings.keys() - found if found & _needed(r, standings)}:
+def waiting_for(target: int, notices: Mapping[int, WaitNotice]) -> set[int]:
+    """Return the ranks that wait for `target`, directly or through others, and `target`."""
+    found = {target}
+    while more := {r for r in notices.keys() - found if found & _needed(r, notices)}:
         found |= more
     return found
 
 
-def _needed(rank: int, standings: Mapping[int, WaitNotice]) -> set[int]:
-    """Return the ranks that are known not to meet what a rank needs of them."""
-    needs = (need for need in standings[rank].needs if need.rank in standings)
-    return {need.rank for need in needs if not standings[need.rank].meets(need)}
+def _needed(rank: int, notices: Mapping[int, WaitNotice]) -> set[int]:
+    """Return the ranks that are known to leave a need of `rank` unmet."""
+    needs = (need for need in notices[rank].needs if need.rank in notices)
+    return {need.rank for need in needs if not notices[need.rank].meets(need)}
 
 
-def _way(start: int, rank: int, came: Mapping[int, int]) -> list[int]:
-    way = [rank]
-    while way[-1] != start:
-        way.append(came[way[-1]])
-    return way[::-1]
+def _path(start: int, rank: int, previous: Mapping[int, int]) -> list[int]:
+    path = [rank]
+    while path[-1] != start:
+        path.append(previous[path[-1]])
+    return path[::-1]
 
 
-def told(ranks: Sequence[int], words: Mapping[int, str]) -> str:
-    """Say who waits in which call for whom, beginning with the lowest rank."""
+def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:
+    """Return the text of a deadlock error: each rank, its call, and the rank that it waits for.
+
+    It begins with the lowest rank, so every finder of the same cycle returns the same text.
+    """
     first = ranks.index(min(ranks))
     turned = [*ranks[first:], *ranks[:first]]
     pairs = zip(turned, [*turned[1:], turned[0]], strict=True)
     links = [f"{words[rank]}, for rank {other}" for rank, other in pairs]
-    if len(links) > MOST_TOLD:
-        links[MOST_TOLD:] = [f"and so on, by {len(links) - MOST_TOLD} more ranks"]
+    if len(links) > MOST_DESCRIBED:
+        links[MOST_DESCRIBED:] = [f"and so on, by {len(links) - MOST_DESCRIBED} more ranks"]
     return (
         f"ranks wait for each other in a circle (ranks of the job): {'; '.join(links)}. Make calls "
         "of several groups, and messages, in one order on all ranks"

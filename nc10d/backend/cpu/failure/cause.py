@@ -24,7 +24,7 @@ _LOOK = 0.5
 
 
 def publish(memory: GroupMemory, error: DistError) -> None:
-    """Make `error` the group's cause on this host, unless there is one already; wake all ranks."""
+    """Make `error` the group's cause on this host, unless there is a cause already; wake all ranks."""
     first = memory.address(0) + at.AREA_ABORT
     with memory.reporting:
         # Peers may be reading the cause that this rank has written: it is written only once.
@@ -45,7 +45,7 @@ def read(memory: GroupMemory) -> DistError | None:
     return error_wire.decode_error(memory.read_cause(winner - 1)) if winner else None
 
 
-def known(memory: GroupMemory) -> bool:
+def has_failed(memory: GroupMemory) -> bool:
     """Return whether the group has failed."""
     return bool(entry_points.load_word(memory.address(memory.rank) + at.AREA_ABORT))
 
@@ -70,8 +70,8 @@ class AgreedCause:
             self._control.until(self.known, _LOOK)
 
     def known(self) -> bool:
-        """Return whether there is nothing left to wait for."""
-        return self._closed or known(self._memory)
+        """Return whether a cause is published, or none will be any more."""
+        return self._closed or has_failed(self._memory)
 
     def close(self) -> None:
         """Publish no cause any more: the group's memory may belong to another group."""

@@ -1,7 +1,7 @@
-"""Why a group has failed, in words: who, where, in which call, and what each rank did last.
+"""The errors of a failed group: the rank to blame, the call, and every rank's last operation.
 
-Whoever notices a failure makes its error here; how all ranks come to raise the same one is up to
-health.py.
+The rank that detects a failure makes the error here. health.py distributes it, so that all ranks
+raise the same error.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from nc10d.errors import (
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
-_ENDS = 4
-"""Of how many links a rank is told that has exchanged nothing but messages."""
+_MOST_LINKS = 4
+"""Most links that are named for a rank that has exchanged messages only."""
 
 
 class ErrorText:
-    """The errors of one group, as one of its ranks tells them."""
+    """Makes the errors of one group on one of its ranks."""
 
     def __init__(
         self,
@@ -55,59 +55,67 @@ class ErrorText:
         self._links = links
         self._remote = remote
 
-    def number(self, blocked_on: int) -> int:
-        """Return the rank that the engine means: a peer's number, or ~rank on another host."""
+    def group_rank(self, blocked_on: int) -> int:
+        """Return the rank in the group that the engine is blocked on.
+
+        The engine gives a peer of this host by its index, a rank of another host as ~rank.
+        """
         return ~blocked_on if blocked_on < 0 else self._memory.numbers[blocked_on]
 
-    def mine(self, ops: Sequence[Op], channel: Channel | None = None) -> tuple[str, int, str]:
-        """Return what this rank is doing: operation, sequence number, both as text."""
+    def own_operation(
+        self, ops: Sequence[Op], channel: Channel | None = None
+    ) -> tuple[str, int, str]:
+        """Return the name and the number of this rank's operation, and both as text.
+
+        It is `ops`, or else the message of `channel`, or else the latest operation on record.
+        """
         if ops and isinstance(ops[0], (Send, Recv)):
-            name, seq = describe(ops), self._number_of(channel)
+            name, seq = describe(ops), self._message_number(channel)
             return name, seq, f"{name} #{seq}"
         if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
             name = "send" if channel.shared.kind == at.SENDER else "recv"
-            seq = self._number_of(channel)
+            seq = self._message_number(channel)
             return name, seq, f"{name} #{seq}"
         look = self._memory.last_record if ops else self._memory.latest
         seq, last = look(self._memory.rank)
         name = describe(ops) if ops else last.partition("(")[0]
         return name, seq, f"{name} #{seq}"
 
-    def _number_of(self, channel: Channel | None) -> int:
-        """Return the number of the message that is next on a link, or of all that I receive."""
+    def _message_number(self, channel: Channel | None) -> int:
+        """Return the number of a link's next message; without a link, count all received ones."""
         if channel is not None:
             return channel.get(at.C_OPS) + 1
         return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
 
-    def _known(self) -> dict[str, Any]:
-        """Return what every failure tells: how far each rank is, and how long this one has waited.
+    def _common_fields(self) -> dict[str, Any]:
+        """Return fields of timeouts and lost peers: `last` numbers by rank, and `waited` in seconds.
 
-        That is since it began the collective that it is in; None if it is in none.
+        `waited` counts from the beginning of this rank's collective; None outside of collectives.
         """
         begun = self._memory.begun(self._memory.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
-        return {"waited": waited, "last": self.numbers()}
+        return {"waited": waited, "last": self.last_numbers()}
 
-    def numbers(self) -> dict[int, int]:
-        """Return the number of what each rank of this host began last, on any device."""
+    def last_numbers(self) -> dict[int, int]:
+        """Return the number of the last operation that each rank of this host began, by rank."""
         memory = self._memory
         return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.numbers)}
 
-    def late(
+    def timeout(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None
     ) -> CollectiveTimeout:
-        """An operation has not ended within its deadline."""
-        name, seq, text = self.mine(ops, channel)
+        """Return the error for an operation that has not ended within its deadline."""
+        name, seq, text = self.own_operation(ops, channel)
         whom = "" if peer is None else f" waiting for rank {peer}"
         message = (
             f"{text} of group {self._name!r} timed out on rank {self._memory.number}{whom}"
-            f"{self._elsewhere()}{self.everyone()}"
+            f"{self._awaited_elsewhere()}{self.last_operations()}"
         )
-        known = self._known()
+        known = self._common_fields()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
 
-    def _elsewhere(self) -> str:
-        """Say in which other groups ranks of this host wait for this one."""
+    def _awaited_elsewhere(self) -> str:
+        """Return, as text, the other groups in which ranks of this host wait for this rank."""
         waits = []
         for name, memory in list(self._context.memories.items()):
             if memory is self._memory:
@@ -124,57 +132,60 @@ class ErrorText:
             return ""
         return f"; meanwhile {join_words(waits)}: use groups in the same order on all ranks"
 
-    def late_message(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
-        """A message has not passed within its deadline."""
+    def message_timeout(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
+        """Return the error for a message that has not passed within its deadline."""
         sending = channel.shared.kind == at.SENDER
         name, what = ("send", "to") if sending else ("recv", "from")
-        seq = self._number_of(channel)
+        seq = self._message_number(channel)
         message = (
             f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
-            f"{self._memory.number}{self.everyone()}"
+            f"{self._memory.number}{self.last_operations()}"
         )
-        known = self._known()
+        known = self._common_fields()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
 
-    def left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
-        """A rank has closed the group, but is still waited for."""
-        name, seq, text = self.mine(ops, channel)
+    def peer_left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
+        """Return the error for a rank that has closed the group while this rank waits for it."""
+        name, seq, text = self.own_operation(ops, channel)
         message = (
             f"rank {peer} has left group {self._name!r}, but rank {self._memory.number} still "
-            f"waits for it in {text}{self.everyone()}"
+            f"waits for it in {text}{self.last_operations()}"
         )
         cause = "it has left the group"
-        return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._known())
+        return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._common_fields())
 
-    def dead(self, rank: int, peer: HostPeer) -> PeerLost:
-        """A peer (by its number on the host) has died."""
+    def died(self, rank: int, peer: HostPeer) -> PeerLost:
+        """Return the error for a peer of this host (`rank` is its index there) that has died."""
         last = self._last(rank)
         rank, cause = self._memory.numbers[rank], death(peer)
         message = (
             f"rank {rank} of group {self._name!r} is lost: {cause} "
             f"(pid {peer.pid} on {peer.host}); its last operation was {last}"
-            f"{self.everyone()}"
+            f"{self.last_operations()}"
         )
-        name, mine, _ = self.mine(())
-        fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._known()}
+        name, mine, _ = self.own_operation(())
+        fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._common_fields()}
         return PeerLost(message, rank=rank, op=name, seq=mine, **fields)
 
-    def gone(self, rank: int, card: RankInfo, reason: str) -> PeerLost:
-        """A rank of another host can't be reached any more."""
-        name, seq, text = self.mine(())
+    def unreachable(self, rank: int, info: RankInfo, reason: str) -> PeerLost:
+        """Return the error for a rank of another host whose connection has ended."""
+        name, seq, text = self.own_operation(())
         message = (
-            f"rank {rank} of group {self._name!r} is lost: {reason} (pid {card.pid} on "
-            f"{card.host}); rank {self._memory.number} was last in {text}{self.everyone()}"
+            f"rank {rank} of group {self._name!r} is lost: {reason} (pid {info.pid} on "
+            f"{info.host}); rank {self._memory.number} was last in {text}{self.last_operations()}"
         )
-        fields = {"host": card.host, "pid": card.pid, "cause": reason, **self._known()}
+        fields = {"host": info.host, "pid": info.pid, "cause": reason, **self._common_fields()}
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
-    def unreadable(self, peer: int) -> PeerLost:
-        """A peer's memory can't be reached any more: nearly always because it has just died."""
+    def memory_unreadable(self, peer: int) -> PeerLost:
+        """Return the error for a peer whose memory the kernel no longer lets this rank access.
+
+        Nearly always the peer has just died.
+        """
         process = self._memory.peers[peer]
         if ended(process):
-            return self.dead(peer, process)
-        name, seq, text = self.mine(())
+            return self.died(peer, process)
+        name, seq, text = self.own_operation(())
         rank = self._memory.numbers[peer]
         message = (
             f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
@@ -185,15 +196,15 @@ class ErrorText:
         return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)
 
     def mismatch(self, channel: Channel) -> CollectiveMismatch:
-        """A rank called something else than this one."""
+        """Return the error for a rank that has called another operation than this rank."""
         index = channel.get(at.C_BLOCKED_ON)
         seq = channel.get(at.C_OPS)
         memory = self._memory
         mine = memory.record(memory.rank, seq)
         ours = called(mine or "", memory.site(memory.rank, seq))
-        peer = self.number(index)
+        peer = self.group_rank(index)
         if self._remote is not None and index < 0:
-            theirs = self._remote.streams.seen()
+            theirs = self._remote.streams.remote_call()
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]
             theirs = called(memory.record(index, last) or "", memory.site(index, last))
@@ -205,19 +216,19 @@ class ErrorText:
             seq=seq,
         )
 
-    def waits_in(self, channel: Channel) -> tuple[int, str]:
-        """Return the number and the name of what waits in a channel of this group."""
+    def waiting_call(self, channel: Channel) -> tuple[int, str]:
+        """Return the number and the name of the call that waits in a channel."""
         if channel.shared.kind == at.COLLECTIVE:
             seq, what = self._memory.last_record(self._memory.rank)
             return seq, what.partition("(")[0]
         return channel.get(at.C_OPS) + 1, "recv" if channel.shared.kind == at.RECEIVER else "send"
 
-    def wrong_sizes(self, channel: Channel) -> CollectiveMismatch:
-        """A rank sends other sizes than are awaited from it."""
+    def size_mismatch(self, channel: Channel) -> CollectiveMismatch:
+        """Return the error for a rank that sends other sizes than its peer awaits."""
         if channel.shared.kind == at.RECEIVER:
-            return self._wrong_message(channel)
+            return self._message_mismatch(channel)
         me, seq = self._memory.number, channel.get(at.C_OPS)
-        peer = self.number(channel.get(at.C_BLOCKED_ON))
+        peer = self.group_rank(channel.get(at.C_BLOCKED_ON))
         op = (self._memory.record(self._memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
         awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(me, seq))
@@ -229,7 +240,7 @@ class ErrorText:
             seq=seq,
         )
 
-    def _wrong_message(self, channel: Channel) -> CollectiveMismatch:
+    def _message_mismatch(self, channel: Channel) -> CollectiveMismatch:
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
         peer = self._links.peer_of(channel)
@@ -253,33 +264,34 @@ class ErrorText:
         )
 
     def _site_of(self, rank: int, seq: int) -> str:
-        """Return where a rank made a call, "" if that is not known or it is on another host."""
+        """Return the source line of a rank's call; "" if it is unknown or on another host."""
         numbers = self._memory.numbers
         return self._memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
-    def everyone(self) -> str:
-        """Return what each rank of this host began last, as the end of a message."""
+    def last_operations(self) -> str:
+        """Return the last operation of each rank of this host, as the end of a message."""
+        # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
         if self._memory.size > 16:
             return ""
-        told = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self._memory.numbers)]
-        return f"; last operations: {', '.join(told)}"
+        last = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self._memory.numbers)]
+        return f"; last operations: {', '.join(last)}"
 
     def _last(self, rank: int) -> str:
-        """Say what a rank of this host (by its number here) began last.
+        """Return the last operation that a rank of this host (by its index there) began.
 
-        Messages leave no record here that others could read, only counts; so they are told of a
-        rank that has done nothing else.
+        Messages leave no record that peers can read, only a count for each link. So links are named
+        only for a rank that has run no other operation.
         """
         seq, what = self._memory.latest(rank)
         if seq:
             return f"#{seq} {what}"
         ends = self._links.used(rank)
-        more = f" and {len(ends) - _ENDS} more" if len(ends) > _ENDS else ""
-        return f"a message ({', '.join(ends[:_ENDS])}{more})" if ends else what
+        more = f" and {len(ends) - _MOST_LINKS} more" if len(ends) > _MOST_LINKS else ""
+        return f"a message ({', '.join(ends[:_MOST_LINKS])}{more})" if ends else what
 
 
 def named(reason: BaseException) -> DistError:
-    """Return the reason as an error of this group's own: the caller's object stays as it is."""
+    """Return a copy of `reason` as a DistError; the caller's object stays unchanged."""
     own = error_wire.wire_type(reason)(error_wire.message_of(reason))
     if isinstance(reason, DistError):
         own.__dict__.update(reason.__dict__)
@@ -291,14 +303,14 @@ def _label(code: int) -> str:
 
 
 def message_in_words(peer: int | None, tag: int, nbytes: int, code: int, *, sending: bool) -> str:
-    """Return a message that has passed as the call that sent or received it."""
+    """Return the text of the send or recv that has passed a message."""
     count = nbytes // _DTYPES[code].itemsize if code in _DTYPES else nbytes
     name, whom = ("send", "dst") if sending else ("recv", "src")
     return f"{name}(dtype={_label(code)}, count={count}, {whom}={peer}, tag={tag})"
 
 
 def describe(ops: Sequence[Op]) -> str:
-    """Name operations as an error does."""
+    """Return the text for operations in an error."""
     if len(ops) != 1:
         return f"a batch of {len(ops)} operations" if ops else "an operation"
     op = ops[0]

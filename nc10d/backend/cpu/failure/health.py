@@ -1,8 +1,18 @@
-"""Whether a group still works and, if not, why: one answer for all of its ranks.
+"""Whether a group still works and, if not, why: the same cause on all of its ranks.
 
-Whoever learns a cause publishes it (causes.py); everybody else finds it between two slices of a
-wait. Before a failure is handed out, the group's channels are stopped, so that nothing touches
-users' arrays any more. A thread that holds a channel's lock must give it up before it asks.
+| state of a group on this rank | enters it when |
+|---|---|
+| working | initially |
+| failing | a cause is published (cause.py), by this rank or a peer; this rank has not seen it yet |
+| failed | `failure` finds the cause and stops the group's channels |
+| closed | `close` is called; of a working group the failure is then GroupClosed |
+
+A rank publishes a cause when a peer has died or left, a deadline has passed, or the engine reports
+an error. Waiting ranks look for a cause between two slices of their wait.
+
+Invariant: the channels are stopped before `failure` first returns an error. So nothing touches
+users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread must
+release the lock of a channel before it calls `failure`.
 """
 
 from __future__ import annotations
@@ -33,8 +43,9 @@ from nc10d.errors import (
 )
 from nc10d.ops import Op
 
-# How long a broken link waits for the word of a control line, which knows more.
-LAST_WORD = 1.0
+# Seconds that a failed data connection waits for a cause from the control connection. That knows
+# more: whether the peer has left or its process has ended.
+CONTROL_GRACE = 1.0
 
 
 class Health:
@@ -62,7 +73,7 @@ class Health:
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
-        self._circle: DistError | None = None
+        self._deadlock: DistError | None = None
         self.on_failure: Callable[[DistError], object] | None = None
 
     # -- asking ----------------------------------------------------------------------------
@@ -80,6 +91,7 @@ class Health:
                     self._failure = found
             if first and self.on_failure is not None:
                 self.on_failure(found)
+            # Works with callbacks end now; the notifier finishes them.
             self._context.poke_notifier()
         return self._failure
 
@@ -87,108 +99,121 @@ class Health:
         """Raise the group's failure, if there is one."""
         failure = self.failure()
         if failure is not None:
-            raise copy_to_raise(failure) from None  # it was never raised here: once is enough
+            # `from None`: Python would print the original as the cause, with the same text.
+            raise copy_to_raise(failure) from None
 
-    def stuck(self, channel: Channel, verdict: str) -> None:
-        """Have the next `look` fail the group: a circle of ranks waits in a channel of it."""
-        self._circle = self.in_circle(channel, verdict)
+    def report_deadlock(self, channel: Channel, text: str) -> None:
+        """Make the next `check_wait` fail the group: this rank's wait is part of a deadlock."""
+        self._deadlock = self.deadlock_error(channel, text)
 
-    def in_circle(self, channel: Channel, verdict: str) -> DistError:
-        """Return the error of ranks that wait in a circle, this one in a channel."""
-        rank, (seq, op) = self._blocked_on(channel), self._text.waits_in(channel)
-        return CollectiveMismatch(verdict, rank=rank, op=op, seq=seq, cause="a circle of waits")
+    def deadlock_error(self, channel: Channel, text: str) -> DistError:
+        """Return the error of a deadlock, in which this rank waits in a channel."""
+        rank, (seq, op) = self._blocked_on(channel), self._text.waiting_call(channel)
+        return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
-    def trouble(self, channel: Channel, deadline: Deadline) -> bool:
-        """Say whether there is a reason to stop waiting; changes nothing."""
+    def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
+        """Return whether there is a reason to stop waiting; changes nothing."""
         if self._failure is not None or cause.read(self._memory) is not None:
             return True
-        return self._deserter(channel) is not None or deadline.expired()
+        return self._departed_peer(channel) is not None or deadline.expired()
 
-    def settled(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
-        """Like `look`, for a thread whose channel was stopped: waits for who is saying why."""
+    def check_stopped(
+        self, ops: Sequence[Op], channel: Channel, deadline: Deadline
+    ) -> DistError | None:
+        """Do as `check_wait`, after waiting for the thread that has stopped the channel."""
+        # That thread holds the lock until it has stored the failure.
         with self._lock:
-            return self.look(ops, channel, deadline)
+            return self.check_wait(ops, channel, deadline)
 
-    def look(self, ops: Sequence[Op], channel: Channel, deadline: Deadline) -> DistError | None:
-        """Return the failure; a peer that has left, or the operation's deadline, makes one."""
+    def check_wait(
+        self, ops: Sequence[Op], channel: Channel, deadline: Deadline
+    ) -> DistError | None:
+        """Return the group's failure, or None if the wait for `ops` in `channel` can go on.
+
+        A deadlock, a peer that has left, and an expired deadline fail the group first.
+        """
         failure = self.failure()
         if failure is not None:
             return failure
-        if self._circle is not None:
-            return self._fail(self._circle)
-        deserter = self._deserter(channel)
-        if deserter is not None:
-            return self._fail(self._text.left(deserter, ops, channel))
+        if self._deadlock is not None:
+            return self._fail(self._deadlock)
+        peer = self._departed_peer(channel)
+        if peer is not None:
+            return self._fail(self._text.peer_left(peer, ops, channel))
         return self.fail_timeout(ops, channel) if deadline.expired() else None
 
-    def _deserter(self, channel: Channel) -> int | None:
+    def _departed_peer(self, channel: Channel) -> int | None:
         """Return the rank that a channel waits for, if it has left without doing its part."""
         peer = self._blocked_on(channel)
         if peer is None or not self.has_left(peer):
             return None
-        if self._away(peer):
-            return None  # what it has sent before may be on its way: the link's end will tell
-        # In this order: who has just received the last message there looks for the next.
+        if self._is_remote(peer):
+            return None  # its last data may be in transit: the end of the connection decides
+        # Checked in this order: a thread that has just received the last message here already
+        # waits for the next one.
         arrived = not self.is_waiting(channel)
         return None if arrived or channel.is_over() else peer
 
     def waits_for(self) -> int | None:
-        """Return the rank that this rank's collectives wait for right now, or None."""
+        """Return the rank that this rank's collectives wait for now, or None."""
         return self._blocked_on(self._channel) if self.is_waiting(self._channel) else None
 
     def is_waiting(self, channel: Channel) -> bool:
-        """Say whether what a channel was blocked on last has still not come."""
+        """Return whether the counter on which a channel was blocked last is still too small."""
         counter = channel.get(at.C_BLOCKED_AT)
         return bool(counter) and bool(
             entry_points.load_word(counter) < channel.get(at.C_BLOCKED_FOR)
         )
 
     def has_left(self, rank: int) -> bool:
-        """Say whether a rank has closed the group."""
-        if self._away(rank):
+        """Return whether a rank has closed the group."""
+        if self._is_remote(rank):
             return rank in self._control.left
         return self._memory.state(self._memory.numbers.index(rank)) == at.CLOSED
 
-    def deserted(self) -> bool:
-        """Say whether all other ranks have closed the group, and nothing can be on its way."""
+    def all_left(self) -> bool:
+        """Return whether all other ranks have closed the group, and no message is in transit."""
         peers = [rank for rank in self._memory.numbers if rank != self._memory.number]
         return self._remote is None and bool(peers) and all(map(self.has_left, peers))
 
-    def fail_deserted(self, ops: Sequence[Op]) -> DistError:
-        """Whoever could do what these operations wait for has left: that fails the group."""
+    def fail_all_left(self, ops: Sequence[Op]) -> DistError:
+        """Fail the group: all ranks for which `ops` could wait have left; return the failure."""
         peer = next(rank for rank in self._memory.numbers if rank != self._memory.number)
-        return self._fail(self._text.left(peer, ops, None))
+        return self._fail(self._text.peer_left(peer, ops, None))
 
-    def _away(self, rank: int) -> bool:
+    def _is_remote(self, rank: int) -> bool:
         return self._remote is not None and self._remote.has(rank)
 
     def _blocked_on(self, channel: Channel) -> int | None:
         if channel.get(at.C_BLOCKED_AT) == 0:
             return None
         if channel.shared.kind == at.COLLECTIVE:
-            peer = self._text.number(channel.get(at.C_BLOCKED_ON))
-            return None if peer == self._memory.number else peer  # a gate of my own
+            peer = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
+            return None if peer == self._memory.number else peer  # a local dependency
         return self._links.peer_of(channel)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return what each rank of this host began last: as the end of a message, and numbers."""
-        return self._text.everyone(), self._text.numbers()
+        """Return the last operation of each rank of this host: as text, and as numbers by rank."""
+        return self._text.last_operations(), self._text.last_numbers()
 
     # -- failing ---------------------------------------------------------------------------
 
     def abort(self, reason: BaseException) -> None:
-        """Fail the group with `reason` on every rank; the first reason wins."""
+        """Fail the group with `reason` on every rank; the first reason wins.
+
+        Blocks until a cause is agreed, except in the control thread.
+        """
         error = named(reason)
         error.group = error.group or self._name
-        op, seq, _ = self._text.mine(())
+        op, seq, _ = self._text.own_operation(())
         error.op = error.op or op
         error.seq = seq if error.seq is None else error.seq
         if self._agreed is not None:
-            # Not under the lock: the answer comes through a thread that may want it.
+            # Without the lock: the control thread, which receives the answer, may need it.
             self._agreed.report(error, wait=not self._context.in_control())
             self.failure()
             return
-        # Once the group is closed, its memory may be another's.
+        # After `close` the memory may belong to another group.
         with self._lock:
             if self.closed:
                 return
@@ -197,14 +222,14 @@ class Health:
         self.failure()
 
     def close(self) -> bool:
-        """End the group on this rank; False if that has happened before."""
+        """End the group on this rank; return False if it has ended before."""
         if self.on_failure is not None and not self.closed:
-            self.failure()  # a rank that never asked is to leave its word, too
+            self.failure()  # call `on_failure` even on a rank that has never looked for a cause
         with self._lock:
             if self.closed:
                 return False
             self.closed = True
-            # First of all: nobody may read arrays that their owners are about to get back.
+            # First of all: no peer may read arrays that are about to return to their owners.
             self._memory.show_closed()
             if self._agreed is not None:
                 self._agreed.close()
@@ -221,20 +246,20 @@ class Health:
         elif answer == at.MISMATCH:
             self.abort(self._text.mismatch(channel))
         elif answer == at.SIZES:
-            self.abort(self._text.wrong_sizes(channel))
+            self.abort(self._text.size_mismatch(channel))
         elif answer == at.LOST:
             self._link_failed(channel)
         elif answer == at.UNREADABLE:
-            self.abort(self._text.unreadable(channel.get(at.C_BLOCKED_ON)))
+            self.abort(self._text.memory_unreadable(channel.get(at.C_BLOCKED_ON)))
         else:
             self.failure()
 
     def fail_timeout(self, ops: Sequence[Op], channel: Channel | None) -> DistError:
-        """An operation's own deadline has passed: that fails the group."""
+        """Fail the group, since an operation's own deadline has passed; return the failure."""
         peer = None if channel is None else self._blocked_on(channel)
         if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
-            return self._fail(self._text.late_message(peer, channel))
-        return self._fail(self._text.late(peer, ops, channel))
+            return self._fail(self._text.message_timeout(peer, channel))
+        return self._fail(self._text.timeout(peer, ops, channel))
 
     def on_death(self, number: int) -> None:
         """React to the death of a process of this host, rank `number` of the job."""
@@ -243,12 +268,12 @@ class Health:
             return
         rank = numbers.index(number)
         if self._memory.state(rank) != at.CLOSED:
-            self.abort(self._text.dead(rank, self._memory.peers[rank]))
+            self.abort(self._text.died(rank, self._memory.peers[rank]))
 
     def on_lost(self, rank: int, reason: str) -> None:
         """React to the end of the control connection to a rank on another host."""
         if not self.closed and not self.has_left(rank):
-            self.abort(self._text.gone(rank, self._info_of(rank), reason))
+            self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
     def _info_of(self, rank: int) -> RankInfo:
         return self._context.infos[self._control.members[rank]]
@@ -256,24 +281,24 @@ class Health:
     def _link_failed(self, channel: Channel) -> None:
         """Fail the group after the end of a connection, with the cause that explains it best."""
         assert self._remote is not None
-        rank = self._text.number(channel.get(at.C_BLOCKED_ON))
+        rank = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
         control, agreed = self._control, self._agreed
         assert agreed is not None, "the group has a connection to another host"
         control.until(
             lambda: self.has_left(rank) or control.lost(rank) is not None or agreed.known(),
-            LAST_WORD,
+            CONTROL_GRACE,
         )
         if self.failure() is not None:
             return
         if self.has_left(rank):
-            self.abort(self._text.left(rank, (), channel))
+            self.abort(self._text.peer_left(rank, (), channel))
             return
         reason = control.lost(rank) or self._remote.error(channel)
-        self.abort(self._text.gone(rank, self._info_of(rank), reason))
+        self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
-        with self._lock:  # whoever is closing the group has said so by then
+        with self._lock:  # a thread that is closing the group has stored its failure by then
             failure = self.failure()
         assert failure is not None
         return failure
@@ -281,7 +306,7 @@ class Health:
     def _stop(self) -> None:
         try:
             self._stop_channels()
-        except KeyboardInterrupt:  # the caller is to have his arrays back, all the same
+        except KeyboardInterrupt:  # the caller must get its arrays back all the same
             self._stop_channels()
             raise
 

@@ -217,7 +217,7 @@ class PreparedMessage(Prepared):
         if self.inbox is None:
             return self._submit(waiter, x, y, timeout, here)
         with self.inbox.lock, self.inbox:
-            return None if self.inbox.early else self._submit(waiter, x, y, timeout, here)
+            return None if self.inbox.unexpected else self._submit(waiter, x, y, timeout, here)
 
     def _ends(self, x: Any, tag: int, how_soon: int) -> bool:
         """Try to send or receive a short message now; False: nothing has happened."""

@@ -1,7 +1,7 @@
-"""How the members of a group agree that it exists: on all of them, or on none.
+"""Formation of a group: it exists on all of its members, or on none.
 
-1. Each member allocates its area and puts the offset into the store.
-2. The last member to come writes the decision: the offsets of all areas. The group is formed.
+1. Each member allocates its area of group memory and puts the offset into the store.
+2. The last member to arrive writes the decision: the offsets of all areas. The group is formed.
 3. A member that gives up (deadline, death of a member, Ctrl-C) writes an error as the decision.
 
 The first decision holds for every member. So all ranks raise the same error, and the areas of a
@@ -19,7 +19,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
 from nc10d.backend.cpu.memory.host_peer import death, mask
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.transport.connect import MeetingPoint, connect
+from nc10d.backend.cpu.transport.connect import EndpointExchange, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
@@ -64,10 +64,10 @@ def form(spec: GroupSpec) -> GroupMemory:
     offset, half = _allocate(spec)
     failure: BaseException | None = None
     try:
-        decision = _meet(spec, offset, half)
+        decision = _arrive(spec, offset, half)
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
         # If this fails as well, the area stays allocated: the other ranks may use it.
-        decision, failure = publish_outcome(store, _written(error, spec)), error
+        decision, failure = publish_outcome(store, _encoded(error, spec)), error
     interrupted = failure if not isinstance(failure, Exception) else None
     found = json.loads(decision)
     if "offsets" not in found:
@@ -80,8 +80,8 @@ def form(spec: GroupSpec) -> GroupMemory:
     return memory
 
 
-def form_again(spec: GroupSpec, board: KeyValueExchange) -> GroupMemory:
-    """As `form`, for the survivors of a failed group, who exchange offsets over `board`.
+def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
+    """As `form`, for the survivors of a failed group, who exchange offsets through `exchange`.
 
     It may succeed on some members only; the caller makes sure that nobody uses the group then.
     PeerLost or RendezvousError is this rank's own error.
@@ -89,12 +89,12 @@ def form_again(spec: GroupSpec, board: KeyValueExchange) -> GroupMemory:
     context, size = spec.context, len(spec.members)
     offset, half = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
-    board.set(keys[spec.rank], f"{offset} {half}")
+    exchange.set(keys[spec.rank], f"{offset} {half}")
     try:
-        while not wait_for_keys(board, keys, spec.deadline.slice(POLL_SECONDS)):
+        while not wait_for_keys(exchange, keys, spec.deadline.slice(POLL_SECONDS)):
             spec.check()
             if spec.deadline.expired():
-                raise _absent(spec, [r for r in range(size) if not board.check([keys[r]])])
+                raise _absent(spec, [r for r in range(size) if not exchange.check([keys[r]])])
     except BaseException:
         # A peer that knows the offset may still write there, until it has left or died.
         near = context.near
@@ -102,7 +102,7 @@ def form_again(spec: GroupSpec, board: KeyValueExchange) -> GroupMemory:
         left_word = context.arena.mapping.base + offset + at.AREA_LEFT
         context.abandon([offset], left_word, mask(others))
         raise
-    return _map(spec, *_places(board.multi_get(keys)))
+    return _map(spec, *_parse_areas(exchange.multi_get(keys)))
 
 
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
@@ -152,14 +152,14 @@ def _lost(
     return PeerLost(message, rank=rank, host=host, pid=pid, group=name)
 
 
-def _meet(spec: GroupSpec, offset: int, half: int) -> bytes:
+def _arrive(spec: GroupSpec, offset: int, half: int) -> bytes:
     """Announce this rank's area, and return the decision; the smallest slot size counts."""
     store, size = spec.store, len(spec.members)
     keys = [f"area/{rank}" for rank in range(size)]
     store.set(keys[spec.rank], f"{offset} {half}")
 
     def conclude() -> str:
-        offsets, least = _places(store.multi_get(keys))
+        offsets, least = _parse_areas(store.multi_get(keys))
         return json.dumps({"offsets": offsets, "half": least})
 
     def give_up() -> str:
@@ -168,10 +168,10 @@ def _meet(spec: GroupSpec, offset: int, half: int) -> bytes:
     return arrive(store, size, conclude, give_up, spec.deadline, spec.check)
 
 
-def _places(texts: Sequence[bytes]) -> tuple[list[int], int]:
+def _parse_areas(texts: Sequence[bytes]) -> tuple[list[int], int]:
     """Return the offsets of all areas, and the bytes of the smallest slot."""
-    places = [text.split() for text in texts]
-    return [int(offset) for offset, _ in places], min(int(half) for _, half in places)
+    areas = [text.split() for text in texts]
+    return [int(offset) for offset, _ in areas], min(int(half) for _, half in areas)
 
 
 def _absent(spec: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
@@ -186,25 +186,25 @@ def member_text(members: Sequence[int], rank: int) -> str:
     return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
-def _written(error: BaseException, spec: GroupSpec) -> bytes:
+def _encoded(error: BaseException, spec: GroupSpec) -> bytes:
     """Return the error for which this rank gives up, as the other ranks will read it."""
     name, rank = spec.name, spec.rank
     if not isinstance(error, DistError):
-        kind, words = type(error).__name__, error_wire.message_of(error)
-        reason = f"{kind}: {words}" if words else kind
+        kind, text = type(error).__name__, error_wire.message_of(error)
+        reason = f"{kind}: {text}" if text else kind
         error = Aborted(f"rank {rank} gave up while the group {name!r} formed: {reason}", rank=rank)
     return error_wire.encode_error(error, group=name)
 
 
-def reach(spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange) -> RemoteGroup | None:
-    """Connect a group to its ranks on other hosts, if it has any; blocks until all have."""
+def reach(spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange) -> RemoteGroup | None:
+    """Connect a group to its ranks on other hosts, if it has any; blocks until all members have."""
     context = spec.context
     hosts = context.topology.restricted(spec.members)
     if len(hosts.hosts) == 1:
         return None
     remote = context.remote_hosts
     assert remote is not None, "there are several hosts"
-    place = MeetingPoint(board, remote.address, spec.name, memory.number)
-    away = hosts.remote_ranks(memory.number)
-    wires = connect(place, away, PURPOSES, spec.deadline, spec.check)
-    return RemoteGroup(remote.net, wires, hosts)
+    endpoints = EndpointExchange(exchange, remote.address, spec.name, memory.number)
+    peers = hosts.remote_ranks(memory.number)
+    sockets = connect(endpoints, peers, PURPOSES, spec.deadline, spec.check)
+    return RemoteGroup(remote.poller, sockets, hosts)

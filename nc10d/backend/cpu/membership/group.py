@@ -1,4 +1,4 @@
-"""One group as one of its ranks sees it: members, memory, channel, links, health."""
+"""A group as this rank sees it: members, memory, channel, links, health."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 
 
 class Group:
-    """One group on one of its ranks; `members` are ranks of the job, `rank` is mine among them.
+    """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them.
 
     `remote` is None where all members are on this host. The group belongs to the objects that use
     it: a backend and its pending Works. It leaves when the last of them is dropped.
@@ -43,7 +43,7 @@ class Group:
         free = context.arena.free
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
-        self.control = GroupControl(name, members, self.rank, wires, _gone_of(self))
+        self.control = GroupControl(name, members, self.rank, wires, _departed_of(self))
         self.health = Health(context, name, memory, self.channel, self.links, remote, self.control)
         context.join(self, memory)
 
@@ -51,7 +51,7 @@ class Group:
         """Return the channel of collectives, and those of all links."""
         return [self.channel, *self.links.channels()]
 
-    def gone(self) -> set[int]:
+    def departed(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
         found = set()
         for rank, member in enumerate(self.members):
@@ -79,10 +79,10 @@ class Group:
             if channel.address == address:
                 self.health.engine_failed(channel, answer)
 
-    def hear(self, number: int, message: Message) -> None:
-        """Take a control message of a member."""
+    def on_message(self, number: int, message: Message) -> None:
+        """Process a control message of a member."""
         if number in self.members:
-            self.control.hear(self.members.index(number), message["kind"], message)
+            self.control.on_message(self.members.index(number), message["kind"], message)
 
     def overdue(self) -> float | None:
         """Let overdue consensus go on; return the seconds until the next look, or None."""
@@ -134,12 +134,12 @@ def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
     )
 
 
-def _gone_of(group: Group) -> Callable[[], set[int]]:
-    """Return `group.gone` as a function that does not keep the group alive."""
+def _departed_of(group: Group) -> Callable[[], set[int]]:
+    """Return `group.departed` as a function that does not keep the group alive."""
     reference = weakref.ref(group)
 
-    def gone() -> set[int]:
+    def departed() -> set[int]:
         group = reference()
-        return set() if group is None else group.gone()
+        return set() if group is None else group.departed()
 
-    return gone
+    return departed

@@ -61,14 +61,14 @@ class AnySourceReceive(Work):
             # Asked before matching, so that messages sent before a rank left are found. A thread
             # that only polls has not asked to wait, and is no reason for an error.
             awaited = self._awaited or deadline.at > 0
-            deserted = awaited and self._health.deserted()
+            all_left = awaited and self._health.all_left()
             # The notifier and several waiting threads may match: a single thread takes the message.
             with self._matching:
                 if self._inner is None:
                     self._inner = self._match()
             if self._inner is None:
-                if deserted:
-                    self._finish(self._health.fail_deserted(self.ops))
+                if all_left:
+                    self._finish(self._health.fail_all_left(self.ops))
                     return
                 if until.expired():
                     return

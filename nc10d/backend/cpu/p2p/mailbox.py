@@ -129,7 +129,7 @@ class Mailbox:
         """Receive from a peer; the caller holds the inbox."""
         buffer, channel = as_buffer(op.x), inbox.channel
         submission = self._submission(op, buffer, limit, dependencies, channel)
-        early = inbox.take_early(op.tag)
+        early = inbox.take_unexpected(op.tag)
         if early is not None:
             deliver = partial(self._deliver, op, peer, buffer, early, deadline)
             return DeferredReceive(dependencies, deliver) if dependencies else deliver()
@@ -204,7 +204,7 @@ class Mailbox:
         """Return whether a message with `tag` is here that no posted receive is entitled to."""
         channel = inbox.channel
         if inbox.receiving:  # the head is being received; messages behind it can wait
-            return any(kept.tag == tag for kept in inbox.early)
+            return any(kept.tag == tag for kept in inbox.unexpected)
         oldest = channel.oldest()
         if oldest is not None:
             # Receives are posted: let the link find out whether its next message matches.
@@ -217,7 +217,7 @@ class Mailbox:
             if header[0] == tag:
                 return True
             post_unexpected(self._links, inbox, header)
-        return any(kept.tag == tag for kept in inbox.early)
+        return any(kept.tag == tag for kept in inbox.unexpected)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait for `seconds`, or until the word of any (address, value) reaches its value."""

@@ -32,7 +32,7 @@ def receive_unexpected(links: Links, channel: Channel) -> None:
 
 def receive_unexpected_from(links: Links, inbox: Inbox) -> None:
     """As `receive_unexpected`; the caller holds the inbox."""
-    header = inbox.stray()
+    header = inbox.unmatched()
     if header is not None:
         post_unexpected(links, inbox, header)
 

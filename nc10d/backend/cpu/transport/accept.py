@@ -1,8 +1,16 @@
-"""The handshakes of a rank with the ranks of other hosts, all at once, on one loop.
+"""The acceptor: a rank's handshakes with the ranks of other hosts, all at once on one loop.
 
-Calls that this rank makes and calls that it takes go on side by side, so neither a slow rank nor a
-stranger keeps the others waiting. A stranger is cut off as soon as it says something else than a
-rank would, or after two seconds; `MOST_STRANGERS` are listened to at a time.
+| state of a handshake | next |
+|---|---|
+| connecting (calls only) | greeted, when the socket is connected: the hello is sent |
+| greeted | finished or failed, as each answer of the other side arrives |
+| finished | its socket is in `made`; a second connection for the same purpose is closed |
+| failed: a call | `turn` raises ConnectionError: the rank that was called is at fault |
+| failed: an accepted connection | closed; a stranger must not harm the ranks |
+
+Invariant: no handshake blocks another, so neither a slow rank nor a stranger delays the others. A
+stranger is closed at its first wrong byte or after UNPROVEN_SECONDS. At most MOST_STRANGERS
+accepted connections are unproven at a time; beyond that the oldest is closed.
 """
 
 from __future__ import annotations
@@ -20,14 +28,16 @@ from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCalle
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 
 MOST_STRANGERS = 256
-_AT_ONCE = 64  # fewer than MOST_STRANGERS: who comes in one go is heard before it has to go
+# Below MOST_STRANGERS: connections accepted in one batch must be read before a later batch may
+# close them as the oldest. Otherwise a flood of strangers would keep the ranks out.
+_BATCH = 64
 _SLICE = 0.05
-_UNDER_WAY = (0, errno.EINPROGRESS)
+_IN_PROGRESS = (0, errno.EINPROGRESS)
 
 
 @dataclass(slots=True, eq=False)
 class PendingHandshake:
-    """One handshake under way; `peer` and `purpose` are known from the start if this rank calls."""
+    """A handshake in progress; a call knows `peer` and `purpose` from the start."""
 
     wire: socket.socket
     side: HandshakeCaller | HandshakeAnswerer
@@ -37,10 +47,11 @@ class PendingHandshake:
 
 
 class Acceptor:
-    """Calls some ranks and takes calls on a listener, until all `awaited` ones have been taken.
+    """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket.
 
-    `awaited` are (rank, purpose) pairs; `key` proves that a caller belongs here, and `me` and
-    `group` that it means this rank. Finished connections are in `made`, by (rank, purpose).
+    `awaited` holds (rank, purpose) pairs. A caller proves that it belongs to the job with `key`, and
+    that it means this rank with `me` and `group`. `made` holds the finished connections, by (rank,
+    purpose).
     """
 
     def __init__(
@@ -59,37 +70,39 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def call(self, address: tuple[str, int], key: bytes, who: Introduction) -> None:
-        """Begin to call the rank `who.peer`; OSError if that can't be done."""
+    def call(self, address: tuple[str, int], key: bytes, introduction: Introduction) -> None:
+        """Begin to call the rank `introduction.peer`; OSError if that fails at once."""
         wire = tcp_socket(address[0])
         wire.setblocking(False)
-        talk = PendingHandshake(
-            wire, HandshakeCaller(key, who), who.peer, who.purpose, greeted=False
+        side = HandshakeCaller(key, introduction)
+        handshake = PendingHandshake(
+            wire, side, introduction.peer, introduction.purpose, greeted=False
         )
         self._calling += 1
-        self._selector.register(wire, selectors.EVENT_WRITE, talk)
+        # Registered before connecting, so that `close` finds the socket if that fails.
+        self._selector.register(wire, selectors.EVENT_WRITE, handshake)
         answer = wire.connect_ex(address)
-        if answer not in _UNDER_WAY:
+        if answer not in _IN_PROGRESS:
             raise OSError(answer, os.strerror(answer))
 
-    def run(self, look: Callable[[], None]) -> None:
-        """Block until all calls have been made and taken; `look` raises what ends this earlier."""
+    def run(self, check: Callable[[], None]) -> None:
+        """Block until all connections are made; `check` may raise in order to end the wait."""
         while self._calling or self._awaited:
             self.turn(_SLICE)
-            look()
+            check()
 
     def turn(self, patience: float) -> None:
-        """Go on with whoever is ready; blocks for at most so many seconds until somebody is."""
+        """Process all ready sockets; block for at most `patience` seconds until one is ready."""
         for key, _ in self._selector.select(patience):
             if key.data is None:
                 self._accept()
-            elif key.data.wire.fileno() >= 0:  # not cut off in this very round
-                self._go_on(key.data)
-        for talk in self._strangers.overdue(time.monotonic()):
-            self._cut_off(talk)
+            elif key.data.wire.fileno() >= 0:  # another event of this round may have closed it
+                self._continue(key.data)
+        for handshake in self._strangers.overdue(time.monotonic()):
+            self._cut_off(handshake)
 
     def close(self) -> dict[tuple[int, int], socket.socket]:
-        """Close what has not become a connection, or all if something is missing; return `made`."""
+        """Close unfinished connections, or all if any is missing; return `made`."""
         unfinished = [key.data.wire for key in self._selector.get_map().values() if key.data]
         if self._calling or self._awaited:
             unfinished += self.made.values()
@@ -99,77 +112,81 @@ class Acceptor:
         return self.made
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_BATCH):
             try:
                 wire, _ = self._listener.accept()
-            except OSError:  # nobody, or somebody who was gone before we came to it
+            except OSError:  # no connection waits, or its caller has gone meanwhile
                 return
-            self._listen_to(wire)
+            self._await_hello(wire)
 
-    def _listen_to(self, wire: socket.socket) -> None:
+    def _await_hello(self, wire: socket.socket) -> None:
         wire.setblocking(False)
-        talk = PendingHandshake(wire, HandshakeAnswerer(self._key, self._accepts))
-        self._selector.register(wire, selectors.EVENT_READ, talk)
-        eldest = self._strangers.admit(talk, time.monotonic())
-        if eldest is not None:
-            self._cut_off(eldest)
+        handshake = PendingHandshake(wire, HandshakeAnswerer(self._key, self._expects))
+        self._selector.register(wire, selectors.EVENT_READ, handshake)
+        oldest = self._strangers.admit(handshake, time.monotonic())
+        if oldest is not None:
+            self._cut_off(oldest)
 
-    def _accepts(self, who: Introduction) -> bool:
-        expected = (who.rank, who.purpose) in self._awaited
-        return expected and who.peer == self._me and who.group == self._group
+    def _expects(self, caller: Introduction) -> bool:
+        expected = (caller.rank, caller.purpose) in self._awaited
+        return expected and caller.peer == self._me and caller.group == self._group
 
-    def _go_on(self, talk: PendingHandshake) -> None:
+    def _continue(self, handshake: PendingHandshake) -> None:
         try:
-            self._step(talk)
+            self._step(handshake)
         except BlockingIOError:
             return
         except (OSError, BadHandshake) as error:
-            if isinstance(talk.side, HandshakeCaller):
-                raise _refused(talk, error) from error
-            self._cut_off(talk)
+            if isinstance(handshake.side, HandshakeCaller):
+                raise _refused(handshake, error) from error
+            self._cut_off(handshake)
             return
-        if not talk.side.wants:
-            self._finish(talk)
+        if not handshake.side.wants:
+            self._finish(handshake)
 
-    def _step(self, talk: PendingHandshake) -> None:
-        if isinstance(talk.side, HandshakeCaller) and not talk.greeted:
-            failed = talk.wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _step(self, handshake: PendingHandshake) -> None:
+        wire, side = handshake.wire, handshake.side
+        if isinstance(side, HandshakeCaller) and not handshake.greeted:
+            failed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))
-            talk.wire.sendall(talk.side.hello)
-            talk.greeted = True
-            self._selector.modify(talk.wire, selectors.EVENT_READ, talk)
+            wire.sendall(side.hello)
+            handshake.greeted = True
+            self._selector.modify(wire, selectors.EVENT_READ, handshake)
             return
-        data = talk.wire.recv(talk.side.wants)
+        # Never more than the handshake wants: the bytes behind it belong to the connection's user.
+        data = wire.recv(side.wants)
         if not data:
             raise ConnectionResetError("it closed the connection")
-        # A fresh connection has room for these few bytes.
-        talk.wire.sendall(talk.side.feed(data))
+        # The send buffer of a new connection has room for these few bytes, so this can't block.
+        wire.sendall(side.feed(data))
 
-    def _finish(self, talk: PendingHandshake) -> None:
-        self._selector.unregister(talk.wire)
-        if isinstance(talk.side, HandshakeAnswerer):
-            self._strangers.remove(talk)
-            assert talk.side.introduction is not None
-            talk.peer, talk.purpose = talk.side.introduction.rank, talk.side.introduction.purpose
-            if (talk.peer, talk.purpose) not in self._awaited:  # it has come twice meanwhile
-                talk.wire.close()
+    def _finish(self, handshake: PendingHandshake) -> None:
+        self._selector.unregister(handshake.wire)
+        side = handshake.side
+        if isinstance(side, HandshakeAnswerer):
+            self._strangers.remove(handshake)
+            assert side.introduction is not None
+            handshake.peer, handshake.purpose = side.introduction.rank, side.introduction.purpose
+            # Checked again: a second connection may have finished since the introduction.
+            if (handshake.peer, handshake.purpose) not in self._awaited:
+                handshake.wire.close()
                 return
-            self._awaited.discard((talk.peer, talk.purpose))
+            self._awaited.discard((handshake.peer, handshake.purpose))
         else:
             self._calling -= 1
-        self.made[talk.peer, talk.purpose] = talk.wire
+        self.made[handshake.peer, handshake.purpose] = handshake.wire
 
-    def _cut_off(self, talk: PendingHandshake) -> None:
-        self._strangers.remove(talk)
-        self._selector.unregister(talk.wire)
-        talk.wire.close()
+    def _cut_off(self, handshake: PendingHandshake) -> None:
+        self._strangers.remove(handshake)
+        self._selector.unregister(handshake.wire)
+        handshake.wire.close()
 
 
-def _refused(talk: PendingHandshake, error: Exception) -> OSError:
-    why = getattr(error, "strerror", None) or str(error)
+def _refused(handshake: PendingHandshake, error: Exception) -> OSError:
+    reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, BadHandshake):
-        why += (
+        reason += (
             " (do all processes of the job have the same token, NC10D_TOKEN_FILE or NC10D_TOKEN?)"
         )
-    return ConnectionError(f"rank {talk.peer}: {why}")
+    return ConnectionError(f"rank {handshake.peer}: {reason}")

@@ -1,7 +1,7 @@
-"""The address at which ranks of other hosts reach this one.
+"""The address at which ranks of other hosts reach this rank.
 
-NC10D_SOCKET_ADDRESS names it; NC10D_SOCKET_IFNAME names an interface whose address it is;
-otherwise it is the one from which this host reaches the job's store.
+NC10D_SOCKET_ADDRESS gives the address itself. NC10D_SOCKET_IFNAME names an interface, whose address
+is taken. By default it is the address from which this host reaches the job's store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 _GET_ADDRESS = 0x8915  # linux/sockios.h: SIOCGIFADDR
-_GLOBAL_SCOPE = "00"  # net/if_inet6: the scope of an address that is not of its link alone
+_GLOBAL_SCOPE = "00"  # net/if_inet6: an address that is valid beyond its link
 
 
 def own_address(store: Store) -> str:
@@ -33,11 +33,11 @@ def own_address(store: Store) -> str:
 
 
 def of_interface(name: str) -> str:
-    """Return an interface's address; an IPv4 one if it has any."""
+    """Return an interface's address, IPv4 if it has any; RendezvousError if it has none."""
     found = _ipv4(name) or _ipv6(name)
     if found is None:
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        raise RendezvousError(f"interface {name!r} has no address here (there are {known})")
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise RendezvousError(f"interface {name!r} has no address here (there are {names})")
     return found
 
 
@@ -63,15 +63,18 @@ def _ipv6(name: str) -> str | None:
 
 
 def _server(store: Store) -> tuple[str, int]:
+    # Prefix stores and other wrappers have no address of their own.
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     host, port = getattr(store, "host", None), getattr(store, "port", None)
+    # A file or hash store has no server: all of its ranks are on this machine.
     return (str(host), int(port)) if host and port else ("127.0.0.1", 1)
 
 
 def _towards(server: tuple[str, int]) -> str:
-    """Return my address on the way to a server; a datagram socket sends nothing to connect."""
+    """Return the local address of the route to a server."""
     try:
+        # Connecting a datagram socket sends nothing; the kernel only chooses the route.
         family, kind, _, _, address = socket.getaddrinfo(*server, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)

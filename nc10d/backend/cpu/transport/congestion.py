@@ -1,9 +1,8 @@
-"""How the kernel decides when to send what goes to another host: its congestion control.
+"""TCP congestion control of the sockets between hosts: not BBR, unless the user asks for it.
 
-BBR sends by the clock, at a rate it has measured; a collective sends in bursts between pauses, of
-which that rate is no measure. Between namespaces of one machine an all_reduce of 4 MiB took three
-times as long by BBR as by the others, and the time of one of 1 MiB changed by a factor of two from
-one second to the next. So where BBR is a host's default, nc10d's own sockets do without it.
+BBR paces data by a rate that it has measured. A collective sends in bursts between pauses, which
+such a rate does not describe: collectives become slower, and their times vary. Where BBR is a
+host's default, nc10d's own sockets use another algorithm.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from nc10d.errors import RendezvousError
 VARIABLE = "NC10D_TCP_CONGESTION"
 PACED = "bbr"
 UNPACED = ("cubic", "reno")
-"""What takes its place: the usual one, and the one that everybody may use on every kernel."""
+"""The replacements, in order: the usual default, and the algorithm that every kernel has."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def tcp_socket(address: str) -> socket.socket:
     """Return a new socket for an IPv4 or IPv6 address, to connect or to listen.
 
-    How it sends is chosen before: what BBR has begun with its clock goes on so under any other.
-    NC10D_TCP_CONGESTION names it; empty, it is the kernel's default. RendezvousError if that
-    can't be had.
+    NC10D_TCP_CONGESTION names the congestion control; if it is empty, the kernel's default is
+    kept. RendezvousError if the kernel does not allow it.
     """
+    # Set before the socket connects: a socket that has begun to pace goes on pacing afterwards.
     wire = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    asked = os.environ.get(VARIABLE)
-    if asked and not _set(wire, asked):
+    requested = os.environ.get(VARIABLE)
+    if requested and not _set(wire, requested):
         wire.close()
         raise RendezvousError(
-            f"{VARIABLE}={asked!r}: the kernel has no such congestion control for this process "
+            f"{VARIABLE}={requested!r}: the kernel has no such congestion control for this process "
             f"(it allows {_allowed()})"
         )
-    if asked is None and control(wire).startswith(PACED):
+    if requested is None and control(wire).startswith(PACED):
         for name in UNPACED:
             if _set(wire, name):
                 break
@@ -44,10 +43,10 @@ def tcp_socket(address: str) -> socket.socket:
 
 
 def control(wire: socket.socket) -> str:
-    """Return the name of a TCP socket's congestion control; empty if the kernel does not tell."""
+    """Return the name of a TCP socket's congestion control; empty if it is unknown."""
     try:
         name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    except OSError:
+    except OSError:  # a kernel without the option
         return ""
     return name.partition(b"\0")[0].decode()
 
@@ -64,4 +63,4 @@ def _allowed() -> str:
     try:
         return ", ".join(_ALLOWED.read_text().split())
     except OSError:
-        return "it does not tell which"
+        return "an unknown list"

@@ -1,9 +1,10 @@
-"""How ranks of different hosts connect: once for a group, and then nobody listens any more.
+"""Connections between the ranks of a group on different hosts; made once, when the group forms.
 
-Each rank listens on a port of its own address and puts both up for the others, with a secret: in
-the store, or told over the control lines by those who go on after a death. Of two ranks the higher
-one connects, once for each purpose. Both prove to each other (auth/handshake.py) that they know the
-job's token, if it has one, and the secret of who is called.
+Each rank listens on a port of its own address. It publishes address, port and a secret: in the
+store, or over control connections where survivors form a new group. Of two ranks the higher one
+connects, once for each purpose. Both prove to each other (auth/handshake.py) that they know the
+job's token, if there is one, and the secret of the rank that is called. Afterwards the ports are
+closed.
 """
 
 from __future__ import annotations
@@ -23,111 +24,117 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
 
-# Strangers wait there too: they must not keep a rank from getting in.
+# Large, since strangers use it up, too: they must not keep a rank from connecting.
 _BACKLOG = 4096
 
-Wires = dict[int, list[socket.socket]]
-"""For each rank of another host its sockets, one for each purpose."""
+PeerSockets = dict[int, list[socket.socket]]
+"""The sockets to each rank of another host, one for each purpose."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeetingPoint:
-    """Where a rank meets the others of a group: a board, the address it listens on, its `rank`."""
+class EndpointExchange:
+    """How a rank of a group publishes its endpoint, and finds the endpoints of the other ranks.
 
-    board: KeyValueExchange
+    `exchange` carries them, `address` is where `rank` listens, `name` is the group's.
+    """
+
+    exchange: KeyValueExchange
     address: str
     name: str
     rank: int
 
     def key(self, peer: int) -> str:
-        """Return the key of a rank's door."""
-        return f"door/{self.name}/{peer}"
+        """Return the key of a rank's endpoint."""
+        return f"endpoint/{self.name}/{peer}"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a rank listens, and what a caller must know, in hexadecimal digits."""
+    """The address and port where a rank listens; callers must know `secret` (hexadecimal)."""
 
     address: str
     port: int
     secret: str
 
     def key(self) -> bytes:
-        """Return the key of this door's handshakes."""
+        """Return the key of handshakes with this endpoint."""
         return hmac.digest(job_token() or b"", bytes.fromhex(self.secret), "sha256")
 
 
 def connect(
-    place: MeetingPoint,
-    away: Sequence[int],
+    endpoints: EndpointExchange,
+    peers: Sequence[int],
     purposes: int,
     deadline: Deadline,
     check: Callable[[], None],
-) -> Wires:
-    """Connect to the ranks `away`, which do the same on the same board under the same name.
+) -> PeerSockets:
+    """Connect to the ranks `peers`, which call this with the same exchange and name.
 
-    Blocks until all have. `check` is called meanwhile, and raises what makes waiting pointless.
-    AuthError if the job has no token and this rank's address is not its machine's alone.
+    Blocks until all are connected. `check` is called meanwhile; it may raise to end the wait.
+    RendezvousError if a rank does not come before the deadline, or can't be reached. AuthError if
+    the job has no token and other machines can reach this rank's address.
     """
-    name, rank = place.name, place.rank
-    require_token(place.address, f"the port of rank {rank}")
-    every = [(peer, purpose) for peer in away for purpose in range(purposes)]
-    with _listener(place.address) as listener:
+    name, rank = endpoints.name, endpoints.rank
+    require_token(endpoints.address, f"the port of rank {rank}")
+    links = [(peer, purpose) for peer in peers for purpose in range(purposes)]
+    with _listener(endpoints.address) as listener:
         address, port = listener.getsockname()[:2]
         mine = Endpoint(address, port, os.urandom(32).hex())
         key = mine.key()
-        place.board.set(place.key(rank), json.dumps([mine.address, mine.port, mine.secret]))
-        awaited = {one for one in every if one[0] > rank}
-        greeting = Acceptor(listener, key, rank, group_digest(name), awaited)
+        published = json.dumps([mine.address, mine.port, mine.secret])
+        endpoints.exchange.set(endpoints.key(rank), published)
+        awaited = {link for link in links if link[0] > rank}
+        acceptor = Acceptor(listener, key, rank, group_digest(name), awaited)
 
-        def look() -> None:
+        def check_time() -> None:
             check()
             if deadline.expired():
-                raise RendezvousError(_late(rank, every, greeting.made), group=name)
+                raise RendezvousError(_late(rank, links, acceptor.made), group=name)
 
-        def wait() -> None:
-            greeting.turn(0.0)  # strangers come as soon as there is a door
+        def check_strangers() -> None:
+            # Strangers may come as soon as the port is open: they must not pile up meanwhile.
+            acceptor.turn(0.0)
             check()
 
         try:
-            doors = _doors(place, away, deadline, wait)
-            _call_lower(greeting, doors, rank, every, name)
-            greeting.run(look)
-        except StoreError:
+            found = _read_endpoints(endpoints, peers, deadline, check_strangers)
+            _call_lower(acceptor, found, rank, links, name)
+            acceptor.run(check_time)
+        except StoreError:  # an OSError as well, but its text already explains it
             raise
         except OSError as error:
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error
         finally:
-            made = greeting.close()
-    return {peer: [_ready(made[peer, one]) for one in range(purposes)] for peer in away}
+            made = acceptor.close()
+    return {peer: [_ready(made[peer, purpose]) for purpose in range(purposes)] for peer in peers}
 
 
 def _call_lower(
-    greeting: Acceptor,
-    doors: dict[int, Endpoint],
+    acceptor: Acceptor,
+    found: dict[int, Endpoint],
     rank: int,
-    every: Sequence[tuple[int, int]],
+    links: Sequence[tuple[int, int]],
     name: str,
 ) -> None:
-    for peer, purpose in every:
+    for peer, purpose in links:
         if peer < rank:
-            door = doors[peer]
-            who = Introduction(rank, peer, purpose, group_digest(name))
-            greeting.call((door.address, door.port), door.key(), who)
+            endpoint = found[peer]
+            introduction = Introduction(rank, peer, purpose, group_digest(name))
+            acceptor.call((endpoint.address, endpoint.port), endpoint.key(), introduction)
 
 
 def _late(
-    rank: int, every: Sequence[tuple[int, int]], made: dict[tuple[int, int], socket.socket]
+    rank: int, links: Sequence[tuple[int, int]], made: dict[tuple[int, int], socket.socket]
 ) -> str:
-    missing = sorted({peer for peer, purpose in every if (peer, purpose) not in made})
+    missing = sorted({peer for peer, purpose in links if (peer, purpose) not in made})
     return f"rank {rank} waited in vain for its connections with ranks {missing}"
 
 
-def close_wires(wires: Wires) -> None:
+def close_sockets(sockets: PeerSockets) -> None:
     """Close all sockets."""
-    for sockets in wires.values():
-        for wire in sockets:
+    for links in sockets.values():
+        for wire in links:
             wire.close()
 
 
@@ -143,24 +150,27 @@ def _listener(address: str) -> socket.socket:
     return listener
 
 
-def _doors(
-    place: MeetingPoint, away: Sequence[int], deadline: Deadline, check: Callable[[], None]
+def _read_endpoints(
+    endpoints: EndpointExchange, peers: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Endpoint]:
-    keys = [place.key(peer) for peer in away]
-    while not wait_for_keys(place.board, keys, POLL_SECONDS):
+    keys = [endpoints.key(peer) for peer in peers]
+    while not wait_for_keys(endpoints.exchange, keys, POLL_SECONDS):
         check()
         if deadline.expired():
-            raise RendezvousError(_absent(place, away))
-    raw = place.board.multi_get(keys)
-    return {peer: Endpoint(*json.loads(text)) for peer, text in zip(away, raw, strict=True)}
+            raise RendezvousError(_absent(endpoints, peers))
+    raw = endpoints.exchange.multi_get(keys)
+    return {peer: Endpoint(*json.loads(text)) for peer, text in zip(peers, raw, strict=True)}
 
 
-def _absent(place: MeetingPoint, away: Sequence[int]) -> str:
-    missing = [peer for peer in away if not place.board.check([place.key(peer)])]
-    return f"rank {place.rank} waits for ranks {missing} of other hosts to join {place.name!r}"
+def _absent(endpoints: EndpointExchange, peers: Sequence[int]) -> str:
+    missing = [peer for peer in peers if not endpoints.exchange.check([endpoints.key(peer)])]
+    return (
+        f"rank {endpoints.rank} waits for ranks {missing} of other hosts to join {endpoints.name!r}"
+    )
 
 
 def _ready(wire: socket.socket) -> socket.socket:
     wire.setblocking(False)
+    # Nagle would hold a small message back until the last is acknowledged.
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return wire

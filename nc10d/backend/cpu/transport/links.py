@@ -1,9 +1,11 @@
-"""Point-to-point: one link for each direction between two ranks of a group, made when first used.
+"""Point-to-point links: one for each direction between two ranks of a group, made at first use.
 
-Whoever needs a link first makes it, in its own arena, and puts its place into the sender's area;
-if both do, one of them wins and the other gives its memory back. Messages of one sender arrive
-in order. A receive takes the first message with its tag; a message that nobody has asked for yet
-is taken out of the way by a rank that waits for a later one, and kept until it is asked for.
+On a host, the rank that needs a link first allocates it in its own arena, and stores its location
+in the sender's area. If both ends do so at once, one of them wins and the other frees its memory.
+
+Messages of one sender arrive in order. A receive takes the first message with its tag. An
+unexpected message (without a matching receive) would block the messages behind it. A rank that
+waits for a later message therefore moves it into the inbox's queue, where a later receive finds it.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from nc10d.errors import GroupClosed
 
 HALF = 128 * 1024
 DIRECT = HALF + 1
-"""Bytes from which a registered message is read where it lies: what half a board does not hold."""
+"""Bytes from which a registered message is read in place: it does not fit in a staging slot."""
 LINK_BYTES = at.LINK_BOARD + 2 * HALF
-# The word in the sender's area: the offset of the link, plus whose arena it is in.
+# Added to the link's offset, in the word in the sender's area: the arena that it lies in.
 BY_SENDER, BY_RECEIVER = 1, 2
 
 
 @dataclass(slots=True)
 class UnexpectedMessage:
-    """A message that came before anybody asked for its tag; `submission` brings it in."""
+    """A message that came before a receive with its tag; `submission` copies it in."""
 
     tag: int
     dtype: int
@@ -51,21 +53,24 @@ class UnexpectedMessage:
 
 
 def sender_site(channel: Channel) -> str:
-    """Return where the message at a link's head was sent from; "" if it is not known."""
+    """Return the source line that sent the message at a link's head; "" if it is unknown."""
     start = channel.shared.counters[0] + at.LINK_SITES
     return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
 
 
 class Inbox:
-    """My end of the link from one sender; held by `with inbox.lock, inbox`, once at a time."""
+    """The receiving end of the link from one sender, and its queue of unexpected messages.
+
+    A thread holds the inbox with `with inbox.lock, inbox`; not reentrant.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.early: deque[UnexpectedMessage] = deque()
+        self.unexpected: deque[UnexpectedMessage] = deque()
         self.lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Let nobody begin to receive past the ring."""
+        """Keep other threads from receiving directly, past the channel's ring."""
         self._guard(1)
 
     def __exit__(self, *_: object) -> None:
@@ -73,44 +78,46 @@ class Inbox:
 
     @property
     def receiving(self) -> bool:
-        """Whether a receive is under way in its caller's own thread, not in the channel's ring."""
+        """Whether a receive runs in its caller's thread, not in the channel's ring."""
         return self.channel.get(at.C_RECEIVING) != 0
 
     def keep(self, message: UnexpectedMessage) -> None:
-        """Keep a message that came early; the caller holds the inbox."""
-        self.early.append(message)
+        """Queue an unexpected message; the caller holds the inbox."""
+        self.unexpected.append(message)
 
-    def take_early(self, tag: int) -> UnexpectedMessage | None:
-        """Return the oldest kept message with `tag`, if any; the caller holds the inbox."""
-        for kept in self.early:
+    def take_unexpected(self, tag: int) -> UnexpectedMessage | None:
+        """Remove and return the oldest queued message with `tag`, or None; the caller holds the inbox."""
+        for kept in self.unexpected:
             if kept.tag == tag:
-                self.early.remove(kept)
+                self.unexpected.remove(kept)
                 return kept
         return None
 
     def _guard(self, holders: int) -> None:
-        # Written anew each time: where Ctrl-C comes between, the next who holds it mends it.
-        # A full fence: who receives past the ring is seen, or sees this.
-        now = self.channel.get(at.C_GUARD)
-        there = holders + len(self.early)
-        entry_points.compare_and_swap(self.channel.address + at.C_GUARD, now, there)
+        # The word counts the holder and the queued messages: while it is not 0, no thread may
+        # receive directly. It is recomputed on every call, so that a call interrupted by Ctrl-C is
+        # repaired by the next holder. The swap is a full fence: either a thread that begins a
+        # direct receive sees this word, or this thread sees that receive.
+        before = self.channel.get(at.C_GUARD)
+        after = holders + len(self.unexpected)
+        entry_points.compare_and_swap(self.channel.address + at.C_GUARD, before, after)
 
-    def stray(self) -> tuple[int, int, int] | None:
-        """Return (tag, bytes, dtype) of a message at the head that nobody has asked for, if any.
+    def unmatched(self) -> tuple[int, int, int] | None:
+        """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it.
 
-        The caller holds the inbox, so nothing new is posted; but what was posted just before may
-        be matched and end meanwhile, and then the link is further on than it was.
+        The caller holds the inbox, so no receive is posted meanwhile. But an earlier one may match
+        and end during this call; then the link has another head, and the result is None.
         """
         channel = self.channel
-        # Who was let in before I held the inbox is about to take it, or to see that it can't.
+        # A direct receive that began before the inbox was held takes the message, or gives up soon.
         while self.receiving and channel.get(at.C_UNMATCHED):
             time.sleep(0)
-        place = channel.get(at.C_SEQ)
+        position = channel.get(at.C_SEQ)
         if self.receiving or not channel.get(at.C_UNMATCHED):
             return None
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
-        if self._posted(tag) or channel.get(at.C_SEQ) != place:
+        if self._posted(tag) or channel.get(at.C_SEQ) != position:
             return None
         return tag, nbytes, dtype
 
@@ -130,7 +137,7 @@ class Links:
         free: Callable[[int], None],
         remote: RemoteGroup | None = None,
     ) -> None:
-        """`allocate` and `free` take and give back memory of this rank's arena, by offset."""
+        """`allocate` and `free` manage memory of this rank's arena, by offset."""
         self._memory = memory
         self._make_channel = channels.make
         self._allocate, self._free = allocate, free
@@ -139,11 +146,11 @@ class Links:
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
         self._programs: dict[tuple[bool, int, bool, int, bool], Linked] = {}
-        self._mine: list[int] = []
+        self._owned: list[int] = []
         self._stopped = False
 
     def to(self, peer: int) -> Channel:
-        """Return my end of the link to a rank."""
+        """Return the sending end of the link to a rank."""
         with self._lock:
             found = self._out.get(peer)
             if found is None:
@@ -151,7 +158,7 @@ class Links:
             return found
 
     def inbox(self, peer: int) -> Inbox:
-        """Return my end of the link from a rank."""
+        """Return the receiving end of the link from a rank."""
         with self._lock:
             found = self._in.get(peer)
             if found is None:
@@ -168,8 +175,9 @@ class Links:
     ) -> Linked:
         """Return the program that moves `nbytes` through a link.
 
-        Its arrays are the message; if it is `folded`, the strided array that it is a copy of, and
-        that one's shape; and each of the `gates` to wait for. `away` is for another host.
+        Its operands are the message; the strided array and its shape, if the message is `folded`
+        (a contiguous copy of that array); and `gates` dependencies that it waits for first. `away`
+        selects a link to another host.
         """
         key = (sending, nbytes, folded, gates, away)
         found = self._programs.get(key)
@@ -178,6 +186,7 @@ class Links:
             users = (3 if folded else 1) + gates
             steps = tuple(_message(sending, nbytes, folded, range(users - gates, users), away))
             found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
+            # Sizes may all differ: an unbounded cache would grow with every message.
             if len(self._programs) > 1024:
                 self._programs.clear()
             self._programs[key] = found
@@ -196,7 +205,7 @@ class Links:
             channel.stop()
 
     def inboxes(self) -> list[Inbox]:
-        """Return what has been made of incoming links."""
+        """Return the inboxes of all incoming links made so far."""
         with self._lock:
             return list(self._in.values())
 
@@ -207,19 +216,22 @@ class Links:
         return next((peer for peer, end in ends if end is channel), None)
 
     def used(self, rank: int) -> list[str]:
-        """Say to and from whom a rank of this host (by its number here) has moved messages here."""
+        """Return, as texts, the links on which a rank of this host has passed messages in this group.
+
+        `rank` is its index on the host.
+        """
         numbers = self._memory.numbers
         sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
-        taken = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
+        received = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
         return [
-            f"{way} rank {numbers[receiver if way == 'to' else sender]}"
-            for way, sender, receiver, counter in (*sent, *taken)
+            f"{direction} rank {numbers[receiver if direction == 'to' else sender]}"
+            for direction, sender, receiver, counter in (*sent, *received)
             if (start := self._start(sender, receiver)) and entry_points.load_word(start + counter)
         ]
 
     def memory(self) -> list[int]:
-        """Return the offsets in my arena that links occupy."""
-        return list(self._mine)
+        """Return the offsets in this rank's arena that links occupy."""
+        return list(self._owned)
 
     def _connect(self, sender: int, receiver: int) -> Channel:
         if self._stopped:
@@ -231,10 +243,10 @@ class Links:
                 self._remote.message_end(peer, start, sending=peer == receiver)
             )
         numbers = self._memory.numbers
-        return self._nearby(numbers.index(sender), numbers.index(receiver))
+        return self._connect_local(numbers.index(sender), numbers.index(receiver))
 
-    def _nearby(self, sender: int, receiver: int) -> Channel:
-        """Make my end of a link on this host; both are indices into `GroupMemory.peers`."""
+    def _connect_local(self, sender: int, receiver: int) -> Channel:
+        """Make this end of a link on this host; both arguments are indices of `GroupMemory.peers`."""
         memory = self._memory
         sending = memory.rank == sender
         start = self._start(sender, receiver)
@@ -255,19 +267,19 @@ class Links:
         )
 
     def _start(self, sender: int, receiver: int) -> int:
-        """Return the address of a link on this host, 0 if it is not made yet; both are indices."""
-        place = int(entry_points.load_word(self._memory.links_word(sender, receiver)))
-        owner = sender if place & 3 == BY_SENDER else receiver
-        return self._memory.arena_base(owner) + (place & ~3) if place else 0
+        """Return the address of a link on this host, by indices; 0 if it is not made yet."""
+        location = int(entry_points.load_word(self._memory.links_word(sender, receiver)))
+        owner = sender if location & 3 == BY_SENDER else receiver
+        return self._memory.arena_base(owner) + (location & ~3) if location else 0
 
     def _make(self, word: int, sending: bool) -> None:
-        """Allocate a link's memory, unless the other end has just done so."""
+        """Allocate a link's memory, unless the other end does so first."""
         offset = self._allocate(LINK_BYTES)
-        mine = offset | (BY_SENDER if sending else BY_RECEIVER)
-        if entry_points.compare_and_swap(word, 0, mine) != 0:
+        location = offset | (BY_SENDER if sending else BY_RECEIVER)
+        if entry_points.compare_and_swap(word, 0, location) != 0:
             self._free(offset)
         else:
-            self._mine.append(offset)
+            self._owned.append(offset)
 
 
 def _message(

@@ -1,4 +1,8 @@
-"""Links to other hosts as the engine sees them, and the thread that sleeps for all of them."""
+"""Links to other hosts as the engine uses them, and the thread that waits for all of them.
+
+The engine runs without the GIL and uses plain sockets. When it blocks, the poller's thread waits in
+epoll for all links of the process, and wakes the channels that wait for a ready link.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,12 @@ from nc10d.kernels import copy
 Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
 PAGE = 512
-"""Words of a page of blocks."""
+"""Words in a page of blocks."""
 
 
 @dataclass(slots=True)
 class HostLink:
-    """One socket to one rank: `address` is its block, for the engine."""
+    """A socket to one rank; `address` is the block of words by which the engine knows it."""
 
     rank: int
     wire: socket.socket
@@ -38,12 +42,12 @@ class HostLink:
 
 
 class Streams:
-    """What the programs of one channel cross by: links by rank, and a line to wait on."""
+    """The links of one channel, by rank, and the block on which its programs wait."""
 
-    def __init__(self, net: Poller, links: Mapping[int, HostLink], size: int) -> None:
+    def __init__(self, poller: Poller, links: Mapping[int, HostLink], size: int) -> None:
         self.links = links
         self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        """Where bytes land first if the kernel is slow to copy them to their place: nc10d_take."""
+        """Bytes are received here first where the kernel copies slowly; see nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
         for rank, link in links.items():
             self._table[rank] = link.address
@@ -52,8 +56,8 @@ class Streams:
         self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
         self.address: int = plain.address(self._words)
         fields = {
-            at.S_LINE: net.block(),
-            at.S_EPOLL: net.epoll.fileno(),
+            at.S_LINE: poller.block(),
+            at.S_EPOLL: poller.epoll.fileno(),
             at.S_LINKS: plain.address(self._table),
             at.S_WAITING: plain.address(self._waiting),
             at.S_POLL: plain.address(self._poll),
@@ -68,23 +72,26 @@ class Streams:
         for offset, value in fields.items():
             self._words[offset // 8] = value
 
-    def seen(self) -> str:
-        """Return what a rank called that called something else, and where."""
-        what = self._seen(at.RECORD_TEXT, at.TEXT_BYTES)
-        return called(what, self._seen(at.RECORD_SITE, at.SITE_BYTES))
+    def remote_call(self) -> str:
+        """Return the call of a remote rank that differs from this rank's call, and its source line."""
+        call = self._remote_text(at.RECORD_TEXT, at.TEXT_BYTES)
+        return called(call, self._remote_text(at.RECORD_SITE, at.SITE_BYTES))
 
-    def _seen(self, start: int, count: int) -> str:
+    def _remote_text(self, start: int, count: int) -> str:
         raw = self._words.view(np.uint8)[at.S_SEEN + start : at.S_SEEN + start + count]
         return raw.tobytes().partition(b"\0")[0].decode(errors="replace")
 
     def error(self) -> str:
-        """Say how a link has failed."""
+        """Return the reason why a link has failed."""
         number = int(self._words[at.S_ERROR // 8])
         return os.strerror(number) if number else "the connection was closed"
 
 
 class Poller:
-    """All links of a process. Blocks are never given back: the thread may look at any of them."""
+    """All links of a process, and the thread that polls them.
+
+    Blocks are never freed: the thread may still read the block of a link that has been closed.
+    """
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -99,7 +106,7 @@ class Poller:
         self._thread.start()
 
     def block(self) -> int:
-        """Return the address of a zeroed block, big enough for a link or a line."""
+        """Return the address of a zeroed block for a link or for a channel's wait."""
         with self._lock:
             if self._used == PAGE:
                 self._pages.append(np.zeros(PAGE, np.int64))
@@ -113,15 +120,17 @@ class Poller:
         address = self.block()
         words = _words(address)
         words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
+        # One-shot, and disarmed at first: the engine arms a link only while it waits for it, so that
+        # data for a program that is not waiting does not wake the thread.
         native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
         return HostLink(rank, wire, address)
 
     def streams(self, links: Mapping[int, HostLink], size: int) -> Streams:
-        """Make what the programs of a channel cross by; ranks are below `size`."""
+        """Return the streams of a channel; ranks are below `size`."""
         return Streams(self, links, size)
 
     def close(self) -> None:
-        """Join the thread, which the process's stop word ends; idempotent."""
+        """Join the thread, which ends when the process's stop word is set; idempotent."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             self._thread.join()

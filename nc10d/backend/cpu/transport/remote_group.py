@@ -17,7 +17,12 @@ from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.addresses import own_address
-from nc10d.backend.cpu.transport.connect import MeetingPoint, Wires, close_wires, connect
+from nc10d.backend.cpu.transport.connect import (
+    EndpointExchange,
+    PeerSockets,
+    close_sockets,
+    connect,
+)
 from nc10d.base.deadline import Deadline
 from nc10d.store.base import Store
 
@@ -25,20 +30,24 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.transport.poller import Poller, Streams
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
-"""The two connections of a group to each rank of another host, and how many they are."""
-_CONTROL = "control lines"
+"""The two connections of a group to each rank of another host, and their number."""
+_CONTROL = "control connections"
 
 
 class RemoteGroup:
-    """The connections of one rank of one group, by rank: one for collectives, one for messages."""
+    """The connections of one rank of one group, by rank.
 
-    def __init__(self, net: Poller, wires: Wires, hosts: Topology) -> None:
+    Each remote rank has a connection for collectives and another for messages: a message that waits
+    for its receiver must not block a collective.
+    """
+
+    def __init__(self, poller: Poller, sockets: PeerSockets, hosts: Topology) -> None:
         self.hosts = hosts
-        self._net = net
-        self._wires = wires
-        links = {rank: net.link(rank, pair[COLLECTIVES]) for rank, pair in wires.items()}
-        self._messages = {rank: net.link(rank, pair[MESSAGES]) for rank, pair in wires.items()}
-        self.streams = net.streams(links, hosts.size)
+        self._poller = poller
+        self._sockets = sockets
+        links = {rank: poller.link(rank, pair[COLLECTIVES]) for rank, pair in sockets.items()}
+        self._messages = {rank: poller.link(rank, pair[MESSAGES]) for rank, pair in sockets.items()}
+        self.streams = poller.streams(links, hosts.size)
         self._message_streams: list[tuple[Streams, Words]] = []
 
     def has(self, rank: int) -> bool:
@@ -51,7 +60,7 @@ class RemoteGroup:
         The header of the next message from a remote peer is written to private memory; a peer of
         this host would write it to the link's shared memory.
         """
-        streams = self._net.streams({0: self._messages[peer]}, 1)
+        streams = self._poller.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
         self._message_streams.append((streams, inbox))
         start = plain.address(inbox)
@@ -68,20 +77,21 @@ class RemoteGroup:
     def error(self, channel: Channel) -> str:
         """Return the reason why a connection of a channel has failed, as text."""
         streams = (streams for streams, _ in self._message_streams)
-        every = {s.address: s for s in (self.streams, *streams)}
-        return every[channel.shared.streams].error()
+        by_address = {s.address: s for s in (self.streams, *streams)}
+        return by_address[channel.shared.streams].error()
 
     def close(self) -> None:
         """Shut the connections down and close them; the channels have been stopped before."""
-        for pair in self._wires.values():
+        for pair in self._sockets.values():
             for wire in pair:
+                # Shut down first: a forked child may hold copies, which keep a closed socket open.
                 with contextlib.suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
-        close_wires(self._wires)
+        close_sockets(self._sockets)
 
     def disown(self) -> None:
         """Close a forked child's copies of the sockets."""
-        close_wires(self._wires)
+        close_sockets(self._sockets)
 
 
 class RemoteHosts:
@@ -95,33 +105,33 @@ class RemoteHosts:
         self._number, self._topology, self._process = number, topology, process
         self._lock = threading.Lock()
         self.address = own_address(store)
-        self._net: Poller | None = None
+        self._poller: Poller | None = None
 
     @property
-    def net(self) -> Poller:
+    def poller(self) -> Poller:
         """The poller of all connections; its thread starts with the first group that needs it."""
         with self._lock:
-            if self._net is None:
+            if self._poller is None:
                 # Imported late: it compiles functions that a job on a single host does without.
                 from nc10d.backend.cpu.transport.poller import Poller
 
-                self._net = Poller(self._process)
-            return self._net
+                self._poller = Poller(self._process)
+            return self._poller
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
-        """Connect the control connections to all ranks of other hosts; blocks until all stand."""
-        away = self._topology.remote_ranks(self._number)
-        place = MeetingPoint(store, self.address, _CONTROL, self._number)
-        wires = connect(place, away, 1, deadline, lambda: None)
-        return {number: pair[0] for number, pair in wires.items()}
+        """Connect the control connections to all ranks of other hosts; blocks until all are made."""
+        peers = self._topology.remote_ranks(self._number)
+        endpoints = EndpointExchange(store, self.address, _CONTROL, self._number)
+        sockets = connect(endpoints, peers, 1, deadline, lambda: None)
+        return {number: pair[0] for number, pair in sockets.items()}
 
     def close(self) -> None:
         """Join the poller's thread."""
-        if self._net is not None:
-            self._net.close()
+        if self._poller is not None:
+            self._poller.close()
 
     def disown(self) -> None:
         """Close a forked child's copies of the descriptors."""
         self._lock = threading.Lock()
-        if self._net is not None:
-            self._net.disown()
+        if self._poller is not None:
+            self._poller.disown()

@@ -1,4 +1,4 @@
-"""A group of some ranks exists for all of them or for none: who is missing, dead, or gone."""
+"""Formation: a group exists on all of its members or on none, whichever are late or die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nc10d.store import HashStore
 from nc10d.testing import Ranks, run_ranks
 
 NOT_THE_GROUPS = 15.0
-"""Seconds: whoever waits for longer has waited for the time that is up for the group, 20 or 30."""
+"""Seconds. A longer wait means that the group's own timeout, 20 or 30 s, has ended it."""
 
 
 def used(group: Any) -> int:
@@ -35,7 +35,7 @@ def used(group: Any) -> int:
 
 
 def without_rank_2(group: dist.ProcessGroup) -> str:
-    """Make a group of all three ranks in which rank 2 never comes; return what is said."""
+    """Make a group of all three ranks in which rank 2 never comes; return the error's text."""
     before = used(group)
     text = ""
     if group.rank != 2:
@@ -54,8 +54,8 @@ def without_rank_2(group: dist.ProcessGroup) -> str:
 
 
 def test_a_member_that_never_comes_is_named_and_everything_is_given_back() -> None:
-    told = run_ranks(without_rank_2, 3)
-    assert told == ["rank 2 did not join the group 'world/1' in time"] * 2 + [""]
+    texts = run_ranks(without_rank_2, 3)
+    assert texts == ["rank 2 did not join the group 'world/1' in time"] * 2 + [""]
 
 
 def late_for_a_split(group: dist.ProcessGroup) -> tuple[float, str]:
@@ -169,9 +169,9 @@ def test_a_death_while_a_group_forms_is_noticed_at_once_by_all() -> None:
         processes[2].kill()
         killed = time.monotonic()
         for process in processes[:2]:
-            when, rank, told = process.line().split(maxsplit=2)
+            when, rank, texts = process.line().split(maxsplit=2)
             assert rank == "2"
-            assert "killed by signal 9" in told
+            assert "killed by signal 9" in texts
             assert float(when) - killed < NOT_THE_GROUPS
 
 
@@ -238,6 +238,6 @@ def test_a_member_that_died_right_after_the_group_was_formed_is_not_waited_for()
             process.line()
         killed = time.monotonic()
         processes[1].kill()
-        told = processes[0].line()
-        assert told.startswith("rank 1 of group 'world/1' is lost: killed by signal 9")
+        texts = processes[0].line()
+        assert texts.startswith("rank 1 of group 'world/1' is lost: killed by signal 9")
         assert time.monotonic() - killed < NOT_THE_GROUPS

@@ -1,4 +1,4 @@
-"""Failures with odd names and reasons: they are told all the same."""
+"""Failures with odd names and reasons reach all ranks all the same."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nc10d.errors import Aborted, DistError, PeerLost
 from nc10d.testing.ranks import run_ranks
 
 
-def test_the_end_of_a_process_is_told_whatever_bytes_its_name_has() -> None:
-    # prctl(PR_SET_NAME): a name that has been cut in the middle of a letter.
+def test_the_end_of_a_process_is_reported_whatever_bytes_its_name_has() -> None:
+    # prctl(PR_SET_NAME): a name that is cut in the middle of a letter.
     code = "import ctypes, os; ctypes.CDLL(None).prctl(15, b'\\xd1\\x81\\xd0'); os._exit(3)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         nowhere: Any = None
-        mate = HostPeer(1, 1, process.pid, "another", "host", nowhere, -1)
-        assert host_peer.death(mate) == "it exited with code 3"
+        peer = HostPeer(1, 1, process.pid, "another", "host", nowhere, -1)
+        assert host_peer.death(peer) == "it exited with code 3"
 
 
 class Own(DistError):
-    """A caller's, with a constructor of its own."""
+    """A caller's error with a constructor of its own."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class Own(DistError):
 
 
 class Wordless(Exception):
-    """A caller's, that can't be put in words."""
+    """A caller's error that has no text."""
 
     def __str__(self) -> str:
         raise LookupError("no words")

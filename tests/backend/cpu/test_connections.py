@@ -1,4 +1,4 @@
-"""Control lines: messages in whatever pieces they come, and the end of a line."""
+"""Control connections: messages arrive whole, and the end of a connection is reported once."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def ends() -> Iterator[Pair]:
         yield one, other
 
 
-LAST = {"kind": "left", "group": "world"}
-SAYS = {"group": st.text(), "topic": st.text(), "value": st.text()}
+LAST = {"kind": "leave", "group": "world"}
+TEXTS = {"group": st.text(), "value": st.text()}
 MESSAGES = st.one_of(
-    st.fixed_dictionaries({"kind": st.just("left"), "group": st.text()}),
-    st.fixed_dictionaries({"kind": st.just("part"), **SAYS}),
-    st.fixed_dictionaries({"kind": st.just("say"), "step": st.integers(), **SAYS}),
+    st.fixed_dictionaries({"kind": st.just("leave"), "group": st.text()}),
+    st.fixed_dictionaries({"kind": st.just("value"), "key": st.text(), **TEXTS}),
+    st.fixed_dictionaries(
+        {"kind": st.just("consensus"), "topic": st.text(), "step": st.integers(), **TEXTS}
+    ),
 )
 JSON = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries(st.text(), st.text())
 FIELDS = st.sampled_from(["kind", "group"])
@@ -53,51 +55,51 @@ def test_messages_come_whole_however_they_are_cut(
 ) -> None:
     one, other = pair()
     with one, other:
-        line, raw, got = ControlConnection(1, one), b"".join(map(framed, messages)), []
+        connection, raw, got = ControlConnection(1, one), b"".join(map(framed, messages)), []
         turn = 0
         while raw:
             cut = cuts[turn % len(cuts)]
             other.sendall(raw[:cut])
             raw, turn = raw[cut:], turn + 1
             select.select([one], [], [], 5.0)
-            got += line.receive()
+            got += connection.receive()
         assert got == messages
-        assert line.over is None
+        assert connection.ended is None
 
 
 @pytest.mark.parametrize("end", [b"", b"\xff" * 64], ids=["closed", "broken"])
-def test_nothing_is_kept_for_a_line_that_is_over(ends: Pair, end: bytes) -> None:
+def test_a_connection_that_has_ended_keeps_no_messages(ends: Pair, end: bytes) -> None:
     one, other = ends
-    line, data = ControlConnection(1, one), framed(LAST) * 1000
-    while line.send(data):
+    connection, data = ControlConnection(1, one), framed(LAST) * 1000
+    while connection.send(data):
         pass
-    assert line.behind()
+    assert connection.backlogged()
     other.sendall(end)
     other.shutdown(socket.SHUT_WR)
-    while line.over is None:
+    while connection.ended is None:
         select.select([one], [], [], 5.0)
-        line.receive()
-    assert not line.behind()
-    assert line.send(data), "nobody need come back for it"
-    assert not line.behind()
+        connection.receive()
+    assert not connection.backlogged()
+    assert connection.send(data), "no flush is needed"
+    assert not connection.backlogged()
 
 
-def test_what_does_not_go_at_once_goes_later(ends: Pair) -> None:
+def test_messages_that_do_not_fit_are_sent_later(ends: Pair) -> None:
     one, other = ends
-    line = ControlConnection(1, one)
+    connection = ControlConnection(1, one)
     for number in range(2000):
-        line.send(framed({**LAST, "number": number, "text": "x" * 4000}))
+        connection.send(framed({**LAST, "number": number, "text": "x" * 4000}))
     other.setblocking(False)
     far = ControlConnection(0, other)
     got = []
-    while len(got) < 2000 and far.over is None:
+    while len(got) < 2000 and far.ended is None:
         select.select([other], [], [], 5.0)
         got += far.receive()
-        line.flush()
+        connection.flush()
     assert [message["number"] for message in got] == list(range(2000))
 
 
-def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> None:
+def test_the_end_of_a_connection_is_reported_once_after_its_last_message(ends: Pair) -> None:
     one, other = ends
     heard: list[object] = []
     control = ControlConnections(
@@ -118,13 +120,13 @@ def test_the_end_of_a_line_is_told_once_behind_its_last_message(ends: Pair) -> N
     control.send([7], {"to": "nobody"})
 
 
-def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
+def test_a_peer_that_breaks_the_protocol_is_cut_off(ends: Pair) -> None:
     one, other = ends
-    line = ControlConnection(1, one)
+    connection = ControlConnection(1, one)
     other.sendall(b"GET / HTTP/1.1\r\n\r\n")
     select.select([one], [], [], 5.0)
-    assert line.receive() == []
-    assert line.over == "it does not keep to the protocol"
+    assert connection.receive() == []
+    assert connection.ended == "it does not keep to the protocol"
 
 
 @settings(max_examples=300, deadline=None)
@@ -133,11 +135,11 @@ def test_who_does_not_keep_to_the_protocol_is_cut_off(ends: Pair) -> None:
     | st.builds(lambda x: json.dumps(x).encode(), st.recursive(JSON, st.lists, max_leaves=5))
     | st.builds(lambda m, drop: json.dumps({**m, drop: []}).encode(), MESSAGES, FIELDS)
 )
-def test_a_body_that_is_no_message_ends_the_line_and_nothing_else(body: bytes) -> None:
+def test_a_body_that_is_no_message_ends_the_connection_and_nothing_else(body: bytes) -> None:
     one, other = pair()
     with one, other:
-        line = ControlConnection(1, one)
+        connection = ControlConnection(1, one)
         other.sendall(struct.pack("<I", len(body)) + body)
         select.select([one], [], [], 5.0)
-        assert line.receive() == []
-        assert line.over == "it does not keep to the protocol"
+        assert connection.receive() == []
+        assert connection.ended == "it does not keep to the protocol"

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from clocks import soon
 
-from nc10d.backend.cpu.bootstrap import host_peers as meeting
-from nc10d.backend.cpu.bootstrap.host_peers import meet
+from nc10d.backend.cpu.bootstrap import host_peers
+from nc10d.backend.cpu.bootstrap.host_peers import map_peers
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import Arena
@@ -48,9 +48,9 @@ def nothing_stays_open() -> Iterator[None]:
     assert descriptors() <= before
 
 
-def part(mates: list[HostPeer]) -> None:
-    for mate in mates:
-        mate.close()
+def part(peers: list[HostPeer]) -> None:
+    for peer in peers:
+        peer.close()
 
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:
@@ -58,9 +58,9 @@ def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[
     arena = Arena(SPAN)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
-        mates = meet(store, rank, size, arena, Deadline.after(timeout))
-        seen = [int(mate.mapping.words(0, 1)[0]) for mate in mates]
-        part(mates)
+        peers = map_peers(store, rank, size, arena, Deadline.after(timeout))
+        seen = [int(peer.mapping.words(0, 1)[0]) for peer in peers]
+        part(peers)
         return seen
     finally:
         arena.close()
@@ -74,57 +74,57 @@ def test_everyone_maps_everyones_arena_by_rank(size: int) -> None:
     assert found == [[100 + rank for rank in range(size)]] * size
 
 
-def cards(store: HashStore, rank: int) -> RankInfo:
-    store.wait([f"mates/card/{rank}"], 10.0)
-    return RankInfo(**json.loads(store.get(f"mates/card/{rank}")))
+def info_of(store: HashStore, rank: int) -> RankInfo:
+    store.wait([f"ranks/info/{rank}"], 10.0)
+    return RankInfo(**json.loads(store.get(f"ranks/info/{rank}")))
 
 
 def pretend(store: HashStore, rank: int, name: str = "nobody-listens-here") -> RankInfo:
-    """Put a card for a rank that is not there."""
-    card = RankInfo(
+    """Publish the info of a rank that is not there."""
+    info = RankInfo(
         rank, host_id(), "host", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, 0, 0
     )
-    store.set(f"mates/card/{rank}", json.dumps(dataclasses.asdict(card)))
-    return card
+    store.set(f"ranks/info/{rank}", json.dumps(dataclasses.asdict(info)))
+    return info
 
 
-def call(card: RankInfo) -> socket.socket:
+def call(info: RankInfo) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.connect("\0" + card.socket)
+    link.connect("\0" + info.socket)
     return link
 
 
-def silent(card: RankInfo, open_links: contextlib.ExitStack) -> None:
-    link = open_links.enter_context(call(card))
+def silent(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(info))
     link.shutdown(socket.SHUT_WR)
 
 
-def gone_at_once(card: RankInfo, open_links: contextlib.ExitStack) -> None:
-    call(card).close()
+def gone_at_once(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+    call(info).close()
 
 
-def wrong_secret(card: RankInfo, open_links: contextlib.ExitStack) -> None:
-    link = open_links.enter_context(call(card))
+def wrong_secret(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(info))
     with open(os.devnull) as file:
-        hello = meeting._HELLO.pack(1, b"f" * 32)
+        hello = host_peers._HELLO.pack(1, b"f" * 32)
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
-def garbage(card: RankInfo, open_links: contextlib.ExitStack) -> None:
-    link = open_links.enter_context(call(card))
+def garbage(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(info))
     link.sendall(os.urandom(5000))
 
 
-def no_descriptors(card: RankInfo, open_links: contextlib.ExitStack) -> None:
-    link = open_links.enter_context(call(card))
-    link.sendall(meeting._HELLO.pack(1, meeting._shown(card.secret)))
+def no_descriptors(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+    link = open_links.enter_context(call(info))
+    link.sendall(host_peers._HELLO.pack(1, host_peers._proof(info.secret)))
 
 
-def reads_the_store(card: RankInfo, open_links: contextlib.ExitStack) -> None:
+def reads_the_store(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     """Knows everything but the job's token."""
-    link = open_links.enter_context(call(card))
+    link = open_links.enter_context(call(info))
     with open(os.devnull) as file:
-        hello = meeting._HELLO.pack(1, hmac.digest(b"", card.secret.encode(), "sha256"))
+        hello = host_peers._HELLO.pack(1, hmac.digest(b"", info.secret.encode(), "sha256"))
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
@@ -139,25 +139,25 @@ def test_strangers_are_turned_away_and_the_ranks_still_meet(
     store = HashStore()
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
         first = pool.submit(join, store, 0, 2)
-        stranger(cards(store, 0), open_links)
+        stranger(info_of(store, 0), open_links)
         second = pool.submit(join, store, 1, 2)
         assert first.result() == second.result() == [100, 101]
 
 
-@pytest.mark.parametrize("places", [1, meeting._BACKLOG])
+@pytest.mark.parametrize("places", [1, host_peers._BACKLOG])
 def test_strangers_who_come_first_take_no_ranks_place(
     monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
-    monkeypatch.setattr(meeting, "_BACKLOG", places)
+    monkeypatch.setattr(host_peers, "_BACKLOG", places)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
         first = pool.submit(join, store, 0, 2)
-        card = cards(store, 0)
+        info = info_of(store, 0)
         with contextlib.suppress(BlockingIOError):
             for _ in range(50):
                 link = open_links.enter_context(socket.socket(socket.AF_UNIX))
                 link.setblocking(False)
-                link.connect("\0" + card.socket)
+                link.connect("\0" + info.socket)
                 link.close()
         second = pool.submit(join, store, 1, 2)
         assert first.result() == second.result() == [100, 101]
@@ -189,10 +189,10 @@ def test_a_rank_without_descriptors_says_so_and_blames_nobody(called: bool, left
     store, arena, ends = HashStore(), Arena(SPAN), socket.socketpair()
     mine, other = pretend(store, 0), pretend(store, 1)
     with contextlib.closing(arena), ends[0] as here, ends[1] as there, open(os.devnull) as file:
-        meeting._send(there, other, mine.secret, arena, file.fileno())
+        host_peers._send(there, other, mine.secret, arena, file.fileno())
         calls = {
-            True: lambda: meeting._introduce(here, mine, [mine, other], {1}),
-            False: lambda: meeting._receive(here, other, mine.secret, Deadline.after(10.0)),
+            True: lambda: host_peers._read_hello(here, mine, [mine, other], {1}),
+            False: lambda: host_peers._receive(here, other, mine.secret, Deadline.after(10.0)),
         }
         with descriptors_left(left), pytest.raises(OSError, match="Too many open files") as caught:
             calls[called]()
@@ -231,12 +231,12 @@ def test_memory_is_not_handed_to_another_user_who_answers_in_a_ranks_place() -> 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_rank_that_never_puts_its_card_is_named() -> None:
+def test_a_rank_that_never_publishes_its_info_is_named() -> None:
     with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] did not join"):
         join(HashStore(), 0, 3, timeout=0.2)
 
 
-def test_a_rank_that_dies_after_its_card_is_an_error_within_the_timeout() -> None:
+def test_a_rank_that_dies_after_publishing_its_info_is_an_error_within_the_timeout() -> None:
     def attempt() -> float:
         store = HashStore()
         pretend(store, 1)
@@ -267,9 +267,9 @@ def test_a_rank_that_fails_halfway_leaves_no_descriptors_of_those_it_met() -> No
     pretend(store, 2)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(join, store, rank, 3, 0.5) for rank in (0, 1)]
-        for one in both:
+        for future in both:
             with pytest.raises(RendezvousError):
-                one.result()
+                future.result()
 
 
 def test_somebody_else_in_the_place_of_a_rank_is_refused() -> None:
@@ -283,7 +283,7 @@ def test_somebody_else_in_the_place_of_a_rank_is_refused() -> None:
             link, _ = listener.accept()
             with link, open(os.devnull) as file:
                 link.recv(100)
-                hello = meeting._HELLO.pack(0, b"f" * 32)
+                hello = host_peers._HELLO.pack(0, b"f" * 32)
                 socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
         impostor = threading.Thread(target=answer)
@@ -293,7 +293,7 @@ def test_somebody_else_in_the_place_of_a_rank_is_refused() -> None:
         impostor.join()
 
 
-def test_ranks_of_other_hosts_are_no_mates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_other_hosts_are_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     pretend(store, 1)
     monkeypatch.setenv("NC10D_HOST_ID", "elsewhere")
@@ -303,7 +303,7 @@ def test_ranks_of_other_hosts_are_no_mates(monkeypatch: pytest.MonkeyPatch) -> N
 def test_ranks_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     pretend(store, 1)
-    monkeypatch.setattr(meeting, "version", lambda: "older")
+    monkeypatch.setattr(host_peers, "version", lambda: "older")
     with pytest.raises(RendezvousError, match=r"ranks \[1\] run another version"):
         join(store, 0, 2)
 

@@ -1,4 +1,4 @@
-"""What a rank shows of its wait: which versions are of it, and which threads may end it."""
+"""Wait notices: the versions of one wait, and the threads that may end a wait."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def arena() -> Iterator[Arena]:
     made.close()
 
 
-def standing(*needed: int) -> WaitNotice:
+def notice(*needed: int) -> WaitNotice:
     needs = tuple(Need(1, 7, -1, rank, 1) for rank in needed)
     return WaitNotice("rank 0 waits", needs, (ProgressState(1, 7, True),))
 
 
 def test_all_versions_of_one_wait_hold_until_it_is_over(arena: Arena) -> None:
-    board = NoticeSlot(arena.mapping)
-    board.show(standing(1, 2))
-    first = board.version()
-    board.show(standing(1))  # rank 2 has come meanwhile
-    assert board.holds(first)
-    assert board.holds(board.version())
-    board.show(None)
-    assert not board.holds(first)
-    board.show(standing(1))
-    assert not board.holds(first)
-    assert board.holds(board.version())
+    slot = NoticeSlot(arena.mapping)
+    slot.publish(notice(1, 2))
+    first = slot.version()
+    slot.publish(notice(1))  # rank 2 has come meanwhile
+    assert slot.holds(first)
+    assert slot.holds(slot.version())
+    slot.publish(None)
+    assert not slot.holds(first)
+    slot.publish(notice(1))
+    assert not slot.holds(first)
+    assert slot.holds(slot.version())
 
 
-def test_a_notice_is_read_though_an_interrupt_has_ended_the_change_before(
+def test_a_notice_is_read_although_the_last_change_was_interrupted(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, theirs = NoticeSlot(arena.mapping), NoticeSlot(arena.mapping)
@@ -53,13 +53,13 @@ def test_a_notice_is_read_though_an_interrupt_has_ended_the_change_before(
     with monkeypatch.context() as patched:
         patched.setattr(mine, "_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            mine.show(standing(1))
+            mine.publish(notice(1))
     assert theirs.read() == (0, None)
-    mine.show(standing(2))
-    assert theirs.read() == (mine.version(), standing(2))
+    mine.publish(notice(2))
+    assert theirs.read() == (mine.version(), notice(2))
 
 
-def test_a_pools_thread_that_has_been_given_work_is_not_idle() -> None:
+def test_an_executor_thread_that_has_been_given_work_is_not_idle() -> None:
     interval = sys.getswitchinterval()
     with ThreadPoolExecutor(1) as pool:
         ident = pool.submit(sys._getframe).result() and next(iter(pool._threads)).ident

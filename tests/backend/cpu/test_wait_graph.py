@@ -1,4 +1,4 @@
-"""Circles of waits: in a world where anything may be late, who is said to be stuck is, for ever."""
+"""The wait graph: however late notices are, ranks in a reported cycle are stuck for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice, circle, told
+from nc10d.backend.cpu.deadlock.wait_graph import (
+    Need,
+    ProgressState,
+    WaitNotice,
+    describe_cycle,
+    find_cycle,
+)
 
 Op = tuple[str, int]  # ("call" or "start", group), ("send" or "recv", peer)
 GROUPS = ((0, 1, 2), (0, 1), (1, 2), (0, 2))
@@ -24,7 +30,7 @@ def link_key(sender: int, receiver: int) -> int:
 
 @dataclass
 class Rank:
-    """A thread with a program, its calls under way by group, and what it shows."""
+    """A thread with a program, its calls in flight by group, and its notices."""
 
     program: list[Op]
     waits: Op | None = None
@@ -34,13 +40,13 @@ class Rank:
     number: int = 0  # of the call that the thread waits for
     version: int = 0
     notice: WaitNotice | None = None
-    shown: list[WaitNotice] = field(default_factory=list)  # all of them: some come late
+    shown: list[WaitNotice] = field(default_factory=list)  # all of them: some are read late
 
 
 class World:
     """Three ranks that share groups and links; a link holds one message.
 
-    What is `lazy` (a kind of move, of a rank) hardly ever happens, unless nothing else does.
+    The `lazy` moves (kind, rank) hardly ever happen, unless no other move is left.
     """
 
     def __init__(self, programs: list[list[Op]], lazy: Collection[tuple[str, int]] = ()) -> None:
@@ -50,7 +56,7 @@ class World:
         self.taken = dict(self.sent)
 
     def over(self, me: int) -> bool:
-        """Say whether what a rank's thread waits for has happened."""
+        """Return whether the wait of a rank's thread is over."""
         rank = self.ranks[me]
         assert rank.waits is not None
         kind, what = rank.waits
@@ -120,8 +126,8 @@ class World:
         rank.waits, rank.notice = None, None
         rank.version += 1
 
-    def show(self, me: int) -> None:
-        """Have a waiting rank show what it needs, as the engine does it."""
+    def publish(self, me: int) -> None:
+        """Publish the notice of a waiting rank, as the detector does."""
         rank = self.ranks[me]
         if rank.waits is None:
             return
@@ -161,25 +167,25 @@ class World:
             )
 
     def settle(self, draw: random.Random) -> None:
-        """Let everything happen that can."""
+        """Make moves until none is left."""
         while moves := self.moves():
             self.move(*draw.choice(moves))
 
 
 def steps(world: World, draw: random.Random, most: int) -> None:
-    """Let a few things happen, notices among them."""
+    """Make a few moves and publish a few notices."""
     for _ in range(draw.randrange(most + 1)):
         moves = [m for m in world.moves() if m[:2] not in world.lazy or draw.random() < 0.02]
         if moves and draw.random() < 0.7:
             world.move(*draw.choice(moves))
         else:
-            world.show(draw.randrange(RANKS))
+            world.publish(draw.randrange(RANKS))
 
 
 def look(world: World, me: int, draw: random.Random, late: bool) -> list[int]:
-    """Look at all notices, while the world goes on; return the circle that was found.
+    """Look at all notices, while the world goes on; return the cycle that is found.
 
-    With `late`, others' notices are any that they have ever shown.
+    With `late`, a peer's notice is any that it has ever published.
     """
     notices: dict[int, WaitNotice] = {}
     for rank in draw.sample(range(RANKS), RANKS):
@@ -189,7 +195,7 @@ def look(world: World, me: int, draw: random.Random, late: bool) -> list[int]:
             notice = draw.choice(shown)
         if notice is not None:
             notices[rank] = notice
-    return circle(me, notices) if me in notices else []
+    return find_cycle(me, notices) if me in notices else []
 
 
 def an_op(draw: random.Random) -> Op:
@@ -202,42 +208,46 @@ def world_of(seed: int) -> tuple[World, random.Random]:
     draw = random.Random(seed)
     programs = [[an_op(draw) for _ in range(draw.randrange(2, 7))] for _ in range(RANKS)]
     kinds = [(kind, rank) for kind in ("next", "enter", "end", "notice") for rank in range(RANKS)]
-    return World(programs, {one for one in kinds if draw.random() < 0.3}), draw
+    return World(programs, {move for move in kinds if draw.random() < 0.3}), draw
 
 
-# Worlds in which mistakes have shown that others do not show: a message that has come counts for
-# nothing (all of them), what is under way counts for nothing, a call that was made is not seen.
-TELLING = (690, 1209, 1572, 342, 550)
+# Seeds that reveal mistakes that other seeds do not: a message that has arrived is ignored (all of
+# them), an operation in flight is ignored, a call that was made is not seen.
+REVEALING = (690, 1209, 1572, 342, 550)
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("seeds", [range(300), TELLING])
-def test_nobody_is_said_to_be_stuck_who_ever_goes_on(seeds: Sequence[int], late: bool) -> None:
+@pytest.mark.parametrize("seeds", [range(300), REVEALING])
+def test_no_rank_of_a_reported_cycle_ever_goes_on(seeds: Sequence[int], late: bool) -> None:
     for seed in seeds:
         world, draw = world_of(seed)
         for _ in range(40):
             steps(world, draw, 6)
             found = look(world, draw.randrange(RANKS), draw, late)
             if found:
-                before = [(len(world.ranks[one].program), world.ranks[one].waits) for one in found]
+                before = [
+                    (len(world.ranks[rank].program), world.ranks[rank].waits) for rank in found
+                ]
                 world.settle(draw)
-                after = [(len(world.ranks[one].program), world.ranks[one].waits) for one in found]
+                after = [
+                    (len(world.ranks[rank].program), world.ranks[rank].waits) for rank in found
+                ]
                 assert before == after, seed
-                assert not any(world.over(one) for one in found), seed
+                assert not any(world.over(rank) for rank in found), seed
                 break
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_a_circle_is_found_unless_somebody_needs_a_rank_that_has_ended(seed: int) -> None:
+def test_a_cycle_is_found_unless_a_rank_that_has_ended_is_needed(seed: int) -> None:
     world, draw = world_of(seed)
     world.settle(draw)
     stuck = {me for me, rank in enumerate(world.ranks) if rank.waits is not None}
     for me in stuck:
-        world.show(me)
+        world.publish(me)
     notices = {me: notice for me in stuck if (notice := world.ranks[me].notice) is not None}
     needed = {need.rank for notice in notices.values() for need in notice.needs}
     if stuck and needed <= stuck and not any(q for r in world.ranks for q in _starts(r)):
-        assert any(circle(me, notices) for me in notices)
+        assert any(find_cycle(me, notices) for me in notices)
 
 
 def _starts(rank: Rank) -> list[list[int]]:
@@ -246,7 +256,7 @@ def _starts(rank: Rank) -> list[list[int]]:
     return [queue for group, queue in rank.queues.items() if queue and group != waited]
 
 
-standings = st.builds(
+wait_notices = st.builds(
     WaitNotice,
     st.text(max_size=40),
     st.lists(st.builds(Need, *[st.integers(-(2**63), 2**63 - 1)] * 5), max_size=5).map(tuple),
@@ -256,25 +266,26 @@ standings = st.builds(
 )
 
 
-@given(standing=standings)
-def test_what_is_shown_is_what_is_read(standing: WaitNotice) -> None:
-    raw = standing.packed(10_000)
+@given(notice=wait_notices)
+def test_a_packed_notice_is_unpacked_unchanged(notice: WaitNotice) -> None:
+    raw = notice.packed(10_000)
     assert raw is not None
-    assert WaitNotice.unpacked(raw + b"rest") == standing
-    assert standing.packed(len(raw) - 1) is None
+    assert WaitNotice.unpacked(raw + b"rest") == notice
+    assert notice.packed(len(raw) - 1) is None
 
 
-def test_a_circle_is_told_alike_by_all_its_ranks() -> None:
+def test_all_ranks_of_a_cycle_describe_it_alike() -> None:
     words = {rank: f"rank {rank} waits" for rank in (2, 5, 7)}
-    said = {told(ranks, words) for ranks in ([7, 2, 5], [2, 5, 7], [5, 7, 2])}
-    assert len(said) == 1
+    texts = {describe_cycle(ranks, words) for ranks in ([7, 2, 5], [2, 5, 7], [5, 7, 2])}
+    assert len(texts) == 1
     assert (
-        "rank 2 waits, for rank 5; rank 5 waits, for rank 7; rank 7 waits, for rank 2" in said.pop()
+        "rank 2 waits, for rank 5; rank 5 waits, for rank 7; rank 7 waits, for rank 2"
+        in texts.pop()
     )
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
-def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None:
+def test_a_cycle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None:
     notices = {
         me: WaitNotice(
             "", (Need(me, 1, -1, (me + 1) % size, me),), (ProgressState((me - 1) % size, 0, False),)
@@ -283,20 +294,20 @@ def test_a_circle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None
     }
     if size > 1:
         for me in range(size):
-            assert circle(me, notices) == [(me + i) % size for i in range(size)]
+            assert find_cycle(me, notices) == [(me + i) % size for i in range(size)]
     del notices[0]
-    assert all(circle(me, notices) == [] for me in notices)
+    assert all(find_cycle(me, notices) == [] for me in notices)
 
 
-def test_who_has_never_used_a_link_has_not_met_a_need_of_it_unless_it_has_left_the_group() -> None:
+def test_a_need_of_an_unused_link_is_unmet_unless_the_rank_has_left_the_group() -> None:
     need = Need(key=LINK, until=0, seen=0, rank=1, group=0)
     assert not WaitNotice("", (), (ProgressState(0, 3, False),)).meets(need)
     assert WaitNotice("", (), (ProgressState(1, 3, False),)).meets(need)
 
 
-def test_a_circle_of_hundreds_is_told_in_what_an_error_and_a_control_line_hold() -> None:
+def test_the_text_of_a_cycle_of_hundreds_fits_into_an_error_and_a_message() -> None:
     words = {rank: f"rank {rank} waits in recv #1 {'x' * 90}" for rank in range(1000)}
-    said = told([*range(1000)], words)
-    assert len(said) < 1920
-    assert "rank 7 waits in recv #1" in said
-    assert "992 more ranks" in said
+    text = describe_cycle([*range(1000)], words)
+    assert len(text) < 1920
+    assert "rank 7 waits in recv #1" in text
+    assert "992 more ranks" in text

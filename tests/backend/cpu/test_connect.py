@@ -1,4 +1,4 @@
-"""How ranks of different hosts connect: with strangers about, and when somebody does not come."""
+"""Connections between hosts: with strangers at the port, and with ranks that are missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from nc10d.auth.handshake import (
     group_digest,
 )
 from nc10d.backend.cpu.transport import addresses
-from nc10d.backend.cpu.transport import connect as wires
-from nc10d.backend.cpu.transport.connect import MeetingPoint, Wires, connect
+from nc10d.backend.cpu.transport import connect as connect_module
+from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, connect
 from nc10d.base.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
 from nc10d.store import HashStore
@@ -32,28 +32,28 @@ def nothing() -> None:
     pass
 
 
-def place(store: HashStore, rank: int) -> MeetingPoint:
-    return MeetingPoint(store, addresses.own_address(store), "world", rank)
+def endpoints(store: HashStore, rank: int) -> EndpointExchange:
+    return EndpointExchange(store, addresses.own_address(store), "world", rank)
 
 
-def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> Wires:
-    away = [r for r in range(size) if r != rank]
-    return connect(place(store, rank), away, 2, Deadline.after(timeout), nothing)
+def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> PeerSockets:
+    peers = [r for r in range(size) if r != rank]
+    return connect(endpoints(store, rank), peers, 2, Deadline.after(timeout), nothing)
 
 
-def close(*made: Wires) -> None:
+def close(*made: PeerSockets) -> None:
     for some in made:
-        wires.close_wires(some)
+        connect_module.close_sockets(some)
 
 
-def door(store: HashStore, rank: int) -> tuple[str, int]:
-    store.wait([f"door/world/{rank}"], 10.0)
-    address, port, _ = json.loads(store.get(f"door/world/{rank}"))
+def endpoint(store: HashStore, rank: int) -> tuple[str, int]:
+    store.wait([f"endpoint/world/{rank}"], 10.0)
+    address, port, _ = json.loads(store.get(f"endpoint/world/{rank}"))
     return address, port
 
 
-def talk(made: list[Wires]) -> None:
-    """Say something on every wire: it must come to its own other end."""
+def exchange(made: list[PeerSockets]) -> None:
+    """Send on every socket: the bytes must arrive at the other end of the same purpose."""
     for rank, some in enumerate(made):
         for peer, pair in some.items():
             for purpose, wire in enumerate(pair):
@@ -66,11 +66,11 @@ def talk(made: list[Wires]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])
-def test_each_pair_has_a_wire_for_each_purpose(size: int) -> None:
+def test_each_pair_has_a_connection_for_each_purpose(size: int) -> None:
     store = HashStore()
     with ThreadPoolExecutor(size) as pool:
         made = list(pool.map(lambda rank: join(store, rank, size), range(size)))
-    talk(made)
+    exchange(made)
     close(*made)
 
 
@@ -98,31 +98,31 @@ def test_strangers_are_turned_away_and_the_ranks_still_connect(
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, store, 0, 2)
-        with socket.create_connection(door(store, 0)) as wire:
+        with socket.create_connection(endpoint(store, 0)) as wire:
             stranger(wire)
             second = pool.submit(join, store, 1, 2)
             made = [first.result(), second.result()]
-    talk(made)
+    exchange(made)
     close(*made)
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_strangers_at_a_forming_port_are_not_kept_and_not_joined(count: int) -> None:
     store = HashStore()
-    gc.collect()  # what other tests have dropped goes now, not meanwhile
+    gc.collect()  # objects of other tests are freed now, not during the test
     held = len(os.listdir("/proc/self/fd"))
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(join, store, 0, 3, 300.0)
         second = pool.submit(join, store, 1, 3, 300.0)
-        where = door(store, 0)
-        store.set("door/world/2", json.dumps(["127.0.0.1", 1, "00" * 32]))  # it is to come yet
+        where = endpoint(store, 0)
+        store.set("endpoint/world/2", json.dumps(["127.0.0.1", 1, "00" * 32]))  # it is to come yet
         for number in range(count):
             with socket.create_connection(where, 60.0) as wire, suppress(ConnectionError):
                 (silent, garbage, wrong_secret, idle)[number % 4](wire)
-        store.delete_key("door/world/2")
+        store.delete_key("endpoint/world/2")
         third = pool.submit(join, store, 2, 3, 300.0)
-        made = [one.result() for one in (first, second, third)]
-    talk(made)
+        made = [rank.result() for rank in (first, second, third)]
+    exchange(made)
     close(*made)
     assert len(os.listdir("/proc/self/fd")) == held
 
@@ -132,13 +132,13 @@ def test_strangers_are_turned_away_before_any_other_rank_has_come() -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, store, 0, 2, 60.0)
         for _ in range(3):
-            with socket.create_connection(door(store, 0), 20.0) as wire:
+            with socket.create_connection(endpoint(store, 0), 20.0) as wire:
                 garbage(wire)
                 with suppress(ConnectionError):
                     assert wire.recv(1) == b"", "it was cut off"
         assert not first.done()
         made = [join(store, 1, 2, 60.0), first.result()][::-1]
-    talk(made)
+    exchange(made)
     close(*made)
 
 
@@ -146,17 +146,17 @@ def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, store, 0, 2, 60.0)
-        where = door(store, 0)
-        store.set("door/world/1", json.dumps(["127.0.0.1", 1, "00" * 32]))
+        where = endpoint(store, 0)
+        store.set("endpoint/world/1", json.dumps(["127.0.0.1", 1, "00" * 32]))
         with socket.create_connection(where, 60.0) as wire:
             came = time.monotonic()
             assert wire.recv(1) == b"", "it was cut off"
             assert time.monotonic() - came > UNPROVEN_SECONDS - 0.1
             assert not first.done()
-        store.delete_key("door/world/1")
+        store.delete_key("endpoint/world/1")
         second = pool.submit(join, store, 1, 2, 60.0)
         made = [first.result(), second.result()]
-    talk(made)
+    exchange(made)
     close(*made)
 
 
@@ -165,7 +165,7 @@ def test_two_tokens_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(2) as pool:
         monkeypatch.setenv("NC10D_TOKEN", "a" * 64)
         first = pool.submit(join, store, 0, 2, 0.5)
-        door(store, 0)
+        endpoint(store, 0)
         monkeypatch.setenv("NC10D_TOKEN", "b" * 64)
         with pytest.raises(
             RendezvousError, match=r"rank 0: it does not know the key .*NC10D_TOKEN"
@@ -175,29 +175,29 @@ def test_two_tokens_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
             first.result()
 
 
-def test_nobody_listens_afterwards() -> None:
+def test_no_rank_listens_afterwards() -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda rank: join(store, rank, 2), range(2)))
     for rank in range(2):
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(door(store, rank))
+            socket.create_connection(endpoint(store, rank))
     close(*made)
 
 
-def test_who_does_not_come_is_named_in_time() -> None:
+def test_missing_ranks_are_named_in_time() -> None:
     start = time.monotonic()
     with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] of other hosts"):
         join(HashStore(), 0, 3, timeout=0.2)
     assert time.monotonic() - start < 5.0
 
 
-def test_waiting_ends_when_it_has_become_pointless() -> None:
+def test_the_check_ends_the_wait() -> None:
     def check() -> None:
         raise PeerLost("rank 1 is gone")
 
     with pytest.raises(PeerLost):
-        connect(place(HashStore(), 0), [1], 2, Deadline.after(30.0), check)
+        connect(endpoints(HashStore(), 0), [1], 2, Deadline.after(30.0), check)
 
 
 def test_an_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
