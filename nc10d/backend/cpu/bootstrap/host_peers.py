@@ -1,10 +1,10 @@
-"""Bootstrap on one host: the ranks find each other and map each other's arenas.
+"""Bootstrap on a host: the ranks find each other and map each other's arenas.
 
 It happens once, when the first group forms. Each rank listens on an abstract Unix socket (without a
-file) and publishes the socket's name in the store. Each pair of ranks exchanges two descriptors over
-a connection: the arena, and a pidfd, through which the kernel reports the rank's death. The
+file) and publishes the socket's name in the store. Each pair of ranks exchanges descriptors over a
+connection: the arena, and a pidfd, through which the kernel reports the rank's death. The
 connections then serve as control connections. Both ends must run as the same user, and prove that
-they know the secret in the store and the job's token, if there is one.
+they know the secret in the store and the job's token, if it has any.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _exchange_all(
     pidfd: int,
     deadline: Deadline,
 ) -> list[HostPeer]:
-    # Connect to lower ranks first, then accept the higher ones: a connection completes against
+    # Connect to lower ranks first, then accept from higher ranks: a connection completes against
     # the peer's backlog, so no two ranks wait for each other.
     called: list[tuple[RankInfo, socket.socket]] = []
     peers: list[HostPeer] = []
@@ -175,7 +175,7 @@ def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd:
 
 
 def _proof(secret: str) -> bytes:
-    """Return the proof of knowing a rank's secret and the job's token, if there is one."""
+    """Return the proof of knowing a rank's secret and the job's token, if it has any."""
     return hmac.digest(job_token() or b"", secret.encode(), "sha256")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """The published facts about one rank.
+    """The published facts about a rank.
 
     `socket` names its abstract Unix socket. It may run on `cores`, and use `quota` of them.
     `read_from` and `write_from` are its CPU's thresholds in bytes (`tuning.Thresholds`).

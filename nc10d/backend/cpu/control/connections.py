@@ -1,4 +1,4 @@
-"""Control connections: one mostly idle connection to every other rank, as long as the job lasts.
+"""Control connections: a rank keeps a mostly idle connection to every other rank of the job.
 
 They serve two purposes:
 
@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# A vanished host is detected after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when sent data has not
-# been acknowledged for USER_TIMEOUT milliseconds (tcp(7)). Data connections have no such limit: a
+# A vanished host is detected after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when sent data is
+# not acknowledged for USER_TIMEOUT milliseconds (tcp(7)). Data connections have no such limit: a
 # stopped process would trip it as soon as its receive buffer is full.
 _OPTIONS = {
     socket.TCP_KEEPIDLE: 1,
@@ -179,7 +179,7 @@ class ControlConnections:
         return self._ended.get(number)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
-        """Send a message to some ranks without blocking; ranks whose connection ended are skipped."""
+        """Send a message to some ranks without blocking; skip ranks whose connection has ended."""
         data = framed(message)
         sent = [self.connections[number].send(data) for number in numbers]
         if not all(sent):
@@ -212,7 +212,7 @@ class ControlConnections:
         return True
 
     def close(self, *, shared: bool = False) -> None:
-        """Close all connections; `shared` ones (in a forked child) stay open in the parent."""
+        """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
         for connection in self.connections.values():
             if not shared:
                 with contextlib.suppress(OSError):

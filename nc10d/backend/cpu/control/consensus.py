@@ -1,4 +1,4 @@
-"""Consensus of several ranks on one value, although any of them may die at any moment.
+"""Consensus of several ranks on a value, although any of them may die at any moment.
 
 A protocol without I/O, in rounds; round R belongs to rank R modulo the number of ranks.
 
@@ -6,7 +6,7 @@ A protocol without I/O, in rounds; round R belongs to rank R modulo the number o
 |---|---|
 | idle: no value | it proposes, or receives a value of another rank |
 | waiting: a value, not shown in this round | it adopts the value of the round's rank and shows it |
-| shown: value sent to all ranks in this round | every rank that is not dismissed has shown it, too |
+| shown: value sent to all in this round | every rank that is not dismissed has shown it, too |
 | decided | never; it answers later messages with the decision |
 
 When the rank of a round is dismissed (it is dead or silent), the next round begins.
@@ -34,7 +34,7 @@ Send = Callable[[Iterable[int], int, str], None]
 
 
 class Consensus:
-    """Rank `me`'s part in one consensus; the caller serializes all calls."""
+    """Rank `me`'s part in a consensus; the caller serializes all calls."""
 
     def __init__(self, ranks: Sequence[int], me: int, send: Send) -> None:
         self.decision: str | None = None
@@ -77,7 +77,7 @@ class Consensus:
             self._advance()
 
     def _answer(self, number: int, value: str) -> None:
-        """Take part, and enter round `number` if it is later: another rank waits for this one."""
+        """Take part, and enter round `number` if it is later: another rank waits there."""
         if self._value is None:
             self.propose(value)
         if number > self._round and self.decision is None:

@@ -1,9 +1,9 @@
 """Control messages within a group: published values, consensus, announcements of leaving.
 
 A published value is a text under a key, sent to all members. Each member writes keys of its own,
-once. A consensus (consensus.py) decides one value for a topic, the same on all live members.
+once. A consensus (consensus.py) decides a value for a topic, the same on all live members.
 
-A topic on one member:
+A topic on a member:
 
 | state | next |
 |---|---|
@@ -51,7 +51,7 @@ Ranks = set[int]
 
 
 class GroupControl:
-    """One member's control messages with the other members of its group; ranks are the group's."""
+    """A member's control messages with the other members of its group; ranks are the group's."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class GroupControl:
         return silent | self._departed()
 
     def _consensus(self, topic: str) -> Consensus:
-        """Return the consensus on a topic; a new one starts without the ranks that have ended."""
+        """Return the consensus on a topic; a new consensus starts without ended ranks."""
         if topic not in self._topics:
             send = partial(self._send_step, topic)
             consensus = Consensus(range(len(self.members)), self.rank, send)
@@ -207,8 +207,8 @@ class GroupControl:
     def leave(self, remote: Iterable[int]) -> None:
         """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves.
 
-        Peers of this host see it in shared memory. But only a message that arrives behind all
-        earlier ones shows that those have arrived, and consensus needs to know that.
+        Peers of this host see it in shared memory. But only a message behind all earlier messages
+        shows that those have arrived, and consensus needs to know that.
         """
         self._send(self._others if self._topics else remote, {"kind": "leave"})
 

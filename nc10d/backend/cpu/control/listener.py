@@ -50,7 +50,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """The live groups of one rank, by name. A group that is dropped disappears from here."""
+    """The live groups of a rank, by name. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
         self._groups: dict[str, weakref.ref[Listener]] = {}

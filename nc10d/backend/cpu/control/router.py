@@ -1,7 +1,7 @@
 """A rank's control connections to all other ranks of its job, and the routing of their messages.
 
 A message names its group. It is kept until that group has formed here. The context's control
-thread polls; the router says which descriptors to poll and when to look again.
+thread polls; the router knows which descriptors to poll and when to look again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_THE_JOB = ("wait_notice", "deadlock")
 
 
 class Router:
-    """The control connections of one rank; `near` holds the ranks of its own host."""
+    """The control connections of a rank; `near` holds the ranks of its own host."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Router:
             group.on_lost(number, reason)
 
     def close(self, *, shared: bool = False) -> None:
-        """Close all connections; `shared` ones (in a forked child) stay open in the parent."""
+        """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
         if shared:
             self._lock = threading.Lock()
         self.control.close(shared=shared)

@@ -4,7 +4,7 @@
 |---|---|
 | running | initially; its wait ends, or another thread could make a call: the notice is withdrawn |
 | waiting | its only thread that could make a call has waited for a slice: it publishes a notice |
-| in a cycle | it finds a cycle through itself (wait_graph.py), or another rank of the cycle reports it |
+| in a cycle | it finds a cycle through itself (wait_graph.py), or another rank reports it |
 
 A waiting rank looks at the notices of its host and at those received from other hosts (notices.py).
 If there is no cycle, it forwards the notices of ranks that wait for it.
@@ -44,7 +44,7 @@ OWN_THREADS = tuple(
 
 
 class DeadlockDetector:
-    """The wait notice of one rank of the job, and its search for a cycle."""
+    """The wait notice of a rank of the job, and its search for a cycle."""
 
     def __init__(self, context: Context) -> None:
         # A weak reference: memory is unmapped as soon as the last user drops the context.
@@ -83,7 +83,7 @@ class DeadlockDetector:
         return self._look(stable)
 
     def clear(self) -> None:
-        """Withdraw this thread's notice, if there is one: its wait has ended."""
+        """Withdraw this thread's notice, if there is any: its wait has ended."""
         if self._owner == get_ident():
             self._owner, self._published, self._waits_in = 0, None, None
             self._slot.publish(None)
@@ -94,7 +94,7 @@ class DeadlockDetector:
             self._exchange.receive(message)
             return
         waits_in = self._waits_in
-        # The notice may be newer than the report's: other ranks have come, but the wait is the same.
+        # The notice may be newer than the reported version, if other ranks have come meanwhile.
         if waits_in is not None and self._slot.holds(message["version"]):
             health, channel = waits_in
             health.abort(health.deadlock_error(channel, message["text"]))
@@ -165,7 +165,7 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     key = _key(group.name)
     if channel.shared.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
-        # Ranks of other hosts are needed as well: their own notices show the calls they have entered.
+        # Ranks of other hosts are always included: their notices show whether they have entered.
         entered = {n for m, n in enumerate(memory.numbers) if memory.last_record(m)[0] >= number}
         for rank, member in enumerate(group.members):
             if rank not in entered:
@@ -181,7 +181,7 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
 def _seen(channel: Channel) -> int | None:
     """Return the counter of a link's other end; None if the wait does not depend on it.
 
-    Links between hosts have no counter. A receiver waits for one message more than it has taken. A
+    Links between hosts have no counter. A receiver waits for a message beyond those it has taken. A
     sender waits for room in the socket, which the kernel may still make.
     """
     sending = channel.shared.kind == at.SENDER

@@ -22,7 +22,7 @@ NONE = (0, None)
 
 
 class NoticeSlot:
-    """One rank's notice slot, mapped by a rank of the same host."""
+    """A rank's notice slot, mapped by a rank of the same host."""
 
     def __init__(self, mapping: Mapped) -> None:
         self._mapping = mapping
@@ -78,24 +78,24 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 MESSAGES_PER_LOOK = 16
-"""Most messages that a rank sends after one look at the notices.
+"""Most messages that a rank sends after a look at the notices.
 
-If one rank of a large group is slow, every other rank needs all ranks that it can't see: without a
-limit each of them would send a message to each other one."""
+While a rank of a large group is slow, every other rank needs all ranks whose notices it has not
+received. Without a limit each of them would send a message to all others."""
 
 VersionedNotice = tuple[int, WaitNotice | None]
 """The version of a rank's notice, and the notice."""
 
 
 class NoticeExchange:
-    """The notices that one rank has received from other hosts and has forwarded to them."""
+    """The notices that a rank has received from other hosts and has forwarded to them."""
 
     def __init__(self) -> None:
         self.received: dict[int, VersionedNotice] = {}
         self._sent: dict[tuple[int, int], int] = {}
 
     def receive(self, message: Message) -> None:
-        """Keep a notice unless a later version has come by another path; ignore malformed ones."""
+        """Keep a notice, unless it is malformed or a later version has come by another path."""
         waiter, version = message["waiter"], message["version"]
         if version <= self.received.get(waiter, NONE)[0]:
             return

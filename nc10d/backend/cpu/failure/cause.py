@@ -1,6 +1,6 @@
 """Why a group failed, as all of its ranks report it: the first cause wins, everywhere.
 
-On one host: the rank that learns a cause writes it into its own area, and then competes for one
+On one host: the rank that learns a cause writes it into its own area, and then competes for a
 word, the abort word of the first rank. The winner's number is copied into the abort word of every
 rank, and every wait looks at that word. Memory outlives its owner, so dead ranks do not matter.
 
@@ -24,7 +24,7 @@ _LOOK = 0.5
 
 
 def publish(memory: GroupMemory, error: DistError) -> None:
-    """Make `error` the group's cause on this host, unless there is a cause already; wake all ranks."""
+    """Make `error` the group's cause on this host unless there is a cause; wake all ranks."""
     first = memory.address(0) + at.AREA_ABORT
     with memory.reporting:
         # Peers may be reading the cause that this rank has written: it is written only once.
@@ -33,8 +33,10 @@ def publish(memory: GroupMemory, error: DistError) -> None:
             memory.reported = True
     winner = entry_points.load_word(first)
     if winner == 0:
+        # 0 means that there is no winner, so ranks count from 1 here.
         mine = memory.rank + 1
         winner = entry_points.compare_and_swap(first, 0, mine) or mine
+    # Each rank looks only at its own word: a word that all ranks polled would bounce between cores.
     for rank in range(memory.size):
         entry_points.compare_and_swap(memory.address(rank) + at.AREA_ABORT, 0, winner)
 
@@ -63,6 +65,7 @@ class AgreedCause:
 
     def report(self, error: DistError, *, wait: bool) -> None:
         """Propose `error` as the cause; with `wait`, block until some cause is agreed."""
+        # After `close` no thread waits for a cause, and the memory may belong to another group.
         if self._closed:
             return
         self._control.propose(TOPIC, error_wire.encode_error(error, at.CAUSE_BYTES).decode())

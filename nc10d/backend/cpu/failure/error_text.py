@@ -37,7 +37,7 @@ _MOST_LINKS = 4
 
 
 class ErrorText:
-    """Makes the errors of one group on one of its ranks."""
+    """Makes the errors of a group on this rank."""
 
     def __init__(
         self,
@@ -82,16 +82,17 @@ class ErrorText:
         return name, seq, f"{name} #{seq}"
 
     def _message_number(self, channel: Channel | None) -> int:
-        """Return the number of a link's next message; without a link, count all received ones."""
+        """Return the number of a link's next message; without a link, of the next received."""
         if channel is not None:
             return channel.get(at.C_OPS) + 1
         return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
 
     def _common_fields(self) -> dict[str, Any]:
-        """Return fields of timeouts and lost peers: `last` numbers by rank, and `waited` in seconds.
+        """Return fields of timeouts and lost peers: `last` numbers by rank, `waited` in seconds.
 
         `waited` counts from the beginning of this rank's collective; None outside of collectives.
         """
+        # Outside of a collective the time on record is that of the last one: it would mislead.
         begun = self._memory.begun(self._memory.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.last_numbers()}
@@ -123,6 +124,7 @@ class ErrorText:
             mine, _ = memory.last_record(memory.rank)
             for peer, rank in enumerate(memory.numbers):
                 seq, what = memory.last_record(peer)
+                # A peer is ahead there: a sign that the ranks use groups in different orders.
                 if seq > mine:
                     waits.append(
                         f"rank {rank} of group {name!r} has come to its #{seq} {what}, "
@@ -183,6 +185,7 @@ class ErrorText:
         Nearly always the peer has just died.
         """
         process = self._memory.peers[peer]
+        # The pidfd knows of a death before the control thread has processed it.
         if ended(process):
             return self.died(peer, process)
         name, seq, text = self.own_operation(())
@@ -204,6 +207,7 @@ class ErrorText:
         ours = called(mine or "", memory.site(memory.rank, seq))
         peer = self.group_rank(index)
         if self._remote is not None and index < 0:
+            # A remote rank sends the record of its call along with its data.
             theirs = self._remote.streams.remote_call()
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]

@@ -49,7 +49,7 @@ CONTROL_GRACE = 1.0
 
 
 class Health:
-    """The state of one group on this rank: working, failed or closed."""
+    """The state of a group on this rank: working, failed or closed."""
 
     def __init__(
         self,
@@ -84,11 +84,14 @@ class Health:
             found = cause.read(self._memory)
             if found is None:
                 return None
+            # One thread stops the channels; the others wait for it here, since they may return
+            # the failure only afterwards.
             with self._lock:
                 first = self._failure is None
                 if first:
                     self._stop()
                     self._failure = found
+            # Without the lock: an observer may ask the group for its failure.
             if first and self.on_failure is not None:
                 self.on_failure(found)
             # Works with callbacks end now; the notifier finishes them.
@@ -96,7 +99,7 @@ class Health:
         return self._failure
 
     def check(self) -> None:
-        """Raise the group's failure, if there is one."""
+        """Raise the group's failure, if there is any."""
         failure = self.failure()
         if failure is not None:
             # `from None`: Python would print the original as the cause, with the same text.
@@ -150,7 +153,7 @@ class Health:
         if self._is_remote(peer):
             return None  # its last data may be in transit: the end of the connection decides
         # Checked in this order: a thread that has just received the last message here already
-        # waits for the next one.
+        # waits for the next message.
         arrived = not self.is_waiting(channel)
         return None if arrived or channel.is_over() else peer
 
@@ -167,6 +170,7 @@ class Health:
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has closed the group."""
+        # Remote ranks announce it in a message; peers of this host show it in group memory.
         if self._is_remote(rank):
             return rank in self._control.left
         return self._memory.state(self._memory.numbers.index(rank)) == at.CLOSED
@@ -203,6 +207,7 @@ class Health:
 
         Blocks until a cause is agreed, except in the control thread.
         """
+        # A copy: the caller may raise its object again, and other groups may get the same one.
         error = named(reason)
         error.group = error.group or self._name
         op, seq, _ = self._text.own_operation(())
@@ -267,11 +272,13 @@ class Health:
         if number not in numbers or self.closed:
             return
         rank = numbers.index(number)
+        # A process that has closed the group before it ended has done its part.
         if self._memory.state(rank) != at.CLOSED:
             self.abort(self._text.died(rank, self._memory.peers[rank]))
 
     def on_lost(self, rank: int, reason: str) -> None:
         """React to the end of the control connection to a rank on another host."""
+        # The announcement of leaving arrives before the end of the connection.
         if not self.closed and not self.has_left(rank):
             self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
@@ -288,6 +295,8 @@ class Health:
             lambda: self.has_left(rank) or control.lost(rank) is not None or agreed.known(),
             CONTROL_GRACE,
         )
+        # The best cause first: the agreed cause, a rank that has left, the end of the control
+        # connection, and only then the error of this socket.
         if self.failure() is not None:
             return
         if self.has_left(rank):
@@ -316,6 +325,7 @@ class Health:
 
     def disown(self) -> None:
         """Mark the group as inherited in a forked child; idempotent."""
+        # Another thread of the parent may have held the lock at the time of the fork.
         self._lock = threading.RLock()
         self.closed = True
         self._failure = ForkedGroupError(

@@ -81,7 +81,7 @@ def form(spec: GroupSpec) -> GroupMemory:
 
 
 def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
-    """As `form`, for the survivors of a failed group, who exchange offsets through `exchange`.
+    """As `form`, for the survivors of a failed group, which exchange offsets through `exchange`.
 
     It may succeed on some members only; the caller makes sure that nobody uses the group then.
     PeerLost or RendezvousError is this rank's own error.

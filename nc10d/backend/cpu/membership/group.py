@@ -74,7 +74,7 @@ class Group:
                 self.health.on_lost(self.members.index(number), reason)
 
     def on_engine_failure(self, address: int, answer: int) -> None:
-        """Turn the engine's answer for one of the group's channels into the group's failure."""
+        """Turn the engine's answer for a channel of the group into the group's failure."""
         for channel in self.channels():
             if channel.address == address:
                 self.health.engine_failed(channel, answer)

@@ -1,4 +1,4 @@
-"""The acceptor: a rank's handshakes with the ranks of other hosts, all at once on one loop.
+"""The acceptor: a rank's handshakes with the ranks of other hosts, all at once in an event loop.
 
 | state of a handshake | next |
 |---|---|
@@ -28,7 +28,7 @@ from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCalle
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 
 MOST_STRANGERS = 256
-# Below MOST_STRANGERS: connections accepted in one batch must be read before a later batch may
+# Below MOST_STRANGERS: connections accepted in a batch must be read before a later batch may
 # close them as the oldest. Otherwise a flood of strangers would keep the ranks out.
 _BATCH = 64
 _SLICE = 0.05
@@ -49,8 +49,8 @@ class PendingHandshake:
 class Acceptor:
     """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket.
 
-    `awaited` holds (rank, purpose) pairs. A caller proves that it belongs to the job with `key`, and
-    that it means this rank with `me` and `group`. `made` holds the finished connections, by (rank,
+    `awaited` holds (rank, purpose) pairs. A caller proves with `key` that it belongs to the job, and
+    its introduction must match `me` and `group`. `made` holds the finished connections, by (rank,
     purpose).
     """
 
@@ -92,7 +92,7 @@ class Acceptor:
             check()
 
     def turn(self, patience: float) -> None:
-        """Process all ready sockets; block for at most `patience` seconds until one is ready."""
+        """Process all ready sockets; block for at most `patience` seconds until any is ready."""
         for key, _ in self._selector.select(patience):
             if key.data is None:
                 self._accept()
@@ -103,7 +103,9 @@ class Acceptor:
 
     def close(self) -> dict[tuple[int, int], socket.socket]:
         """Close unfinished connections, or all if any is missing; return `made`."""
+        # Calls that failed to start and strangers are still registered; finished connections are not.
         unfinished = [key.data.wire for key in self._selector.get_map().values() if key.data]
+        # An incomplete set is of no use to the caller, which raises: its sockets must not leak.
         if self._calling or self._awaited:
             unfinished += self.made.values()
         for wire in unfinished:
@@ -112,6 +114,7 @@ class Acceptor:
         return self.made
 
     def _accept(self) -> None:
+        # Bounded, so that a flood of connections can't keep this loop from the pending handshakes.
         for _ in range(_BATCH):
             try:
                 wire, _ = self._listener.accept()
@@ -137,6 +140,7 @@ class Acceptor:
         except BlockingIOError:
             return
         except (OSError, BadHandshake) as error:
+            # A wrong answer to a call is an error of the job; a wrong caller may be anybody.
             if isinstance(handshake.side, HandshakeCaller):
                 raise _refused(handshake, error) from error
             self._cut_off(handshake)
@@ -147,6 +151,7 @@ class Acceptor:
     def _step(self, handshake: PendingHandshake) -> None:
         wire, side = handshake.wire, handshake.side
         if isinstance(side, HandshakeCaller) and not handshake.greeted:
+            # A writable socket has either connected or failed; SO_ERROR tells them apart.
             failed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))

@@ -47,6 +47,7 @@ def _ipv4(name: str) -> str | None:
             raw = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return None
+    # struct ifreq: 16 bytes of name, then sockaddr_in with the address behind family and port.
     return socket.inet_ntoa(raw[20:24])
 
 

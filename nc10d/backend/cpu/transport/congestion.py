@@ -35,6 +35,7 @@ def tcp_socket(address: str) -> socket.socket:
             f"{VARIABLE}={requested!r}: the kernel has no such congestion control for this process "
             f"(it allows {_allowed()})"
         )
+    # An explicit value is respected, even BBR; only an unasked default is replaced.
     if requested is None and control(wire).startswith(PACED):
         for name in UNPACED:
             if _set(wire, name):

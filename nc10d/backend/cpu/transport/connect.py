@@ -1,9 +1,9 @@
 """Connections between the ranks of a group on different hosts; made once, when the group forms.
 
 Each rank listens on a port of its own address. It publishes address, port and a secret: in the
-store, or over control connections where survivors form a new group. Of two ranks the higher one
+store, or over control connections where survivors form a new group. Of two ranks the higher
 connects, once for each purpose. Both prove to each other (auth/handshake.py) that they know the
-job's token, if there is one, and the secret of the rank that is called. Afterwards the ports are
+job's token, if it has any, and the secret of the rank that is called. Afterwards the ports are
 closed.
 """
 
@@ -28,7 +28,7 @@ from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
 _BACKLOG = 4096
 
 PeerSockets = dict[int, list[socket.socket]]
-"""The sockets to each rank of another host, one for each purpose."""
+"""The sockets to each rank of another host, by purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,10 @@ def connect(
         address, port = listener.getsockname()[:2]
         mine = Endpoint(address, port, os.urandom(32).hex())
         key = mine.key()
+        # Published only once the port is open: a peer connects as soon as it reads this.
         published = json.dumps([mine.address, mine.port, mine.secret])
         endpoints.exchange.set(endpoints.key(rank), published)
+        # A fixed direction: two ranks that called each other would make two connections.
         awaited = {link for link in links if link[0] > rank}
         acceptor = Acceptor(listener, key, rank, group_digest(name), awaited)
 
@@ -106,6 +108,7 @@ def connect(
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error
         finally:
+            # Also after an error: the port and unfinished sockets must not outlive this call.
             made = acceptor.close()
     return {peer: [_ready(made[peer, purpose]) for purpose in range(purposes)] for peer in peers}
 
@@ -141,11 +144,13 @@ def close_sockets(sockets: PeerSockets) -> None:
 def _listener(address: str) -> socket.socket:
     listener = tcp_socket(address)
     try:
+        # Port 0: the kernel chooses a free port, which no other job on the host can hold.
         listener.bind((address, 0))
     except OSError as error:
         listener.close()
         raise RendezvousError(f"can't listen on {address}: {error}") from error
     listener.listen(_BACKLOG)
+    # A connection may vanish between the event and `accept`, which would then block.
     listener.setblocking(False)
     return listener
 

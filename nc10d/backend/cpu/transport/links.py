@@ -1,7 +1,7 @@
-"""Point-to-point links: one for each direction between two ranks of a group, made at first use.
+"""Point-to-point links: each direction between two ranks has a link of its own, made at first use.
 
 On a host, the rank that needs a link first allocates it in its own arena, and stores its location
-in the sender's area. If both ends do so at once, one of them wins and the other frees its memory.
+in the sender's area. If both ends do so at once, the first wins and the other frees its memory.
 
 Messages of one sender arrive in order. A receive takes the first message with its tag. An
 unexpected message (without a matching receive) would block the messages behind it. A rank that
@@ -59,7 +59,7 @@ def sender_site(channel: Channel) -> str:
 
 
 class Inbox:
-    """The receiving end of the link from one sender, and its queue of unexpected messages.
+    """The receiving end of the link from a sender, and its queue of unexpected messages.
 
     A thread holds the inbox with `with inbox.lock, inbox`; not reentrant.
     """
@@ -86,7 +86,7 @@ class Inbox:
         self.unexpected.append(message)
 
     def take_unexpected(self, tag: int) -> UnexpectedMessage | None:
-        """Remove and return the oldest queued message with `tag`, or None; the caller holds the inbox."""
+        """Remove and return the oldest queued message with `tag`; the caller holds the inbox."""
         for kept in self.unexpected:
             if kept.tag == tag:
                 self.unexpected.remove(kept)
@@ -105,8 +105,8 @@ class Inbox:
     def unmatched(self) -> tuple[int, int, int] | None:
         """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it.
 
-        The caller holds the inbox, so no receive is posted meanwhile. But an earlier one may match
-        and end during this call; then the link has another head, and the result is None.
+        The caller holds the inbox, so no receive is posted meanwhile. But an earlier receive may
+        match and end during this call; then the link has another head, and the result is None.
         """
         channel = self.channel
         # A direct receive that began before the inbox was held takes the message, or gives up soon.
@@ -127,7 +127,7 @@ class Inbox:
 
 
 class Links:
-    """All links of one rank in one group."""
+    """All links of a rank in a group."""
 
     def __init__(
         self,
@@ -216,10 +216,7 @@ class Links:
         return next((peer for peer, end in ends if end is channel), None)
 
     def used(self, rank: int) -> list[str]:
-        """Return, as texts, the links on which a rank of this host has passed messages in this group.
-
-        `rank` is its index on the host.
-        """
+        """Return, as texts, the links on which a rank of this host (an index) passed messages."""
         numbers = self._memory.numbers
         sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
         received = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
@@ -234,11 +231,13 @@ class Links:
         return list(self._owned)
 
     def _connect(self, sender: int, receiver: int) -> Channel:
+        # A link made after `stop` would never be stopped, and could touch arrays of failed calls.
         if self._stopped:
             raise GroupClosed("the group has failed or been closed: no new links")
         peer = receiver if sender == self._memory.number else sender
         if self._remote is not None and self._remote.has(peer):
             start = self._memory.address(self._memory.rank)
+            # Between hosts there is no shared memory: the engine uses the socket of messages.
             return self._make_channel(
                 self._remote.message_end(peer, start, sending=peer == receiver)
             )
@@ -246,7 +245,7 @@ class Links:
         return self._connect_local(numbers.index(sender), numbers.index(receiver))
 
     def _connect_local(self, sender: int, receiver: int) -> Channel:
-        """Make this end of a link on this host; both arguments are indices of `GroupMemory.peers`."""
+        """Make this end of a link on this host; arguments are indices of `GroupMemory.peers`."""
         memory = self._memory
         sending = memory.rank == sender
         start = self._start(sender, receiver)
@@ -269,11 +268,13 @@ class Links:
     def _start(self, sender: int, receiver: int) -> int:
         """Return the address of a link on this host, by indices; 0 if it is not made yet."""
         location = int(entry_points.load_word(self._memory.links_word(sender, receiver)))
+        # Offsets are multiples of 4 at least, so the two lowest bits are free for the owner.
         owner = sender if location & 3 == BY_SENDER else receiver
         return self._memory.arena_base(owner) + (location & ~3) if location else 0
 
     def _make(self, word: int, sending: bool) -> None:
         """Allocate a link's memory, unless the other end does so first."""
+        # Both ends may allocate at once; the swap decides, and the loser uses the winner's memory.
         offset = self._allocate(LINK_BYTES)
         location = offset | (BY_SENDER if sending else BY_RECEIVER)
         if entry_points.compare_and_swap(word, 0, location) != 0:

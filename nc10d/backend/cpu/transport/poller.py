@@ -34,7 +34,7 @@ PAGE = 512
 
 @dataclass(slots=True)
 class HostLink:
-    """A socket to one rank; `address` is the block of words by which the engine knows it."""
+    """A socket to a rank; `address` is the block of words by which the engine knows it."""
 
     rank: int
     wire: socket.socket
@@ -42,7 +42,7 @@ class HostLink:
 
 
 class Streams:
-    """The links of one channel, by rank, and the block on which its programs wait."""
+    """The links of a channel, by rank, and the block on which its programs wait."""
 
     def __init__(self, poller: Poller, links: Mapping[int, HostLink], size: int) -> None:
         self.links = links
@@ -51,6 +51,7 @@ class Streams:
         self._table: Words = np.zeros(size, np.int64)
         for rank, link in links.items():
             self._table[rank] = link.address
+        # The arrays belong to this object, and the engine has their addresses: keep them alive.
         self._waiting: Words = np.zeros(4 * size, np.int64)
         self._poll: Words = np.zeros(2 * size, np.int64)
         self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
@@ -73,7 +74,7 @@ class Streams:
             self._words[offset // 8] = value
 
     def remote_call(self) -> str:
-        """Return the call of a remote rank that differs from this rank's call, and its source line."""
+        """Return a remote rank's call that differs from this rank's, and its source line."""
         call = self._remote_text(at.RECORD_TEXT, at.TEXT_BYTES)
         return called(call, self._remote_text(at.RECORD_SITE, at.SITE_BYTES))
 
@@ -109,6 +110,7 @@ class Poller:
         """Return the address of a zeroed block for a link or for a channel's wait."""
         with self._lock:
             if self._used == PAGE:
+                # Pages never move, since the engine and the thread hold addresses into them.
                 self._pages.append(np.zeros(PAGE, np.int64))
                 self._used = 0
             start = self._used
@@ -120,8 +122,8 @@ class Poller:
         address = self.block()
         words = _words(address)
         words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
-        # One-shot, and disarmed at first: the engine arms a link only while it waits for it, so that
-        # data for a program that is not waiting does not wake the thread.
+        # ONESHOT, and disarmed at first: the engine arms a link only while it waits for it. So data
+        # that no program waits for does not wake the thread.
         native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
         return HostLink(rank, wire, address)
 
@@ -131,6 +133,7 @@ class Poller:
 
     def close(self) -> None:
         """Join the thread, which ends when the process's stop word is set; idempotent."""
+        # The thread sleeps in epoll for up to a slice; the event makes it see the stop word now.
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             self._thread.join()

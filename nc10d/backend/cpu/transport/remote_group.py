@@ -35,7 +35,7 @@ _CONTROL = "control connections"
 
 
 class RemoteGroup:
-    """The connections of one rank of one group, by rank.
+    """The connections of a rank in a group, by peer.
 
     Each remote rank has a connection for collectives and another for messages: a message that waits
     for its receiver must not block a collective.
@@ -62,6 +62,7 @@ class RemoteGroup:
         """
         streams = self._poller.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
+        # Kept alive here: the channel holds only their addresses.
         self._message_streams.append((streams, inbox))
         start = plain.address(inbox)
         return ChannelSpec(
@@ -91,6 +92,7 @@ class RemoteGroup:
 
     def disown(self) -> None:
         """Close a forked child's copies of the sockets."""
+        # No shutdown: that would end the parent's connections, too.
         close_sockets(self._sockets)
 
 
@@ -119,7 +121,7 @@ class RemoteHosts:
             return self._poller
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
-        """Connect the control connections to all ranks of other hosts; blocks until all are made."""
+        """Make the control connections to all ranks of other hosts; blocks until all are made."""
         peers = self._topology.remote_ranks(self._number)
         endpoints = EndpointExchange(store, self.address, _CONTROL, self._number)
         sockets = connect(endpoints, peers, 1, deadline, lambda: None)
@@ -132,6 +134,7 @@ class RemoteHosts:
 
     def disown(self) -> None:
         """Close a forked child's copies of the descriptors."""
+        # Another thread of the parent may have held the lock at the time of the fork.
         self._lock = threading.Lock()
         if self._poller is not None:
             self._poller.disown()
