@@ -36,7 +36,7 @@ def publish(memory: GroupMemory, error: DistError) -> None:
         # 0 means that there is no winner, so ranks count from 1 here.
         mine = memory.rank + 1
         winner = entry_points.compare_and_swap(first, 0, mine) or mine
-    # Each rank looks only at its own word: a word that all ranks polled would bounce between cores.
+    # Waits, the engine's included, look only at the abort word in the rank's own area.
     for rank in range(memory.size):
         entry_points.compare_and_swap(memory.address(rank) + at.AREA_ABORT, 0, winner)
 

@@ -92,7 +92,7 @@ class ErrorText:
 
         `waited` counts from the beginning of this rank's collective; None outside of collectives.
         """
-        # Outside of a collective the time on record is that of the last one: it would mislead.
+        # Outside of collectives the time on record belongs to the last collective.
         begun = self._memory.begun(self._memory.rank) if self._channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.last_numbers()}
@@ -207,7 +207,7 @@ class ErrorText:
         ours = called(mine or "", memory.site(memory.rank, seq))
         peer = self.group_rank(index)
         if self._remote is not None and index < 0:
-            # A remote rank sends the record of its call along with its data.
+            # A remote rank's record comes over the connection; those of peers are in group memory.
             theirs = self._remote.streams.remote_call()
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]

@@ -91,7 +91,7 @@ class Health:
                 if first:
                     self._stop()
                     self._failure = found
-            # Without the lock: an observer may ask the group for its failure.
+            # Without the lock: an observer may take long, and other threads need the failure.
             if first and self.on_failure is not None:
                 self.on_failure(found)
             # Works with callbacks end now; the notifier finishes them.
@@ -207,7 +207,7 @@ class Health:
 
         Blocks until a cause is agreed, except in the control thread.
         """
-        # A copy: the caller may raise its object again, and other groups may get the same one.
+        # A copy: the fields below must not change the caller's object.
         error = named(reason)
         error.group = error.group or self._name
         op, seq, _ = self._text.own_operation(())

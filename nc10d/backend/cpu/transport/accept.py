@@ -49,9 +49,8 @@ class PendingHandshake:
 class Acceptor:
     """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket.
 
-    `awaited` holds (rank, purpose) pairs. A caller proves with `key` that it belongs to the job, and
-    its introduction must match `me` and `group`. `made` holds the finished connections, by (rank,
-    purpose).
+    `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
+    proves with `key` that it belongs to the job; its introduction must match `me` and `group`.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Acceptor:
 
     def close(self) -> dict[tuple[int, int], socket.socket]:
         """Close unfinished connections, or all if any is missing; return `made`."""
-        # Calls that failed to start and strangers are still registered; finished connections are not.
+        # Failed calls and strangers are still registered; finished connections are not.
         unfinished = [key.data.wire for key in self._selector.get_map().values() if key.data]
         # An incomplete set is of no use to the caller, which raises: its sockets must not leak.
         if self._calling or self._awaited:
@@ -151,7 +150,7 @@ class Acceptor:
     def _step(self, handshake: PendingHandshake) -> None:
         wire, side = handshake.wire, handshake.side
         if isinstance(side, HandshakeCaller) and not handshake.greeted:
-            # A writable socket has either connected or failed; SO_ERROR tells them apart.
+            # A writable socket has either connected or failed: SO_ERROR distinguishes the two.
             failed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise OSError(failed, os.strerror(failed))

@@ -144,7 +144,7 @@ def close_sockets(sockets: PeerSockets) -> None:
 def _listener(address: str) -> socket.socket:
     listener = tcp_socket(address)
     try:
-        # Port 0: the kernel chooses a free port, which no other job on the host can hold.
+        # Port 0: the kernel chooses a free port, so jobs on the same host do not collide.
         listener.bind((address, 0))
     except OSError as error:
         listener.close()
