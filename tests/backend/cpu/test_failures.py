@@ -320,7 +320,7 @@ def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
             pass
         # A thread that looks again, because it has not seen that its own has come, is told nothing.
         channel = backend.group.links.inbox(1).channel
-        return backend.group.health.look((), channel, Deadline.after(9.0))
+        return backend.group.health.check_wait((), channel, Deadline.after(9.0))
 
     with Ranks(2) as ranks:
         assert ranks.run(call)[0] is None
