@@ -118,6 +118,7 @@ class ErrorText:
     def _awaited_elsewhere(self) -> str:
         """Return, as text, the other groups in which ranks of this host wait for this rank."""
         waits = []
+        # A copy: other threads make and close groups meanwhile.
         for name, memory in list(self._context.memories.items()):
             if memory is self._memory:
                 continue
@@ -296,6 +297,7 @@ class ErrorText:
 
 def named(reason: BaseException) -> DistError:
     """Return a copy of `reason` as a DistError; the caller's object stays unchanged."""
+    # Other ranks must be able to decode it: a type of the caller's becomes a type of nc10d.
     own = error_wire.wire_type(reason)(error_wire.message_of(reason))
     if isinstance(reason, DistError):
         own.__dict__.update(reason.__dict__)

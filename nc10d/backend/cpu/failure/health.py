@@ -135,6 +135,7 @@ class Health:
 
         A deadlock, a peer that has left, and an expired deadline fail the group first.
         """
+        # A published cause first: an error made here would only lose against it.
         failure = self.failure()
         if failure is not None:
             return failure
@@ -231,6 +232,7 @@ class Health:
         if self.on_failure is not None and not self.closed:
             self.failure()  # call `on_failure` even on a rank that has never looked for a cause
         with self._lock:
+            # Deaths and messages that the control thread processes from here on are ignored.
             if self.closed:
                 return False
             self.closed = True

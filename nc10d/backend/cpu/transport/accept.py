@@ -166,6 +166,7 @@ class Acceptor:
         wire.sendall(side.feed(data))
 
     def _finish(self, handshake: PendingHandshake) -> None:
+        # Before the socket is handed out: its next bytes belong to the group's channels.
         self._selector.unregister(handshake.wire)
         side = handshake.side
         if isinstance(side, HandshakeAnswerer):

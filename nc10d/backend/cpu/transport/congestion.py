@@ -37,6 +37,7 @@ def tcp_socket(address: str) -> socket.socket:
         )
     # An explicit value is respected, even BBR; only an unasked default is replaced.
     if requested is None and control(wire).startswith(PACED):
+        # An unprivileged process may set only algorithms that the kernel allows it.
         for name in UNPACED:
             if _set(wire, name):
                 break

@@ -159,6 +159,7 @@ def _read_endpoints(
     endpoints: EndpointExchange, peers: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Endpoint]:
     keys = [endpoints.key(peer) for peer in peers]
+    # In slices: a death among the peers must end the wait long before the deadline.
     while not wait_for_keys(endpoints.exchange, keys, POLL_SECONDS):
         check()
         if deadline.expired():

@@ -122,6 +122,7 @@ class Inbox:
         return tag, nbytes, dtype
 
     def _posted(self, tag: int) -> bool:
+        # A copy: other threads remove finished submissions meanwhile.
         posted = list(self.channel.in_flight.values())
         return any(not sub.finished() and int(sub.words[at.D_TAG // 8]) == tag for sub in posted)
 
@@ -199,6 +200,7 @@ class Links:
 
     def stop(self) -> None:
         """Stop all links for good, and let none be made any more."""
+        # Under the lock: a link is either made before this and stopped below, or refused.
         with self._lock:
             self._stopped = True
         for channel in self.channels():

@@ -96,6 +96,7 @@ class Poller:
 
     def __init__(self, process: int) -> None:
         self._process = process
+        # An epoll instance for all groups: a single thread sleeps for every link of the process.
         self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         native.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
