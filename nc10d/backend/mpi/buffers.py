@@ -6,6 +6,7 @@ MPI has written are copied back when the operation ends. Device arrays are taken
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,10 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.mpi.datatypes import carrier
+from nc10d.backend.mpi.datatypes import carrier, kernel
 from nc10d.backend.mpi.library import MPI
+from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
+from nc10d.ops import RedOp, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +105,38 @@ def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[An
     for view in views:
         np.copyto(view, whole[first : first + view.size].reshape(view.shape))
         first += view.size
+
+
+def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
+    """into := op over the `size` rows, first to last; the rows are scratch memory."""
+    prepare(rows, rows, op)
+    combine = kernel(kernel_address(op.kind, into.dtype))
+    row = [rows.slice(r * into.count, into.count).address for r in range(size)]
+    total = row[0]
+    for address in row[1:]:
+        combine(into.address, total, address, into.nbytes)
+        total = into.address
+    if size == 1:
+        copy(into, rows)
+    finish(into, size, op)
+
+
+def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
+    """into := the operand that this reduction makes of x; PREMUL_SUM scales. May be in place."""
+    if op.factor is not None:
+        factor = ctypes.c_double(op.factor)
+        scale = kernel(scale_address(x.dtype))
+        scale(into.address, x.address, ctypes.addressof(factor), x.nbytes)
+    elif into.address != x.address:
+        copy(into, x)
+
+
+def finish(total: FlatBuffer, size: int, op: ReduceOp) -> None:
+    """Turn a sum into the result: AVG divides."""
+    if op.kind is RedOp.AVG:
+        kernel(divide_address(total.dtype))(total.address, total.address, size, total.nbytes)
+
+
+def copy(into: FlatBuffer, x: FlatBuffer) -> None:
+    """into := x"""
+    ctypes.memmove(into.address, x.address, x.nbytes)

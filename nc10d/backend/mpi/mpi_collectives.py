@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi import folding
-from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers
+from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers, finish, fold, prepare
 from nc10d.backend.mpi.datatypes import order_matters, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
@@ -50,13 +49,13 @@ def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
 def _all_reduce(comm: Comm, op: AllReduce, buffers: OpBuffers, any_order: bool) -> Steps:
     x = buffers.contiguous(op.x, True)
     if _reduced_by_mpi(x, op.op, comm.size, any_order):
-        folding.prepare(x, x, op.op)
+        prepare(x, x, op.op)
         yield [comm.Iallreduce(MPI.IN_PLACE, *_operands(x, op.op))]
-        folding.finish(x, comm.size, op.op)
+        finish(x, comm.size, op.op)
     elif comm.size * x.nbytes <= SMALL:
         rows = buffers.scratch(comm.size * x.count, x.dtype)
         yield [comm.Iallgatherv(x.whole(), rows.in_chunks([x.count] * comm.size))]
-        folding.fold(x, rows, comm.size, op.op)
+        fold(x, rows, comm.size, op.op)
     else:
         counts = _even(x.count, comm.size)
         own = buffers.scratch(counts[comm.rank], x.dtype)
@@ -69,12 +68,12 @@ def _reduce(comm: Comm, op: Reduce, buffers: OpBuffers, any_order: bool) -> Step
     x = buffers.contiguous(op.x, is_root)
     if _reduced_by_mpi(x, op.op, comm.size, any_order):
         own = x if op.op.factor is None or is_root else buffers.scratch(x.count, x.dtype)
-        folding.prepare(own, x, op.op)
+        prepare(own, x, op.op)
         operand, operator = _operands(own, op.op)
         sent, got = (MPI.IN_PLACE, operand) if is_root else (operand, None)
         yield [comm.Ireduce(sent, got, operator, op.root)]
         if is_root:
-            folding.finish(x, comm.size, op.op)
+            finish(x, comm.size, op.op)
         return
     counts = _even(x.count, comm.size)
     own = buffers.scratch(counts[comm.rank], x.dtype)
@@ -105,7 +104,7 @@ def _fold_chunk(
     """own := op over all ranks of this rank's chunk of x"""
     rows = buffers.scratch(comm.size * own.count, own.dtype)
     yield [comm.Ialltoallv(x.in_chunks(counts), rows.in_chunks([own.count] * comm.size))]
-    folding.fold(own, rows, comm.size, op)
+    fold(own, rows, comm.size, op)
 
 
 def _reduced_by_mpi(x: FlatBuffer, op: ReduceOp, size: int, any_order: bool) -> bool:

@@ -16,13 +16,20 @@ from typing import Any
 
 from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
-from nc10d.backend.mpi.dependencies import Dependencies, dependencies_of
 from nc10d.backend.mpi.leaving import LeaveProtocol
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
 from nc10d.backend.mpi.progress_thread import ProgressThread
-from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task, after, side_by_side
+from nc10d.backend.mpi.tasks import (
+    Dependencies,
+    MessageTask,
+    MpiWork,
+    Task,
+    after,
+    dependencies_of,
+    side_by_side,
+)
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise

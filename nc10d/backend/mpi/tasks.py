@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nc10d.arrays.access import touched
+from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.intervals import Use, conflict
 from nc10d.backend.mpi.library import MPI, Request, Steps
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
@@ -144,3 +147,24 @@ def side_by_side(parts: Sequence[Steps]) -> Steps:
         started: list[tuple[Steps, Any]] = [(part, next(part, None)) for part in running]
         running = [part for part, requests in started if requests]
         yield [request for _, requests in started for request in requests or ()]
+
+
+Dependencies = dict[int, frozenset[int]]
+"""Place in the batch of an operation -> places of the earlier operations that it waits for."""
+
+
+def dependencies_of(ops: Sequence[Op]) -> Dependencies:
+    """Return the dependencies of a batch; empty if its operations may run in any order."""
+    if len(ops) == 1:
+        return {}
+    memory = [_touched(op) for op in ops]
+    found = {
+        place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, uses))
+        for place, uses in enumerate(memory)
+    }
+    return {place: earlier for place, earlier in found.items() if earlier}
+
+
+def _touched(op: Op) -> list[Use]:
+    """Return the memory of an operation's arrays, and whether it may be written."""
+    return [(as_buffer(x).span, written) for x, written in touched(op)]

@@ -30,7 +30,7 @@ WAITING = {"spin": WaitPolicy(2000, 0), "yield": WaitPolicy(0, 1000), "sleep": W
 
 
 def wait_by(group: Any, waiting: WaitPolicy) -> None:
-    """Change how this rank waits, on what there is and on what will be made."""
+    """Change how this rank waits, in channels that exist and in later ones."""
     backend = group.backend("cpu")
     backend.group.context.waiting = waiting
     for channel in (backend.group.channel, *backend.group.links.channels()):
@@ -157,7 +157,7 @@ def guards(program: Program) -> list[int]:
         later = [i for i in found if i > ways[0] and program.steps[i].kind is not StepKind.FREE]
         found = [0, *later]
     if program.call.op == "scatter":
-        # Who receives needs the root; what the others say is of no use to it, and harmless.
+        # A receiver needs the root; words of the other ranks are of no use to it, and harmless.
         steps = program.steps
         found = [
             i
@@ -168,7 +168,7 @@ def guards(program: Program) -> list[int]:
 
 
 def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
-    """Stand in for Plans.linked: tamper with what this thread asks for, and remember nothing."""
+    """Stand in for ProgramCache.linked: tamper with this thread's programs, and remember none."""
     program = request.build()
     tampering.waits = guards(program)
     if tampering.without is not None:
@@ -193,7 +193,7 @@ def mixture(group: Any, name: str, root: int, index: int | None, seed: int) -> S
     others = [rank for rank in range(group.size) if rank != VICTIM]
     tampering.slow = random.Random(seed) if group.rank == others[seed % len(others)] else None
     # A broadcast of two rounds: its slowest leaf may still be in the first one when the others
-    # begin the next program. That is what the first FREE of a program is for.
+    # begin the next program. The first FREE of a program prevents that.
     away = (VICTIM + 1) % group.size
     before = [("all_gather", 300, 0), ("broadcast", 5000, VICTIM if seed % 4 < 2 else away)]
     after = [(name, COUNT, root), ("broadcast", 300, away), ("all_gather", 300, 0)]
@@ -238,7 +238,7 @@ def world() -> Iterator[Ranks]:
         patch.setattr(ProgramCache, "linked", linked)
         patch.setattr(formation, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
         patch.setattr(PreparedCache, "remember", lambda *_: None)
-        patch.setattr(context, "access_to", lambda _: 0)  # what is tampered with are the boards
+        patch.setattr(context, "access_to", lambda _: 0)  # the staging buffers are tampered with
         with Ranks(4) as ranks:
             yield ranks
 

@@ -1,4 +1,4 @@
-"""Traffic for stress tests: collectives with data that changes, and what every element must be.
+"""Traffic for stress tests: collectives with changing data, and the right value of every element.
 
 A script is a list of steps that follows from a seed, alike on all ranks; what a rank decides for
 itself (delays, the order of its waits and posts) follows from the seed and its rank.
@@ -135,7 +135,7 @@ COLLECTIVES: dict[str, Callable[[Any, int, int, int], Call]] = {
 
 
 class Traffic:
-    """One rank's way through a script on some groups; `pending` is what it still waits for."""
+    """One rank's way through a script on some groups; `pending` are the calls it still waits for."""
 
     def __init__(self, groups: Sequence[Any], seed: int, rank: int) -> None:
         self.groups = groups
@@ -204,7 +204,7 @@ class Traffic:
                 self.pending.append((work, Call(bool, [(x, sent)]), what))
 
     def settle(self) -> None:
-        """Wait for what is pending, in an order of this rank's own, and check it."""
+        """Wait for the pending calls, in an order of this rank's own, and check them."""
         self.own.shuffle(self.pending)
         while self.pending:
             work, call, what = self.pending.pop()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.mpi.dependencies import dependencies_of
+from nc10d.backend.mpi.tasks import dependencies_of
 from nc10d.ops import AllGather, AllReduce, Barrier, Broadcast, Recv, Send
 
 BASE = np.zeros(24)
