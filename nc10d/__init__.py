@@ -113,18 +113,7 @@ if TYPE_CHECKING:
         get_default_group,
         init_process_group,
     )
-    from nc10d.ops import (
-        AVG,
-        BAND,
-        BOR,
-        BXOR,
-        MAX,
-        MIN,
-        PRODUCT,
-        SUM,
-        ReduceOp,
-        premul_sum,
-    )
+    from nc10d.ops import AVG, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, ReduceOp, premul_sum
     from nc10d.reducer.gradients import SparseGradient
     from nc10d.reducer.hooks import GradBucket
     from nc10d.reducer.logger import Logger

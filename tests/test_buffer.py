@@ -132,9 +132,7 @@ def test_a_class_of_arrays_goes_to_the_checks_of_the_cpu(kind: type) -> None:
     assert device_type(kind) == "cpu"
 
 
-def test_masked_arrays_are_refused_and_other_subclasses_are_their_memory(
-    tmp_path: Any,
-) -> None:
+def test_masked_arrays_are_refused_and_other_subclasses_are_their_memory(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match="mask"):
         as_buffer(np.ma.masked_array([1, 2], [True, False]))
     file = np.memmap(tmp_path / "x", np.int8, "w+", shape=(5,))

@@ -91,9 +91,7 @@ def test_an_empty_block_launches_nothing(group: ProcessGroup) -> None:
     cm.wait()
 
 
-def test_an_async_call_inside_returns_a_work_that_waits_for_the_block(
-    group: ProcessGroup,
-) -> None:
+def test_an_async_call_inside_returns_a_work_that_waits_for_the_block(group: ProcessGroup) -> None:
     x = np.zeros(3)
     called = []
     with dist.coalescing_manager():
@@ -321,10 +319,7 @@ def test_batch_isend_irecv_is_one_launch_with_a_work_for_each() -> None:
     def rank(group: ProcessGroup) -> tuple[int, list[int], int]:
         me = group.rank
         out, x = np.zeros(1, int), np.array([me])
-        ops = [
-            dist.P2POp(dist.irecv, out, (me - 1) % 3),
-            dist.P2POp(dist.isend, x, (me + 1) % 3),
-        ]
+        ops = [dist.P2POp(dist.irecv, out, (me - 1) % 3), dist.P2POp(dist.isend, x, (me + 1) % 3)]
         works = dist.batch_isend_irecv(ops)
         assert len(works) == 2
         for work in works:

@@ -231,12 +231,7 @@ SIZES: list[Mistake] = [
         TypeError,
         r"tensor_list\[1\]",
     ),
-    (
-        "list and array",
-        lambda g, **h: g.all_to_all(pieces(), whole(), **h),
-        TypeError,
-        "both",
-    ),
+    ("list and array", lambda g, **h: g.all_to_all(pieces(), whole(), **h), TypeError, "both"),
     (
         "uneven exchange",
         lambda g, **h: g.all_to_all([np.ones(1), np.ones(1)], pieces(), **h),
@@ -490,10 +485,7 @@ OTHERS: dict[str, Lone] = {
     ),
     "a split of an unknown backend": (lambda g: dist.split_group(g, [[0, 1]], backend="no"), "no"),
     "subgroups that don't divide": (lambda g: dist.new_subgroups(3), "divide"),
-    "subgroups that overlap": (
-        lambda g: dist.new_subgroups_by_enumeration([[0], [0]]),
-        "twice",
-    ),
+    "subgroups that overlap": (lambda g: dist.new_subgroups_by_enumeration([[0], [0]]), "twice"),
     "subgroups with a stranger": (
         lambda g: dist.new_subgroups_by_enumeration([[g.rank], [4]]),
         "4",

@@ -151,11 +151,7 @@ BLOCK, FRESH, PLAN = "block", "block, new arrays", "plan"
 ONE_BY_ONE, BLOCKING, FLAT = "one by one", "one by one, blocking", "flattened"
 NAMES = [BLOCK, FRESH, PLAN, ONE_BY_ONE, BLOCKING, FLAT]
 """The ways that a library may have. FRESH is BLOCK with new arrays every time."""
-MPI_WAYS: dict[str, Way] = {
-    ONE_BY_ONE: mpi_separately,
-    BLOCKING: blocking,
-    FLAT: mpi_flattened,
-}
+MPI_WAYS: dict[str, Way] = {ONE_BY_ONE: mpi_separately, BLOCKING: blocking, FLAT: mpi_flattened}
 WAYS: dict[str, dict[str, Way]] = {
     "nc10d": {
         BLOCK: block,

@@ -176,9 +176,6 @@ def _collect(size: Size, ranks: int, options: argparse.Namespace) -> Times:
 
 
 def _launch(size: Size, count: int, rounds: int, steps: int) -> Times:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Ranks(count, "processes", timeout=LIMIT) as ranks,
-    ):
+    with tempfile.TemporaryDirectory() as folder, Ranks(count, "processes", timeout=LIMIT) as ranks:
         given = (size, str(Path(folder) / "meeting"), rounds, steps)
         return slower(ranks.run(measure, *([argument] * count for argument in given)))

@@ -55,10 +55,7 @@ def handshakes(timer: ProgramTimer) -> Sample:
     few, many = (rounds([], [], count) for count in (MANY, 3 * MANY))
     short = repeated(lambda: timer.run(few, x), 50)
     waits = repeated(lambda: timer.run(many, x), 50) - short
-    return {
-        ("step", 0): (steps - empty) / STEPS,
-        ("wait", 0): waits / (2 * MANY),
-    }
+    return {("step", 0): (steps - empty) / STEPS, ("wait", 0): waits / (2 * MANY)}
 
 
 def rounds(

@@ -161,11 +161,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    output: Array,
-    input: Array,
-    op: ReduceOp = SUM,
-    group: Group = None,
-    async_op: bool = False,
+    output: Array, input: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
     """Reduce chunk r of every rank's `input` into rank r's `output`.
 

@@ -219,10 +219,7 @@ class DeviceMesh:
 
 
 def init_device_mesh(
-    device_type: str,
-    mesh_shape: Sequence[int],
-    *,
-    mesh_dim_names: Sequence[str] | None = None,
+    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
     """Return the mesh of all ranks in this shape, in row-major order; every rank calls.
 

@@ -34,9 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def empty(
-    shape: int | Sequence[int],
-    dtype: npt.DTypeLike = np.float64,
-    group: ProcessGroup | None = None,
+    shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64, group: ProcessGroup | None = None
 ) -> Array:
     """Return a registered array with arbitrary contents, C-contiguous and page-aligned.
 
@@ -61,9 +59,7 @@ def empty(
 
 
 def zeros(
-    shape: int | Sequence[int],
-    dtype: npt.DTypeLike = np.float64,
-    group: ProcessGroup | None = None,
+    shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64, group: ProcessGroup | None = None
 ) -> Array:
     """Return a registered array of zeros; see `empty`."""
     x = empty(shape, dtype, group)

@@ -12,10 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write a token to the file given as the only argument; return the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if len(words) != 1 or words[0].startswith("-"):
-        print(
-            "usage: python -m nc10d.auth FILE   writes a new job token to FILE",
-            file=sys.stderr,
-        )
+        print("usage: python -m nc10d.auth FILE   writes a new job token to FILE", file=sys.stderr)
         return 2
     try:
         write_token(Path(words[0]))

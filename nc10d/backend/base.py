@@ -157,12 +157,7 @@ class Backend(Protocol):
         ...
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> Backend:
         """Make the backend of a group of `ranks` of this group; all of them call, and no other.
 

@@ -50,12 +50,7 @@ class FakeBackend(Backend):
         return (self.rank + 1) % self.size if op.peer is None else op.peer
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> FakeBackend:
         """Make a fake for the group of `ranks`."""
         return FakeBackend(ranks.index(self.rank), len(ranks))

@@ -95,11 +95,7 @@ class Collectives(Runner):
     """The collectives of a group; a subclass runs operations in `_run`."""
 
     def all_reduce(
-        self,
-        tensor: Array,
-        op: ReduceOp = SUM,
-        async_op: bool = False,
-        timeout: Timeout = None,
+        self, tensor: Array, op: ReduceOp = SUM, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
         """Replace `tensor` on every rank by the reduction of all ranks' tensors, of equal shape."""
         if async_op or timeout is not None:

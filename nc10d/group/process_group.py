@@ -20,13 +20,7 @@ from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level, error_wire
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import (
-    Aborted,
-    DistError,
-    ForkedGroupError,
-    GroupClosed,
-    UnsupportedPlatform,
-)
+from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed, UnsupportedPlatform
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members

@@ -18,12 +18,7 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels.pack import cast_address, copy_address, move_all
 from nc10d.kernels.reduce import scale_address
-from nc10d.kernels.streaming import (
-    SCALED,
-    STREAM_BYTES,
-    stream_copy_address,
-    stream_scale_address,
-)
+from nc10d.kernels.streaming import SCALED, STREAM_BYTES, stream_copy_address, stream_scale_address
 from nc10d.ops import Array
 
 Row = tuple[int, int, int]

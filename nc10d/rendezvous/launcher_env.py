@@ -59,10 +59,7 @@ class _Launcher:
 
 _LAUNCHERS = (
     _Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_SIZE"
     ),
     _Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
     # A batch script has SLURM_PROCID too, but only tasks of srun are in a numbered step.
@@ -80,10 +77,7 @@ _LAUNCHER_PROCESSES = frozenset(
 
 
 def find_place(
-    environment: Environment,
-    rank: int | None,
-    size: int | None,
-    ancestor: Callable[[], str],
+    environment: Environment, rank: int | None, size: int | None, ancestor: Callable[[], str]
 ) -> RankPlace:
     """Return the place that `environment` describes; a given `rank` or `size` takes precedence.
 

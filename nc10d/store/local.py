@@ -14,15 +14,7 @@ from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
-from nc10d.store.base import (
-    Store,
-    Value,
-    decode_key,
-    encode_key,
-    encode_keys,
-    encode_value,
-    pair,
-)
+from nc10d.store.base import Store, Value, decode_key, encode_key, encode_keys, encode_value, pair
 from nc10d.store.store_errors import not_a_number_error
 from nc10d.store.values import NotANumber, Values
 from nc10d.store.wire import i64

@@ -188,12 +188,7 @@ class LocalBackend(Backend):
         return self._seq
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> LocalBackend:
         """Make this rank's backend of a subgroup."""
         return LocalBackend(self.hub, name, ranks.index(self.rank), len(ranks))

@@ -28,9 +28,7 @@ DEAD_ENDS = 200
 
 
 def pairwise(
-    parameters: Mapping[str, Sequence[Any]],
-    fits: Fits = lambda *_: True,
-    seed: int = 0,
+    parameters: Mapping[str, Sequence[Any]], fits: Fits = lambda *_: True, seed: int = 0
 ) -> list[Row]:
     """Return rows that cover every pair of values for which `fits(name, value, name, value)`.
 

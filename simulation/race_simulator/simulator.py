@@ -295,11 +295,7 @@ class SimulatedWorld:
     """
 
     def __init__(
-        self,
-        size: int,
-        half: int,
-        unreadable: Iterable[int] = (),
-        keeping: Iterable[int] = (),
+        self, size: int, half: int, unreadable: Iterable[int] = (), keeping: Iterable[int] = ()
     ) -> None:
         self.size = size
         self.unreadable = frozenset(unreadable)

@@ -21,15 +21,7 @@ LATEST, SOON = 20.0, 0.2
 
 
 def kills(count: int, size: int, seed: int) -> list[dict[str, Any]]:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "kills",
-        str(count),
-        str(size),
-        f"--seed={seed}",
-    ]
+    command = [sys.executable, "-m", "benchmarks", "kills", str(count), str(size), f"--seed={seed}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -48,10 +48,7 @@ def message(group: Any, sent: Any, received: Any, peer: int = 1) -> None:
 
 KINDS: dict[str, tuple[Call, Call]] = {
     "operation": (lambda g: g.all_reduce(filled(4)), lambda g: g.broadcast(filled(4), 0)),
-    "dtype": (
-        lambda g: g.all_reduce(filled(4)),
-        lambda g: g.all_reduce(filled(4, np.float32)),
-    ),
+    "dtype": (lambda g: g.all_reduce(filled(4)), lambda g: g.all_reduce(filled(4, np.float32))),
     "count": (lambda g: g.all_reduce(filled(4)), lambda g: g.all_reduce(filled(5))),
     "far more": (lambda g: g.all_reduce(filled(4)), lambda g: g.all_reduce(filled(LARGE))),
     "op": (lambda g: g.all_reduce(filled(4)), lambda g: g.all_reduce(filled(4), ReduceOp.MAX)),

@@ -71,8 +71,7 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
-    [("sys.exit(3)", 3), pytest.param("pass", 0, marks=pytest.mark.long)],
+    ("how", "code"), [("sys.exit(3)", 3), pytest.param("pass", 0, marks=pytest.mark.long)]
 )
 def test_the_others_get_an_error_when_its_program_ends(how: str, code: int) -> None:
     """Ranks of its host and of another host learn of it; it ends as without a group."""

@@ -217,9 +217,7 @@ def test_a_frozen_server_is_a_timeout_and_thawed_it_serves_on(
     took.must_be_soon()
 
 
-def test_a_frozen_server_is_no_more_to_be_joined(
-    server: tuple[int, subprocess.Popen[str]],
-) -> None:
+def test_a_frozen_server_is_no_more_to_be_joined(server: tuple[int, subprocess.Popen[str]]) -> None:
     port, child = server
     took = Took()
     with client(port) as store, frozen(child.pid):

@@ -24,8 +24,7 @@ def rows(draw, depth, dtype=np.float32):
     numbers = st.lists(st.integers(-4, 4), min_size=int(np.prod(each)), max_size=int(np.prod(each)))
     values = [np.reshape(draw(numbers), each) for _ in drawn]
     return SparseGradient(
-        np.array(drawn, np.int64).reshape(-1, depth).T,
-        np.array(values, dtype).reshape(-1, *each),
+        np.array(drawn, np.int64).reshape(-1, depth).T, np.array(values, dtype).reshape(-1, *each)
     )
 
 

@@ -21,11 +21,7 @@ CASES = [
     for name, views in product(zoo.ZOO, [False, True])
     for kind in (["find"] if name in VARYING else ["plain", "static"])
 ]
-OPTIONS = {
-    "plain": {},
-    "find": {"find_unused_parameters": True},
-    "static": {"static_graph": True},
-}
+OPTIONS = {"plain": {}, "find": {"find_unused_parameters": True}, "static": {"static_graph": True}}
 
 
 @pytest.fixture(scope="module")

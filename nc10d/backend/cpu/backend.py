@@ -203,12 +203,7 @@ class CpuBackend(Backend):
     # -- making and ending groups ----------------------------------------------------------------
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         group = self.group

@@ -69,12 +69,7 @@ class Context:
     """One rank's process on its host; made once per job, shared by all of its groups."""
 
     def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        deadline: Deadline,
-        host_id: str | None = None,
+        self, store: Store, rank: int, size: int, deadline: Deadline, host_id: str | None = None
     ) -> None:
         entry_points.prepare()
         self.number = rank

@@ -168,11 +168,7 @@ class CombinedWork(Work):
     __slots__ = ("_messages", "_waiter", "_works")
 
     def __init__(
-        self,
-        waiter: PartWaiter,
-        ops: Sequence[Op],
-        works: Sequence[Work],
-        messages: Sequence[Work],
+        self, waiter: PartWaiter, ops: Sequence[Op], works: Sequence[Work], messages: Sequence[Work]
     ) -> None:
         super().__init__(ops)
         self._waiter = waiter

@@ -126,12 +126,7 @@ class MpiBackend(Backend):
         return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._group.name, op=name)
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> MpiBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         self._group.check()

@@ -146,12 +146,7 @@ class NcclBackend(Backend):
             raise copy_to_raise(self._failure)
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
         """Make the backend of a group of `ranks` of this group; they meet at its first operation.
 

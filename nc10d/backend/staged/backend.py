@@ -239,12 +239,7 @@ class StagedBackend(Backend):
     # Groups and ends
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: Any = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> StagedBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)

@@ -12,13 +12,7 @@ from typing import Any, TypeAlias
 
 from nc10d.ops import Array
 from nc10d.reducer.gradients import assign, copy_of
-from nc10d.reducer.hooks.grad_bucket import (
-    Allocate,
-    CommHook,
-    GradBucket,
-    call_hook,
-    reduced_array,
-)
+from nc10d.reducer.hooks.grad_bucket import Allocate, CommHook, GradBucket, call_hook, reduced_array
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
 

@@ -12,13 +12,7 @@ from nc10d.reducer.hooks.builtin import (
     fp16_compress_wrapper,
     noop_hook,
 )
-from nc10d.reducer.hooks.grad_bucket import (
-    Allocate,
-    CommHook,
-    GradBucket,
-    Step,
-    reduced_array,
-)
+from nc10d.reducer.hooks.grad_bucket import Allocate, CommHook, GradBucket, Step, reduced_array
 
 __all__ = [
     "Allocate",

@@ -143,9 +143,7 @@ def test_private_pages_keep_their_contents_and_get_no_more_writes(arena: Arena) 
     assert [set(page.tolist()) for page in seen] == [{9}, {7}, {7}, {9}]
 
 
-def test_retired_memory_goes_back_to_the_system_and_is_not_allocated_again(
-    arena: Arena,
-) -> None:
+def test_retired_memory_goes_back_to_the_system_and_is_not_allocated_again(arena: Arena) -> None:
     first, second = arena.allocate(4 * PAGE), arena.allocate(PAGE)
     arena.free(second)
     floor = arena.retire()

@@ -98,8 +98,7 @@ def try_to_form(group: Any, store: Any, name: str, timeout: float, late: float) 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    timeouts=st.tuples(*[st.floats(0.0, 0.03)] * 3),
-    lates=st.tuples(*[st.floats(0.0, 0.03)] * 3),
+    timeouts=st.tuples(*[st.floats(0.0, 0.03)] * 3), lates=st.tuples(*[st.floats(0.0, 0.03)] * 3)
 )
 def test_all_members_get_the_same_answer_however_close_it_is(
     ranks: Ranks, timeouts: tuple[float, ...], lates: tuple[float, ...]

@@ -15,13 +15,7 @@ from test_failures import CALLS, caught, stand_aside
 from test_hosts import ranks_on
 
 from nc10d.backend.cpu.engine.call_sites import text_at
-from nc10d.errors import (
-    Aborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    DistError,
-    PeerLost,
-)
+from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
 
 
 def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:

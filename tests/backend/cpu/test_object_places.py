@@ -13,12 +13,7 @@ from nc10d.backend.cpu.native import cpython
 from nc10d.errors import UnsupportedPlatform
 from nc10d.testing import layouts, strategies
 
-FOUND = (
-    cpython.DATA_OFFSET,
-    cpython.DIMS_OFFSET,
-    cpython.DTYPE_OFFSET,
-    cpython.FLAGS_OFFSET,
-)
+FOUND = (cpython.DATA_OFFSET, cpython.DIMS_OFFSET, cpython.DTYPE_OFFSET, cpython.FLAGS_OFFSET)
 
 
 @given(strategies.dtypes(), st.sampled_from([(3,), (2, 5), (4, 3, 2), ()]), st.booleans())

@@ -140,8 +140,7 @@ def _without(program: Program, index: int) -> Program:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [*((name, 750) for name in MAKERS if name != "barrier"), ("broadcast", 20)],
+    ("name", "count"), [*((name, 750) for name in MAKERS if name != "barrier"), ("broadcast", 20)]
 )
 def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) -> None:
     """Programs of several rounds, as 750 elements need; and a broadcast of a single round."""

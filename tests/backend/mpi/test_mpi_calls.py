@@ -75,8 +75,7 @@ def test_a_message_that_came_early_waits_for_its_turn(ranks: Ranks, src: int | N
 def calls_differ(group: ProcessGroup) -> str:
     sub, x = everybody(group), np.full(5, 7.0)
     text = raised(
-        CollectiveMismatch,
-        lambda: sub.all_reduce(x) if group.rank else sub.broadcast(x, 1),
+        CollectiveMismatch, lambda: sub.all_reduce(x) if group.rank else sub.broadcast(x, 1)
     )
     assert (x == 7.0).all()
     assert raised(CollectiveMismatch, sub.barrier) == text

@@ -18,15 +18,7 @@ from __future__ import annotations
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, inline, user
-from nc10d.backend.cpu.program.steps import (
-    copy,
-    end_round,
-    enter,
-    free,
-    meet_all,
-    signal,
-    wait,
-)
+from nc10d.backend.cpu.program.steps import copy, end_round, enter, free, meet_all, signal, wait
 
 
 def barrier(shape: GroupShape) -> list[Step]:

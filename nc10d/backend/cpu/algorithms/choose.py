@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nc10d.backend.cpu.algorithms import all_reduce as reductions
-from nc10d.backend.cpu.algorithms import (
-    broadcast as broadcasts,
-)
+from nc10d.backend.cpu.algorithms import broadcast as broadcasts
 from nc10d.backend.cpu.algorithms import exchange, gather, hosts_exchange, hosts_reduce
 from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.exchange import Route

@@ -171,11 +171,7 @@ def _cuts(span: Span, nbytes: int) -> list[Cut]:
 
 
 def _over_staging(
-    span: Span,
-    place: At,
-    cuts: Sequence[Cut],
-    reduction: Reduction,
-    rail: Sequence[Step],
+    span: Span, place: At, cuts: Sequence[Cut], reduction: Reduction, rail: Sequence[Step]
 ) -> list[Step]:
     """Reduce this rank's part of `place`, then between hosts by `rail`; gather the other parts."""
     sizes = [length for _, length in cuts]

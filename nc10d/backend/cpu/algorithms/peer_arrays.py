@@ -189,11 +189,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    shape: GroupShape,
-    sizes: Sequence[int],
-    mine: At,
-    outs: Sequence[At],
-    staged: Sequence[Step],
+    shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At], staged: Sequence[Step]
 ) -> list[Step]:
     """outs[r] := rank r's array `mine` of sizes[r] bytes."""
     me = shape.rank

@@ -50,12 +50,7 @@ def map_peers(
 
 
 def gather(
-    store: Store,
-    rank: int,
-    size: int,
-    arena: Arena,
-    deadline: Deadline,
-    host: str | None = None,
+    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline, host: str | None = None
 ) -> tuple[list[HostPeer], list[RankInfo]]:
     """Map the arena of every rank of this host; return them, and the infos of all ranks.
 

@@ -25,10 +25,7 @@ class Router:
     """The control connections of a rank; `near` holds the ranks of its own host."""
 
     def __init__(
-        self,
-        wires: Mapping[int, socket.socket],
-        near: Container[int],
-        listeners: Listeners,
+        self, wires: Mapping[int, socket.socket], near: Container[int], listeners: Listeners
     ) -> None:
         self.on_job_message: Callable[[Message], object] | None = None
         """The receiver of messages in OF_THE_JOB; set before the control thread starts."""

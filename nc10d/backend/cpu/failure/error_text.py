@@ -23,12 +23,7 @@ from nc10d.backend.cpu.transport.links import Links, sender_site
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.text import join_words
-from nc10d.errors import (
-    CollectiveMismatch,
-    CollectiveTimeout,
-    DistError,
-    PeerLost,
-)
+from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 
 _DTYPES = {dtype.code: dtype for dtype in DType}

@@ -35,12 +35,7 @@ from nc10d.backend.cpu.transport.links import Links
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import (
-    CollectiveMismatch,
-    DistError,
-    ForkedGroupError,
-    GroupClosed,
-)
+from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed
 from nc10d.ops import Op
 
 # Seconds that a failed data connection waits for a cause from the control connection. That knows

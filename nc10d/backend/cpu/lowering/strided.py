@@ -43,11 +43,7 @@ def make_contiguous(lowered: LoweredOp) -> LoweredOp:
         return Program(inner.call, steps, len(arrays))
 
     return replace(
-        lowered,
-        key=(lowered.key, *found),
-        arrays=arrays,
-        build=build,
-        strided=tuple(strided),
+        lowered, key=(lowered.key, *found), arrays=arrays, build=build, strided=tuple(strided)
     )
 
 

@@ -31,12 +31,7 @@ from nc10d.backend.cpu.native.atomics import (
 )
 from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.progress import (
-    nc10d_attend,
-    nc10d_help,
-    nc10d_run,
-    nc10d_submit,
-)
+from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_run, nc10d_submit
 from nc10d.backend.cpu.native.waiting import (
     LONG_NS,
     nc10d_drive,

@@ -11,11 +11,7 @@ from numba import njit
 
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import call_engine, load, load_acquire, store, store_release
-from nc10d.backend.cpu.native.ring import (
-    nc10d_begin_to_change,
-    nc10d_end_change,
-    nc10d_slot,
-)
+from nc10d.backend.cpu.native.ring import nc10d_begin_to_change, nc10d_end_change, nc10d_slot
 
 
 @njit(nogil=True)

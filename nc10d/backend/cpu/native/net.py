@@ -6,28 +6,11 @@ import numpy as np
 from numba import njit, types
 
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    add,
-    exchange,
-    load,
-    load_acquire,
-    store,
-    store_release,
-)
+from nc10d.backend.cpu.native.atomics import add, exchange, load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.matching import nc10d_match
-from nc10d.backend.cpu.native.sockets import (
-    EVENT_BYTES,
-    PACKED,
-    nc10d_control,
-    nc10d_lock_link,
-)
-from nc10d.backend.cpu.native.waiting import (
-    nc10d_arm,
-    nc10d_try_lock,
-    nc10d_unlock,
-    nc10d_wake_own,
-)
+from nc10d.backend.cpu.native.sockets import EVENT_BYTES, PACKED, nc10d_control, nc10d_lock_link
+from nc10d.backend.cpu.native.waiting import nc10d_arm, nc10d_try_lock, nc10d_unlock, nc10d_wake_own
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 EVENTS = 64

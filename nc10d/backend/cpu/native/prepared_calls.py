@@ -20,12 +20,7 @@ from nc10d.backend.cpu.native.cpython import (
     PLAIN_FLAGS,
     TYPE_OFFSET,
 )
-from nc10d.backend.cpu.native.progress import (
-    LOOKS,
-    nc10d_run,
-    nc10d_submit,
-    nc10d_submit_here,
-)
+from nc10d.backend.cpu.native.progress import LOOKS, nc10d_run, nc10d_submit, nc10d_submit_here
 from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
 
 SLICE_NS = 50_000_000

@@ -106,12 +106,7 @@ class Mailbox:
         return CpuWork(self._waiter, (op,), [(channel, submission)], deadline)
 
     def _receive(
-        self,
-        op: Recv,
-        peer: int,
-        deadline: Deadline,
-        limit: int,
-        dependencies: MessageDependencies,
+        self, op: Recv, peer: int, deadline: Deadline, limit: int, dependencies: MessageDependencies
     ) -> Work | DeferredReceive:
         inbox = self._links.inbox(peer)
         with inbox.lock, inbox:

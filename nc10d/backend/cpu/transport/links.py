@@ -167,12 +167,7 @@ class Links:
             return found
 
     def program(
-        self,
-        sending: bool,
-        nbytes: int,
-        folded: bool = False,
-        gates: int = 0,
-        away: bool = False,
+        self, sending: bool, nbytes: int, folded: bool = False, gates: int = 0, away: bool = False
     ) -> Linked:
         """Return the program that moves `nbytes` through a link.
 
