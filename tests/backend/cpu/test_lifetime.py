@@ -331,7 +331,7 @@ def block(group: Any, x: Any) -> None:
 
 
 def many_dropped(group: Any, drop: Any, wait: Any, count: int, every: int) -> int:
-    """Drop many Works, with a call that is waited for among so many; return the Works alive then."""
+    """Drop many Works, waiting for a call now and then; return the Works alive then."""
     mine = np.ones(4)
     seen = []
     for number in range(1, CALLS + 1):
@@ -364,7 +364,7 @@ def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
 
 
 def beside_one_that_waits(group: Any) -> int:
-    """Drop many receives, beside one whose message comes last; return the Works alive before that."""
+    """Drop many receives, and one whose message comes last; return the Works alive before it."""
     peer, more = 1 - group.rank, CALLS // A_FEW + 1
     if group.rank == 0:
         for _ in range(CALLS + more):

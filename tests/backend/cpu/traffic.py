@@ -135,7 +135,7 @@ COLLECTIVES: dict[str, Callable[[Any, int, int, int], Call]] = {
 
 
 class Traffic:
-    """One rank's way through a script on some groups; `pending` are the calls it still waits for."""
+    """A rank in a script on some groups; `pending` are the calls that it still waits for."""
 
     def __init__(self, groups: Sequence[Any], seed: int, rank: int) -> None:
         self.groups = groups
