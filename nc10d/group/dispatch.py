@@ -99,10 +99,10 @@ class Dispatcher(Collectives, PointToPoint):
                 prepared, answer, a, b, self.timeout
             ):
                 return False
-        except BaseException as error:
-            backend.abandon(prepared, a, b)
-            if a is not x and isinstance(error, (DistError, KeyboardInterrupt)):
+        except BaseException:
+            if a is not x:  # first: a second Ctrl-C may come
                 self._stranded.append((x, y))
+            backend.abandon(prepared, a, b)
             raise
         next(self._launches)
         return True
@@ -136,7 +136,8 @@ class Dispatcher(Collectives, PointToPoint):
         seen, lent = op, None
         if device == "cpu" and type(array) in numpy_views:
             # A view that is lent costs less, but its array must be held until the call is over.
-            lent = None if batch is not None or async_op else use_unowned_views(op)
+            may_lend = batch is None and not async_op and self._preparing is not None
+            lent = None if not may_lend else use_unowned_views(op)
             seen = map_to_numpy(op) if lent is None else op
         if batch is not None:
             work = batch.add(seen, device, async_op, timeout)

@@ -101,7 +101,11 @@ class ProcessGroup(Dispatcher, Members):
             device=bound,
             others=self._backends.others(device),
         )
-        return factory(setup)
+        made = factory(setup)
+        if Backend not in type(made).__mro__:  # its abilities are looked up by the base's names
+            kind = type(made).__qualname__
+            raise TypeError(f"backend {name!r}: {kind} does not derive from nc10d's Backend")
+        return made
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
         """Make the backends of AT_ONCE; all ranks of the group call this at the same time.

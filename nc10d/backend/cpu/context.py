@@ -102,16 +102,14 @@ class Context:
         self.process: int = plain.address(self._process)
         self.log = CallLog()
         self.listeners = Listeners()
-        self.memories: weakref.WeakValueDictionary[str, GroupMemory] = weakref.WeakValueDictionary()
-        """The memory of each live group, by the group's name."""
-        self.work_lists: weakref.WeakSet[WorkList] = weakref.WeakSet()
+        self._memories: dict[str, GroupMemory] = {}
+        self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
         self._lock = threading.RLock()
         self._events = os.eventfd(0, os.EFD_CLOEXEC)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._closing = False
-        self._users = 0
         self._set(at.P_BELL, self.arena.mapping.base)
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_EVENT_FD, self._events)
@@ -146,9 +144,8 @@ class Context:
     def join(self, group: Listener, memory: GroupMemory) -> None:
         """Add a group; report to it the deaths and messages that came while it formed."""
         with self._lock:
-            self._users += 1
             self.listeners.join(group)
-            self.memories[group.name] = memory
+            self._memories[group.name] = memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
@@ -157,12 +154,26 @@ class Context:
     def leave(self, group: Listener) -> None:
         """Remove a group; removing the last group closes the context."""
         with self._lock:
-            self.listeners.leave(group)
-            self.memories.pop(group.name, None)
-            self._users -= 1
-            last = self._users == 0
+            last = self.listeners.leave(group) == 0
+            self._memories.pop(group.name, None)
         if last:
             self.close()
+
+    def memories(self) -> list[tuple[str, GroupMemory]]:
+        """Return name and memory of each live group."""
+        with self._lock:
+            return list(self._memories.items())
+
+    def add_work_list(self, works: WorkList) -> None:
+        """Let the notifier finish the Works of a group, as long as `works` lives."""
+        with self._lock:
+            live = [reference for reference in self._work_lists if reference() is not None]
+            self._work_lists = [*live, weakref.ref(works)]
+
+    def _live_work_lists(self) -> list[WorkList]:
+        with self._lock:
+            found = [reference() for reference in self._work_lists]
+        return [works for works in found if works is not None]
 
     def lost(self, ranks: Sequence[int]) -> HostPeer | None:
         """Return the first of some ranks of the job that has died on this host, or None."""
@@ -258,7 +269,7 @@ class Context:
         while not self._closing:
             if poller.poll(RESTLESS_MS if restless else None):
                 os.eventfd_read(events)
-            restless = sum(works.notify() for works in list(self.work_lists)) > 0
+            restless = sum(works.notify() for works in self._live_work_lists()) > 0
 
     def in_control(self) -> bool:
         """Return whether this is the control thread: it must not wait for peers' messages."""
@@ -326,7 +337,7 @@ class Context:
         self._closing = True
         self.channels.disown()
         self.listeners.disown()
-        for works in list(self.work_lists):
+        for works in self._live_work_lists():
             works.disown()
         if self.remote_hosts is not None:
             self.remote_hosts.disown()

@@ -1,8 +1,8 @@
 """Launching: from operations to programs that run.
 
 1. A prepared call runs at once, in the caller's thread, or is submitted.
-2. Any other operations are checked, lowered to a program, and run or submitted; then they are
-   remembered, so that the next launch finds them prepared.
+2. Any other operations are checked, lowered to a program, and run or submitted. Single operations
+   on plain arrays, and batches of all_reduces, are then remembered as prepared calls.
 """
 
 from __future__ import annotations
@@ -69,16 +69,10 @@ class OpLauncher:
             return work or self._launch_new(ops, timeout, True)
         # One thread is enough for several large messages between hosts: the worker moves them all.
         alone = not (prepared.bulky and self._streaming())
-        if not (alone and self.run(prepared, x, y, timeout)):
-            try:
-                work = prepared.start(self._waiter, x, y, timeout, here=True)
-            except KeyboardInterrupt:  # the call may be under way
-                self._waiter.interrupted(ops)
-                raise
-            if work is None:
-                return self._launch_new(ops, timeout, False)
-            self._waiter.wait_work(work)
-        return None
+        done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
+            prepared, x, y, ops, timeout
+        )
+        return None if done else self._launch_new(ops, timeout, False)
 
     # -- prepared calls --------------------------------------------------------------------------
 
@@ -113,15 +107,31 @@ class OpLauncher:
 
     def start(self, prepared: Prepared, x: Any, y: Any, timeout: float) -> Work | None:
         """Submit a prepared call and return its Work; None: nothing has happened."""
-        self._group.context.need_worker()
         return prepared.start(self._waiter, x, y, timeout)
+
+    def _start_and_wait(
+        self, prepared: Prepared, x: Any, y: Any, ops: Sequence[Op], timeout: float
+    ) -> bool:
+        """Submit a prepared call and wait for it; False: nothing has happened. Blocks."""
+        try:
+            work = prepared.start(self._waiter, x, y, timeout, here=True)
+        except BaseException as error:
+            self._interrupted(ops, error)
+            raise
+        if work is not None:
+            self._waiter.wait_work(work)
+        return work is not None
+
+    def _interrupted(self, ops: Sequence[Op], error: BaseException) -> None:
+        """Fail the group after Ctrl-C or a signal's SystemExit: the call may be under way."""
+        if not isinstance(error, Exception):
+            self._waiter.interrupted(ops)
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages if all are prepared, sends first because peers may wait for them."""
         found = self.cache.find_messages(ops)
         if found is None:
             return None
-        self._group.context.need_worker()
         works: dict[int, Work] = {}
         for kind, how_soon in ((Send, AT_ONCE), (Recv, SOON)):
             for number, (prepared, x, y) in enumerate(found):
@@ -148,8 +158,8 @@ class OpLauncher:
             return None
         try:
             work = self._submit(ops, timeout)
-        except KeyboardInterrupt:  # some of them may be under way
-            self._waiter.interrupted(ops)
+        except BaseException as error:
+            self._interrupted(ops, error)
             raise
         self._waiter.wait_work(work)
         return None
@@ -169,9 +179,8 @@ class OpLauncher:
         addresses = np.array(memory.addresses or [0], np.int64)
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
-            work = program.start(self._waiter, ops, None, timeout)
-            assert work is not None, "a program that is submitted always fits"
-            self._waiter.wait_work(work)
+            started = self._start_and_wait(program, ops, None, ops, timeout)
+            assert started, "a program always fits"
 
     def _remember(self, ops: Sequence[Op], linked: Linked) -> None:
         if len(ops) > 1:
@@ -180,7 +189,8 @@ class OpLauncher:
         op = ops[0]
         if type(op) in PARTS:
             extra, x, y = PARTS[type(op)][0](op)
-            if type(x) is np.ndarray and type(y) is np.ndarray:
+            plain = type(x) is np.ndarray and type(y) is np.ndarray
+            if plain and x.flags.carray and y.flags.carray:
                 call = PreparedCollective(self._channel, linked, type(op), extra, x, y)
                 self.cache.remember(op, call)
 

@@ -6,6 +6,7 @@ that block its own, and looks whether the group has failed and whether its deadl
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
 LOOK = SLICE / 2
 A_MOMENT = 0.001
-"""Seconds between two looks of a thread that waits, after the first slice."""
+"""Seconds between two looks for a cause that another thread is about to publish."""
 
 
 class Waiter:
@@ -43,7 +44,7 @@ class Waiter:
         self._detector = detector
         self._watched: set[Work] = set()
         detector.join(group)
-        group.context.work_lists.add(self)
+        group.context.add_work_list(self)
 
     def wait_part(
         self,
@@ -142,6 +143,10 @@ class Waiter:
         """Raise the group's failure, if it has failed."""
         self._health.check()
 
+    def need_worker(self) -> None:
+        """Start the worker unless it runs."""
+        self._context.need_worker()
+
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
         self._health.engine_failed(channel, answer)
@@ -174,6 +179,13 @@ class Waiter:
                 self._watched.discard(work)
                 work._finish()
         return any(isinstance(work, AnySourceReceive) for work in list(self._watched))
+
+    def __del__(self) -> None:
+        # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
+        watched = getattr(self, "_watched", None)
+        if watched and os.getpid() == self._context.pid and self.group.end():
+            self.notify()
+            self.group.leave()
 
     def disown(self) -> None:
         """Become usable for reading states only, in a forked child."""

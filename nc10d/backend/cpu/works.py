@@ -44,6 +44,10 @@ class PartWaiter(Protocol):
         """Raise the group's failure, if it has failed."""
         ...
 
+    def need_worker(self) -> None:
+        """Start the worker unless it runs: no thread may wait for this Work."""
+        ...
+
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
         ...

@@ -19,7 +19,7 @@ from nc10d.backend.cpu.program.program import At, Step
 
 
 def one_shot_limit(shape: GroupShape) -> int:
-    """Return the largest array in bytes that an all_reduce reduces in a single step."""
+    """Return the largest array in bytes that an all_reduce reduces in a single round."""
     choice = hosts_reduce.one_shot_limit if shape.hosts else reductions.one_shot_limit
     return choice(shape)
 

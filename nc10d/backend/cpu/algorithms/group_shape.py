@@ -69,10 +69,11 @@ class GroupShape:
     """A group's shape.
 
     A rank's staging buffer has two halves of `staging` bytes, which alternate from round to round.
-    An all_reduce of up to `one_shot` bytes takes a single step. Peers access registered arrays
+    An all_reduce of up to `one_shot` bytes takes a single round. Peers access registered arrays
     in place from `direct` bytes on, and plain arrays through the kernel from the `thresholds` on.
-    An all_reduce of larger arrays proceeds by windows of `window` bytes. Ranks expose whole pages
-    of `page` bytes for writing. `hosts` is None if all ranks are on the same host.
+    In place, an all_reduce proceeds by windows of at least `window` bytes; over staging buffers,
+    their size determines the windows. Ranks expose whole pages of `page` bytes for writing.
+    `hosts` is None if all ranks are on the same host.
     """
 
     size: int

@@ -40,8 +40,8 @@ def send(
 ) -> list[Step]:
     """Return the sender's steps for user array 0, in rounds of `staging` bytes.
 
-    The receiver may read a registered array in place from `direct` bytes on, and a plain array
-    through the kernel from `read_from` bytes on.
+    The receiver reads a registered array that begins a page in place from `direct` bytes on, and
+    other arrays through the kernel from `read_from` bytes on.
     """
     opening = [wait(RECEIVER, -TICKS), header()]
     if nbytes >= direct:

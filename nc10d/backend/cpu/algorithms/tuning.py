@@ -1,4 +1,6 @@
-"""The sizes at which an algorithm changes how bytes travel, all in one table.
+"""The sizes at which collectives of a host change how bytes travel.
+
+Messages have theirs in transport/links.py, groups across hosts in hosts_reduce.py.
 
 Arrays that nc10d allocated (registered arrays) lie in shared memory: from DIRECT bytes on, peers
 of the host access them in place on every CPU. Plain arrays are reached through the kernel
@@ -38,8 +40,8 @@ class Thresholds:
     """From how many bytes on the kernel moves plain arrays between two ranks of a host.
 
     The kernel is slow at cache lines that another core has just written, so the staging buffers
-    win for arrays that fit in a cache. From `read_from` bytes on, ranks read their peers' arrays.
-    From `write_from` bytes on, two ranks write into each other's arrays as well.
+    win for arrays that fit in a cache. From `read_from` bytes on, reading alone beats staging. Two
+    ranks that also write into each other's arrays beat it earlier, from `write_from` bytes on.
     """
 
     read_from: int = 4 << 20

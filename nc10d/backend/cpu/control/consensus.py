@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 DECIDED = 1 << 30
 """The step of a message that carries the decision.
 
-Otherwise a step of R >= 0 shows a value in round R, and ~R asks the rank of round R to show its.
+Otherwise a step of R >= 0 shows a value in round R, and ~R carries the value of a rank that
+waits in round R: the receiver joins the consensus, and that round.
 """
 
 Send = Callable[[Iterable[int], int, str], None]

@@ -17,7 +17,7 @@ An open topic dismisses the members that it waits for:
 |---|---|
 | has left, or its connection has ended | no delay |
 | is known to have died or left otherwise; or the value itself expects it to be silent | SOON |
-| any other | PATIENCE |
+| any other | PATIENCE; after the first such dismissal SOON, if it has sent nothing on the topic |
 
 Invariant: a member that has left, or whose connection has ended, is dismissed only after all of its
 messages have been processed. It may have decided before it left.

@@ -32,7 +32,7 @@ class Router:
         self._near = near
         self._listeners = listeners
         self._early: list[tuple[int, Message]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake)
 
@@ -99,7 +99,7 @@ class Router:
     def close(self, *, shared: bool = False) -> None:
         """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
         if shared:
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
         self.control.close(shared=shared)
         with self._lock:
             wake, self._wake = self._wake, -1

@@ -49,7 +49,9 @@ class DeadlockDetector:
     def __init__(self, context: Context) -> None:
         # A weak reference: memory is unmapped as soon as the last user drops the context.
         self._context: Context = weakref.proxy(context)
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        # Replaced as a whole, so that a thread may go through it while another one adds a group.
+        self._groups: tuple[weakref.ref[Group], ...] = ()
+        self._joining = threading.Lock()
         self._slots = {peer.number: NoticeSlot(peer.mapping) for peer in context.peers}
         self._slot = self._slots[context.number]
         self._published: WaitNotice | None = None
@@ -60,7 +62,9 @@ class DeadlockDetector:
 
     def join(self, group: Group) -> None:
         """Include the progress of a group in notices, as long as the group lives."""
-        self._groups.add(group)
+        with self._joining:
+            live = [reference for reference in self._groups if reference() is not None]
+            self._groups = (*live, weakref.ref(group))
 
     def find_deadlock(
         self, group: Group, channel: Channel, submission: Submission | None
@@ -119,6 +123,10 @@ class DeadlockDetector:
             self._exchange.forward(waiting, me, self._slots.keys(), control)
         return None
 
+    def _live_groups(self) -> list[Group]:
+        found = [reference() for reference in self._groups]
+        return [group for group in found if group is not None]
+
     def _alone(self) -> bool:
         """Return whether no other thread of this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, get_ident()):
@@ -132,7 +140,7 @@ class DeadlockDetector:
         needs = tuple(_needs(group, channel))
         if not needs:
             return None
-        states = tuple(state for group in list(self._groups) for state in _states(group))
+        states = tuple(state for group in self._live_groups() for state in _states(group))
         return WaitNotice(_words(self._context.number, group, channel), needs, states)
 
 
@@ -194,12 +202,12 @@ def _seen(channel: Channel) -> int | None:
 
 
 def _states(group: Group) -> Iterator[ProgressState]:
-    """Yield this rank's progress in a group and on its links; nothing for a failed group.
+    """Yield this rank's progress in a group and on its links; nothing for a failed or closed group.
 
     `busy` is read before the count: a channel that is not busy stays so while this thread waits,
-    so its count is final. A failed group counts as left.
+    so its count is final. Such a group counts as left.
     """
-    if cause.has_failed(group.memory):
+    if group.health.closed or cause.has_failed(group.memory):
         return
     busy = group.channel.busy()
     yield ProgressState(_key(group.name), group.channel.get(at.C_OPS), busy)

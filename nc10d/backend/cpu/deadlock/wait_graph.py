@@ -29,7 +29,7 @@ _NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
 MOST_DESCRIBED = 8
 """Most ranks of a cycle that an error describes: an error that all ranks share is cut at 1,920
-bytes, and a control message at 64 KiB."""
+bytes, and a control message beyond 64 KiB ends its connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _LOOK = 0.5
 
 
 def publish(memory: GroupMemory, error: DistError) -> None:
-    """Make `error` the group's cause on this host unless there is a cause; wake all ranks."""
+    """Make `error` the cause on this host unless there is a cause; the caller rings all ranks."""
     first = memory.address(0) + at.AREA_ABORT
     with memory.reporting:
         # Peers may be reading the cause that this rank has written: it is written only once.

@@ -114,7 +114,7 @@ class ErrorText:
         """Return, as text, the other groups in which ranks of this host wait for this rank."""
         waits = []
         # A copy: other threads make and close groups meanwhile.
-        for name, memory in list(self._context.memories.items()):
+        for name, memory in self._context.memories():
             if memory is self._memory:
                 continue
             mine, _ = memory.last_record(memory.rank)

@@ -1,8 +1,8 @@
-"""Several collectives as one program: in order, small all_reduces with a common handshake.
+"""Several collectives as one program: in order, small all_reduces with a shared barrier.
 
-A common handshake needs arrays that do not overlap, and no wait between the all_reduces. Each rank
-knows that of its own arrays only. A batch that could share handshakes therefore begins with a
-vote: if any rank objects, all ranks run the operations in order.
+A shared barrier needs arrays that do not overlap, and no wait between the all_reduces. Each rank
+knows that of its own arrays only. A batch that could share barriers therefore begins with a barrier
+at which any rank can set the flag: then all ranks run the operations in order.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ their addresses into words that are laid out once, and runs.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,13 +52,14 @@ _WORD = 8
 
 
 class Prepared:
-    """The base of prepared calls; see nc10d.group.dispatch.PreparedCall."""
+    """The base of prepared calls; see nc10d.backend.base.PreparedCall."""
 
-    __slots__ = ("bulky", "channel", "in_flight", "run", "words")
+    __slots__ = ("__weakref__", "bulky", "channel", "in_flight", "run", "words")
 
     def __init__(self, channel: Channel, words: Any) -> None:
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
-        self.run: Callable[[Any, Any, Any], int] = self._first
+        # Not a bound method: that would be a cycle, which keeps arrays until a collection.
+        self.run: Callable[[Any, Any, Any], int] = partial(_first_run, weakref.ref(self))
         self.bulky = False
 
     def entry(self) -> EntryPoint:
@@ -85,14 +88,17 @@ class Prepared:
         """
         raise NotImplementedError
 
-    def _first(self, words: Any, x: Any, y: Any) -> int:
-        """Run for the first time; later calls go to the compiled function directly."""
-        self.run = run = self.entry()
-        # This frame is nc10d's own, and the engine learns that here: the frames of later calls
-        # differ, and an unknown frame costs a second attempt each time.
-        while (answer := run(words, x, y)) == at.NEW_SITE:
-            call_sites.learn()
-        return int(answer)
+
+def _first_run(reference: weakref.ref[Prepared], words: Any, x: Any, y: Any) -> int:
+    """Run a call for the first time; later calls go to the compiled function directly."""
+    prepared = reference()
+    assert prepared is not None, "the caller holds it"
+    prepared.run = run = prepared.entry()
+    # This frame is nc10d's own, and the engine learns that here: the frames of later calls
+    # differ, and an unknown frame costs a second attempt each time.
+    while (answer := run(words, x, y)) == at.NEW_SITE:
+        call_sites.learn()
+    return int(answer)
 
 
 class PreparedCollective(Prepared):
@@ -143,6 +149,8 @@ class PreparedCollective(Prepared):
         how_soon: int = AT_ONCE,
     ) -> Work | None:
         """Submit the collective; this thread advances a short collective first."""
+        if not here:
+            waiter.need_worker()
         _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
         deadline, ops = Deadline.after(timeout), self.ops(x, y)
         answer, submission = self.channel.submit_prepared(
@@ -233,6 +241,8 @@ class PreparedMessage(Prepared):
     def _submit(
         self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool
     ) -> Work | None:
+        if not here:
+            waiter.need_worker()
         _ = prepared_messages.submit_message  # compiled before the deadline starts to run
         channel, deadline, spins = self.channel, Deadline.after(timeout), -1
         if self.small or (here and not self.bulky):
@@ -263,13 +273,7 @@ class PreparedProgram(Prepared):
         self.linked = linked
         self._addresses, self._keep = addresses, keep
         self.table: int = prepared_calls.address(addresses)
-        self.run = self._run
-
-    def _run(self, _words: Any, _x: Any, _y: Any) -> int:
-        run, channel, program = entry_points.run, self.channel.address, self.linked.address
-        while (answer := run(channel, program, self.table)) == at.NEW_SITE:
-            call_sites.learn()  # of this frame, too, which is gone when `run` has returned
-        return int(answer)
+        self.run = partial(_run_program, channel.address, linked.address, self.table)
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the operations."""
@@ -286,11 +290,20 @@ class PreparedProgram(Prepared):
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
         waiter.check()
+        if not here:
+            waiter.need_worker()
         deadline = Deadline.after(timeout)
         keep = (tuple(x), self._keep)
         submission = Submission(self.linked, self._addresses, keep, deadline_ns(deadline))
         self.channel.submit(submission)
         return CpuWork(waiter, x, [(self.channel, submission)], deadline)
+
+
+def _run_program(channel: int, program: int, table: int, _words: Any, _x: Any, _y: Any) -> int:
+    run = entry_points.run
+    while (answer := run(channel, program, table)) == at.NEW_SITE:
+        call_sites.learn()  # of this frame, too, which is gone when the caller learns
+    return int(answer)
 
 
 def _exchanged(op: AllToAll) -> tuple[Any, Any, Any]:

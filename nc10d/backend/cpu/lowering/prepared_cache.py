@@ -28,7 +28,7 @@ from nc10d.backend.cpu.program.linker import Linked
 from nc10d.ops import AllReduce, AllToAll, Op, Recv, RepeatedOps, Send
 
 MOST_CALLS, MOST_BATCHES = 4096, 256
-"""A cache that has grown to its limit is emptied."""
+"""Calls of a kind, and batches: a cache that has grown to its limit is emptied."""
 _NDARRAY = id(np.ndarray)
 
 Found = tuple[Prepared, Any, Any]
@@ -57,7 +57,7 @@ class PreparedCache:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._calls: dict[tuple[Any, ...], Prepared] = {}
+        self._calls: dict[type[Any], dict[tuple[Any, ...], Prepared]] = {kind: {} for kind in PARTS}
         self._batches: dict[tuple[int, ...], _Batch] = {}
         self._programs: dict[tuple[Any, ...], Linked] = {}
         self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in PARTS}
@@ -89,7 +89,7 @@ class PreparedCache:
 
     def knows(self, op: Send | Recv) -> bool:
         """Return whether a message on an ndarray is prepared, for this very dtype object."""
-        found = self._calls.get((type(op), op.peer, op.x.dtype, op.x.size))
+        found = self._calls[type(op)].get((op.peer, op.x.dtype, op.x.size))
         return isinstance(found, PreparedMessage) and found.dtype is op.x.dtype
 
     def remember(self, op: Op, prepared: Prepared) -> None:
@@ -97,11 +97,11 @@ class PreparedCache:
         parts = _parts(op)
         if parts is None or not _plain(*parts[1:]):
             return
-        if len(self._calls) >= MOST_CALLS:
-            self._calls.clear()
-            for by_extra in self.latest.values():
-                by_extra.clear()
-        self._calls[_key(op, *parts)] = prepared
+        calls = self._calls[type(op)]
+        if len(calls) >= MOST_CALLS:
+            calls.clear()
+            self.latest[type(op)].clear()
+        calls[_key(op, *parts)] = prepared
         if not prepared.bulky:
             self.latest[type(op)][parts[0]] = prepared
 
@@ -109,7 +109,7 @@ class PreparedCache:
         parts = _parts(op)
         if parts is None:
             return None
-        found = self._calls.get(_key(op, *parts))
+        found = self._calls[type(op)].get(_key(op, *parts))
         if found is None:
             return None
         extra, x, y = parts
@@ -153,8 +153,10 @@ class PreparedCache:
             return None
         if len(self._batches) >= MOST_BATCHES:
             self._batches.clear()
-        # The operations keep the arrays alive while they are in flight.
-        program = PreparedProgram(self._channel, linked, table[0], None)
+        # The operations keep the arrays alive while they are in flight. The table has the dtypes by
+        # address, so the program keeps them.
+        dtypes = [x.dtype for x in arrays]
+        program = PreparedProgram(self._channel, linked, table[0], dtypes)
         batch = self._batches[key] = _Batch(reductions, program)
         return batch
 
@@ -181,10 +183,10 @@ def _plain(x: Any, y: Any) -> bool:
 
 def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     if type(op) is AllToAll:  # its arrays are cut along dimension 0
-        return AllToAll, x.dtype, x.shape, y.shape
+        return x.dtype, x.shape, y.shape
     if type(y) is int:
-        return type(op), extra, x.dtype, x.size
-    return type(op), extra, x.dtype, x.size, y.size
+        return extra, x.dtype, x.size
+    return extra, x.dtype, x.size, y.size
 
 
 def _reduced(ops: Sequence[Op]) -> list[Any] | None:

@@ -5,7 +5,8 @@ reserved in the memory file system when they are allocated: if that is full, `al
 no later access gets a SIGBUS.
 
 A piece that other processes may write can be made private: new pages replace the old, at the
-same address and with the same contents. Later writes of other processes go to the old pages.
+same address and with the same contents. Later writes of other processes reach only
+the file, which no longer backs this address.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _DYING_MS = 500
 
 
 def ended(peer: HostPeer) -> bool:
-    """Return whether a peer's process has ended; may block while it is being killed."""
+    """Return whether a peer's process has ended; blocks for half a second if it lives."""
     if peer.pidfd < 0:
         return False
     poller = select.poll()

@@ -71,9 +71,9 @@ def access_to(peer: HostPeer) -> int:
 def withdraw(area: int, processes: Iterable[int]) -> None:
     """Withdraw the private memory that this rank's area exposes; then no peer writes there. Blocks.
 
-    `processes` are the peers' pids. A peer registers its thread before it writes and looks again
-    whether the memory is still exposed. So this waits for a registered writer while its thread runs
-    or is in the kernel; a stopped thread is not amid a write.
+    `processes` are the peers' pids. A peer registers its thread before the system call, in
+    which the kernel reads the length of the exposed memory. So this waits for a registered writer
+    while its thread runs or is in the kernel; a stopped thread is not amid a write.
     """
     nbytes = area + at.AREA_LOAN_BYTES
     while (seen := entry_points.load_word(nbytes)) != 0:

@@ -10,15 +10,16 @@ that holds the channel's lock may go on where another thread stopped.
     record of a call (AREA_RECORDS)     from tick 1 of the call until RECORD_RING calls later
 
     answer of `_advance`    C_PC                                 goes on by
-    DONE                    behind the last step                 the next program
+    DONE                    stale: the next program sets it      the next program
     BLOCKED                 the step that waits, to be redone    a thread, when C_BLOCKED_AT has
                                                                  come to C_BLOCKED_FOR
     negative (a failure)    undefined                            nothing: the channel is broken
 
 Invariants. A rank writes to a slot only after a FREE step, and reads a peer's only after a wait for
 that peer's counter. A step that answers BLOCKED is repeated from its start: it has changed nothing,
-or keeps its own progress (FLOW, in its links). Every rank spends the same ticks for a round, so
-targets need no negotiation.
+or keeps its own progress (FLOW, in its links). Only FETCH, FOLD and FILL may block after a write,
+until the group's failure ends the wait. Every rank spends the same ticks for a round, so targets
+need no negotiation.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ BOARD_VERSION = 64
 BOARD_NOTICE, BOARD_NOTICE_BYTES = 4096, 12288
 FIRST_PAGES = BOARD_NOTICE + BOARD_NOTICE_BYTES
 
-# -- a link (a direction between two ranks), in the sender's arena ----------------------------
+# -- a link (a direction between two ranks), in the arena of its first user ---------------------
 # Line 0 is the sender's counter with the message header, line 1 the receiver's counter.
 LINK_SENT = 0
 LINK_TAG = 16  # twice (tag, nbytes, dtype), by parity
@@ -207,7 +207,7 @@ SITE_FULL, SITE_KEYS = 0, 16
 SITE_SLOTS = 4096
 SITE_OURS = 1
 
-TRACE_BYTES = 32  # time in ns, channel, event, program counter
+TRACE_BYTES = 32  # time in ns, channel, event, descriptor (0: the caller's program)
 TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 
 # -- streams: a channel's sockets to other hosts --------------------------------------------------

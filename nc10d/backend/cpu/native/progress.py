@@ -155,7 +155,7 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     # The status comes last. A waiting thread that sees FINISHED may free the descriptor at once, so
     # nothing here touches it after the exchange; WATCHED is read by the exchange itself.
     watched = exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
-    # The worker is not woken: submitters and signals of peers wake it for other work.
+    # The bell rings only for a thread that awaits this end. Submitters and peers wake the worker.
     if load_acquire(process + at.P_WAITING) != 0:
         nc10d_wake_own(process)
     if watched != 0:

@@ -1,1 +1,1 @@
-"""Point-to-point messages: matching, deferred receives, prepared messages."""
+"""Point-to-point messages: posting, the unexpected queue, receives from any source."""

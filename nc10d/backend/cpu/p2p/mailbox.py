@@ -136,7 +136,9 @@ class Mailbox:
         self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
     ) -> None:
         """Prepare a message that has passed all checks, for the next time."""
-        if type(op.x) is not np.ndarray or op.peer is None or self._cache.knows(op):
+        if type(op.x) is not np.ndarray or op.peer is None or not op.x.flags.carray:
+            return
+        if self._cache.knows(op):
             return
         remote = is_remote(channel)
         linked = self._links.program(inbox is None, buffer.nbytes, away=remote)

@@ -66,7 +66,10 @@ class StepKind(enum.IntEnum):
 
 
 class Space(enum.IntEnum):
-    """The memory of an operand: an array of the user, or memory that peers read."""
+    """The memory of an operand: a user's array, private scratch memory, or shared memory.
+
+    EARLIER is the slot of the round before.
+    """
 
     NONE = 0
     USER = 1

@@ -103,7 +103,8 @@ def expose(
 
     Goes before signal(1). If the array is not registered, peers have the kernel copy it, provided
     that the group has that `access`: READS or WRITES (0: never). An array that can't be read sets
-    this rank's flag (`branch_if_flagged`); without `flag` it is exposed for writes only.
+    this rank's flag (`branch_if_flagged`). Without `flag` it sets none: a message branches by
+    `branch_if_unreadable`, and other programs expose the array for writes only.
     Peers may also write the first `lent` bytes, until `recall`: if the array is registered and
     begins a page, or if the kernel copies it and all peers are other processes. `slot` is the
     offset in this rank's staging buffer where the two words are shown.

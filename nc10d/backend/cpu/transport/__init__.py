@@ -1,1 +1,1 @@
-"""Connections between hosts: addresses, connect, accept, streams, links."""
+"""Links between ranks, and sockets between hosts: addresses, connecting, accepting, polling."""
