@@ -25,7 +25,6 @@ MOVED = {
     "nc10d.debug.faults": "benchmarks faults",
     "nc10d.debug.kills": "benchmarks kills",
     "nc10d.testing.simulation": "simulation",
-    "nc10d.testing.simulator": "simulation.race_simulator.simulator",
 }
 """Commands of a checkout, by the module that they had in the package."""
 

@@ -61,6 +61,8 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "simulator":
+        raise AttributeError("it has moved: in a checkout, simulation.race_simulator.simulator")
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
     if name in _HOME:

@@ -140,7 +140,7 @@ def waits(
     try:
         script(groups)
     except DistError as error:
-        return {"late": time.monotonic() - start, **library.told(error)}
+        return {"late": time.monotonic() - start, **library.describe(error)}
     return {"late": 0.0, "message": "nothing"}
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
+from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.lowering.program_cache import ProgramCache, _kernel_address
@@ -382,17 +383,16 @@ def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
 def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
         """Return the access for the first array that rank 0 exposes."""
-        reading = dict.fromkeys(("asked", "reduced", "gathered", "spread", "exchanged"), 2048)
-        limits = reading | {"folding": 1536, "lending": 1536, "swapped": 1536, "shared": 512}
-        world = [replace(one, **limits) for one in direct(size)]
+        limits = Thresholds(read_from=2048, write_from=1536)
+        world = [replace(shape, thresholds=limits) for shape in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
         return next((int(step.arg) for step in steps if step.kind is StepKind.EXPOSE), 0)
 
     some = [at.READS, at.WRITES, at.WRITES, 0]
     assert [asks("all_reduce", 256, size) for size in (2, 3)] == [at.READS, 0]
     assert [asks("all_reduce", count, 2) for count in (256, 255, 192, 191)] == some
-    assert [asks("reduce_scatter", count, 2) for count in (96, 95)] == [at.READS, 0]
-    assert [asks("reduce_scatter", count, 3) for count in (64, 63)] == [at.READS, 0]
+    assert [asks("reduce_scatter", count, 2) for count in (128, 127)] == [at.READS, 0]
+    assert [asks("reduce_scatter", count, 3) for count in (86, 85)] == [at.READS, 0]
     assert [asks("broadcast", count, 2) for count in (256, 255, 64, 63)] == some
     assert [asks("broadcast", count, 3) for count in (256, 255)] == [at.READS, 0]
     for name in ("all_gather", "all_to_all"):

@@ -20,7 +20,7 @@ from jobs import Job
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
-from nc10d.backend.cpu.engine.channel import A_FEW
+from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -365,7 +365,7 @@ def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
 
 def beside_one_that_waits(group: Any) -> int:
     """Drop many receives, and one whose message comes last; return the Works alive before it."""
-    peer, more = 1 - group.rank, CALLS // A_FEW + 1
+    peer, more = 1 - group.rank, CALLS // SCANNED_PER_CALL + 1
     if group.rank == 0:
         for _ in range(CALLS + more):
             group.send(np.ones(4), peer)
