@@ -12,7 +12,14 @@ from nc10d.reducer.hooks.builtin import (
     fp16_compress_wrapper,
     noop_hook,
 )
-from nc10d.reducer.hooks.grad_bucket import Allocate, CommHook, GradBucket, Step, reduced_array
+from nc10d.reducer.hooks.grad_bucket import (
+    Allocate,
+    CommHook,
+    GradBucket,
+    Step,
+    reduced_array,
+    require_work,
+)
 
 __all__ = [
     "Allocate",
@@ -26,4 +33,5 @@ __all__ = [
     "fp16_compress_wrapper",
     "noop_hook",
     "reduced_array",
+    "require_work",
 ]
