@@ -99,6 +99,10 @@ class Collectives(Runner):
     ) -> Work | None:
         """Replace `tensor` on every rank by the reduction of all ranks' tensors, of equal shape."""
         if async_op or timeout is not None:
+            if async_op and timeout is None and not self._batches:
+                work = self.try_prepared(AllReduce, op, tensor, tensor, True)
+                if isinstance(work, Work):
+                    return work
             return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
         if self._batches:
             batch = self._batches.get(get_ident())
