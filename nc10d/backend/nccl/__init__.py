@@ -19,7 +19,6 @@ NCCL makes this backend different from others:
   need thousands of them are refused. c10d sends permuted arrays without gaps as they lie in
   memory, which is wrong if ranks' strides differ, and refuses all others.
 - All arrays of a group must be on the same device.
-- A receive must name its sender (ValueError), as in c10d's NCCL. A message of a coalescing block
-  matches only a message of a block.
+- A receive must name its sender (ValueError), as in c10d's NCCL.
 - Ranks that make different calls run into their timeout; nothing detects the mismatch earlier.
 """
