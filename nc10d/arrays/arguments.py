@@ -188,8 +188,8 @@ def check_disjoint(arguments: Sequence[Argument]) -> None:
                 raise ValueError(f"{x.call}: {x.name} and {y.name} must not share memory")
 
 
-def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:
-    """Return the number of rows of `x` that go to, or come from, each rank."""
+def split_counts(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:
+    """Return the number of elements of `x` that go to, or come from, each rank."""
     shape = x.buffer.shape
     if not shape:
         raise ValueError(f"{x.call}: {x.name} must have a dimension to split, got a 0-d array")
@@ -197,17 +197,12 @@ def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) 
         if shape[0] % size:
             message = f"{x.call}: without {name}, {x.name} must have rows for {size} equal parts"
             raise ValueError(f"{message}, got {shape[0]}")
-        return [shape[0] // size] * size
-    counts = [integer(x.call, name, count) for count in splits]
-    if len(counts) != size or min(counts) < 0 or sum(counts) != shape[0]:
+        return [x.buffer.count // size] * size
+    rows = [integer(x.call, name, count) for count in splits]
+    if len(rows) != size or min(rows) < 0 or sum(rows) != shape[0]:
         message = f"{x.call}: {name} must be {size} numbers, 0 or more, whose sum is the rows"
-        raise ValueError(f"{message} of {x.name}, {shape[0]}, got {counts}")
-    return counts
-
-
-def row_length(x: Argument) -> int:
-    """Return the number of elements in a row of `x`."""
-    return prod(x.buffer.shape[1:])
+        raise ValueError(f"{message} of {x.name}, {shape[0]}, got {rows}")
+    return [n * prod(shape[1:]) for n in rows]
 
 
 def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:

@@ -34,6 +34,7 @@ from nc10d.kernels.simd import (
     WIDEN,
     Builder,
     Value,
+    emits,
     shuffle,
     spread,
     vector,
@@ -148,23 +149,17 @@ def _pointer(b: Builder, target: Target, address: Value, kind: ir.Type) -> Value
 def _word(target: Target) -> Any:
     """Return the function that reads an int64."""
 
-    @target.intrinsic
-    def word(_typing: Any, address: Any) -> Any:
-        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            return b.load(_pointer(b, target, arguments[0], I64), align=8)
-
-        return types.int64(types.int64), emit
+    @emits(types.int64(types.int64), target.intrinsic)
+    def word(b: Builder, address: Value) -> Value:
+        return b.load(_pointer(b, target, address, I64), align=8)
 
     return word
 
 
 def _coordinate(target: Target, index: int) -> Any:
-    @target.intrinsic
-    def coordinate(_typing: Any, place: Any) -> Any:
-        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            return target.coordinate(b, arguments[0], index)
-
-        return types.int64(types.int64), emit
+    @emits(types.int64(types.int64), target.intrinsic)
+    def coordinate(b: Builder, place: Value) -> Value:
+        return target.coordinate(b, place, index)
 
     return coordinate
 
@@ -172,35 +167,23 @@ def _coordinate(target: Target, index: int) -> Any:
 def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
     """Return the function that copies `times` words, `stride` bytes apart: loaded, then stored."""
 
-    @target.intrinsic
-    def move(_typing: Any, to: Any, at: Any, stride: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, stride = arguments
-            steps = [b.mul(stride, I64(i)) for i in range(times)]
-            found = [
-                b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps
-            ]
-            for value, step in zip(found, steps, strict=True):
-                b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), emit
+    @emits(types.void(types.int64, types.int64, types.int64), target.intrinsic)
+    def move(b: Builder, to: Value, at: Value, stride: Value) -> None:
+        steps = [b.mul(stride, I64(i)) for i in range(times)]
+        found = [b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps]
+        for value, step in zip(found, steps, strict=True):
+            b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
 
     return move
 
 
 def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
-    @target.intrinsic
-    def step(_typing: Any, to: Any, at: Any, factor: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, factor = arguments
-            x = _read(b, target, at, STORED[src], lanes)
-            wide = WIDEN[src](b, x) if src in WIDEN else x
-            product = b.fmul(wide, spread(b, b.fptrunc(factor, FLOAT), lanes))
-            _write(b, target, to, NARROW[dst](b, product) if dst in NARROW else product)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float64), emit
+    @emits(types.void(types.int64, types.int64, types.float64), target.intrinsic)
+    def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
+        x = _read(b, target, at, STORED[src], lanes)
+        wide = WIDEN[src](b, x) if src in WIDEN else x
+        product = b.fmul(wide, spread(b, b.fptrunc(factor, FLOAT), lanes))
+        _write(b, target, to, NARROW[dst](b, product) if dst in NARROW else product)
 
     return step
 

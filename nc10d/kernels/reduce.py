@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nc10d.arrays.dtypes import DType, ElementKind, allows, check_reduce
+from nc10d.kernels.cache import made_once
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
 from nc10d.kernels.simd import (
@@ -33,13 +33,11 @@ from nc10d.kernels.simd import (
 )
 from nc10d.ops import AVG, RedOp, ReduceOp
 
-Key = tuple[str, DType]
 BOTH = (RedOp.SUM, RedOp.AVG)
 """The operations for which there are kernels that write to both operands."""
 
-_kernels: dict[Key, Any] = {}
+_kernels: dict[str, Any] = {}
 _addresses: dict[tuple[RedOp, DType], int] = {}
-_building = threading.Lock()
 
 
 def kernel_address(kind: RedOp, dtype: DType) -> int:
@@ -54,9 +52,9 @@ def kernel_address(kind: RedOp, dtype: DType) -> int:
 def _resolve(kind: RedOp, dtype: DType) -> int:
     check_reduce(dtype, example(kind))
     same, stored = canonical(kind, dtype)
-    key = (same.name.lower(), stored)
-    kernel = _kernel(key, lambda name: binary_kernel(name, stored, combine(same, stored)))
-    return _addresses.setdefault((kind, dtype), kernel.address)
+    name = f"{same.name.lower()}_{stored.label}"
+    address = _made(name, lambda: binary_kernel(name, stored, combine(same, stored)))
+    return _addresses.setdefault((kind, dtype), address)
 
 
 def both_address(kind: RedOp, dtype: DType) -> int:
@@ -69,9 +67,8 @@ def both_address(kind: RedOp, dtype: DType) -> int:
     same, stored = canonical(kind, dtype)
     total = combine(same, stored)
     rule = _halved(stored, total) if kind is RedOp.AVG else total
-    key = (f"both_{kind.name.lower()}", stored)
-    address: int = _kernel(key, lambda name: both_kernel(name, stored, rule)).address
-    return address
+    name = f"both_{kind.name.lower()}_{stored.label}"
+    return _made(name, lambda: both_kernel(name, stored, rule))
 
 
 def _halved(dtype: DType, rule: Combine) -> Combine:
@@ -98,17 +95,14 @@ def scale_address(dtype: DType) -> int:
 
 
 def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> int:
-    kernel = _kernel((what, dtype), lambda name: unary_kernel(name, dtype, prepare, rule, wide))
-    address: int = kernel.address
+    name = f"{what}_{dtype.label}"
+    return _made(name, lambda: unary_kernel(name, dtype, prepare, rule, wide))
+
+
+def _made(name: str, make: Callable[[], Any]) -> int:
+    """Return the address of the kernel of this name, made by `make` if it is new."""
+    address: int = made_once(_kernels, name, make).address
     return address
-
-
-def _kernel(key: Key, make: Callable[[str], Any]) -> Any:
-    """Return the kernel of this name, made by `make` if it is new."""
-    with _building:
-        if key not in _kernels:
-            _kernels[key] = make(f"{key[0]}_{key[1].label}")
-        return _kernels[key]
 
 
 def assembly(address: int) -> str:
