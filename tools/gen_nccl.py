@@ -7,6 +7,7 @@ are extended by hand. The generator refuses a function or a field that is not in
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sys
@@ -140,9 +141,7 @@ def _structs(text: str) -> Iterator[str]:
     for body, name in bodies:
         if name == "ncclUniqueId":
             continue  # bytes; its size is a constant
-        releases = itertools.groupby(
-            _members(body[1:-1]), lambda member, struct=name: _release(struct, member[1])
-        )
+        releases = itertools.groupby(_members(body[1:-1]), functools.partial(_release, name))
         rows = (
             f"        *_since({since}, {', '.join(map(_field, members))}),\n"
             for since, members in releases
@@ -159,10 +158,10 @@ def _members(body: str) -> Iterator[tuple[str, str]]:
         yield kind, name
 
 
-def _release(struct: str, field: str) -> Version:
+def _release(struct: str, member: tuple[str, str]) -> Version:
     if struct != "ncclConfig_t":
         return OLDEST
-    return next((v for v, names in FIELDS.items() if field in names.split()), OLDEST)
+    return next((v for v, names in FIELDS.items() if member[1] in names.split()), OLDEST)
 
 
 def _field(member: tuple[str, str]) -> str:

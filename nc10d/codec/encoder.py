@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.codec.decoder import Array
 from nc10d.codec.messages import EncodedMessage, MessageKind
-from nc10d.codec.payload import Array
 from nc10d.codec.tags import (
     ARRAY,
     COMPLEX,

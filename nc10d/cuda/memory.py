@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import Buffer, as_buffer, register
+from nc10d.arrays.buffer import Buffer, as_buffer, packed_strides, register
 from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
 from nc10d.cuda.streams import (
@@ -44,7 +44,7 @@ class DeviceArray:
         self.dtype = dtype
         self.device = device
         self.owner = owner
-        strides = _packed(shape, dtype.itemsize)
+        strides = packed_strides(shape, dtype.itemsize)
         self.buffer = Buffer(address, prod(shape), dtype, "cuda", owner, True, True, shape, strides)
 
     @property
@@ -118,10 +118,6 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.shape} {self.dtype.label} on cuda:{self.device}>"
-
-
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:

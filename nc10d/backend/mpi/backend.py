@@ -11,7 +11,7 @@ from typing import Any
 
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.mpi.devices import check_devices
+from nc10d.backend.mpi.buffers import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
-from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
-from nc10d.backend.mpi.leaving import LeaveProtocol
+from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, MpiControl
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps

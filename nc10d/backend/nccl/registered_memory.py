@@ -109,9 +109,8 @@ def _registered(
 def _dropped() -> queue.SimpleQueue[_Piece]:
     """Return the queue of unreferenced pieces; starts the thread that frees them."""
     pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
-    thread = threading.Thread(target=_give_all_back, args=(pieces,), name="nc10d-nccl-free")
-    thread.daemon = True
-    thread.start()
+    name = "nc10d-nccl-free"
+    threading.Thread(target=_give_all_back, args=(pieces,), name=name, daemon=True).start()
     return pieces
 
 
